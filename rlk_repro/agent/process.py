@@ -131,9 +131,8 @@ class _Group:
         code = self._guarded.code
         killer = signal.Signals(-code) if code is not None and code < 0 else None
         if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self._stop.wait(_WHOLE_STEP_S):
-            self._cause = (
-                Cause.INTERRUPT
-            )  # schedulers signal all processes of a step, so the trainer gets the signal before this agent
+            # schedulers signal all processes of a step, so the trainer gets the signal before this agent
+            self._cause = Cause.INTERRUPT
         return Ended(
             code=code if killer is None else None,
             signal=killer,

@@ -41,6 +41,14 @@ class Outcome:
     ended: Ended
     started_unix_s: float
 
+    def with_trouble(self, trouble: str, *, is_interrupted: bool) -> Outcome:
+        """Return the outcome of a trial beside which its nodes had trouble; a trial that ended well stays as it is."""
+        if self.status is TrialStatus.OK or not trouble:
+            return self
+        status = TrialStatus.INTERRUPTED if is_interrupted else self.status
+        reason = self.reason if self.ended.trouble else f"{trouble}; {self.reason}"
+        return replace(self, status=status, reason=reason)
+
     def to_json(self, allocation: str) -> dict[str, Any]:
         """Return the content of ``exit.json``."""
         return {

@@ -98,9 +98,8 @@ def check_routes(path: Path) -> None:
     is enough to see it.
     """
     torch: Any = importlib.import_module("torch")
-    stored = torch.load(
-        path, map_location="cpu", weights_only=False
-    )  # vime loads it the same way; require_data has checked that it is data
+    # vime loads it the same way; require_data has checked that it is data
+    stored = torch.load(path, map_location="cpu", weights_only=False)
     for number, sample in enumerate(stored["samples"]):
         routes = sample.get("rollout_routed_experts")  # [tokens - 1, layers, topk]
         where = f"{path.name}: samples.{number}.rollout_routed_experts"

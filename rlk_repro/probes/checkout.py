@@ -193,9 +193,11 @@ def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, 
 def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
     """What ``git apply`` makes of the commit's files those of this checkout, among the files and folders ``names``."""
     found = read_checkout(folder)
-    repository = None if isinstance(found, Unknown) else _find_repository(found.top)
-    if isinstance(found, Unknown) or repository is None:
-        return found if isinstance(found, Unknown) else NOT_A_CHECKOUT
+    if isinstance(found, Unknown):
+        return found
+    repository = _find_repository(found.top)
+    if repository is None:
+        return NOT_A_CHECKOUT
     with _borrow_objects(found.top, repository[2], found.commit) as places:
         # neither filters nor text conversions of this user's own configuration
         places |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
@@ -205,8 +207,10 @@ def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
         others = found.names - set(map(os.fsdecode, listed.split(b"\0")))
         added = b"\0".join(os.fsencode(name) for name in others if name.startswith(tuple(f"{item}/" for item in names)))
         diff = ("diff", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", found.commit)
-        steps = ((("read-tree", found.commit), b""), (("add", "--intent-to-add", "--force", *_NAMES_ON_STDIN), added))
-        for words, stdin in steps[: 2 if added else 1]:
+        steps: list[tuple[tuple[str, ...], bytes]] = [(("read-tree", found.commit), b"")]
+        if added:
+            steps.append((("add", "--intent-to-add", "--force", *_NAMES_ON_STDIN), added))
+        for words, stdin in steps:
             answer = _git(found.top, places, *_LITERAL, *words, stdin=stdin)
             if isinstance(answer, Unknown):
                 return answer

@@ -28,7 +28,6 @@ from rlk_repro.agent.trial import Outcome
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
@@ -152,12 +151,7 @@ class _Cluster:
         """Take the cluster down and judge the outcome again: the last lines of the trainer's log seldom name a node."""
         self.find_trouble()
         self.take_down()
-        trouble = self._describe_trouble()
-        if outcome.status is TrialStatus.OK or not trouble:
-            return outcome
-        reason = outcome.reason if outcome.ended.trouble else f"{trouble}; {outcome.reason}"
-        status = TrialStatus.INTERRUPTED if self.lost else outcome.status
-        return dataclasses.replace(outcome, status=status, reason=reason)
+        return outcome.with_trouble(self._describe_trouble(), is_interrupted=bool(self.lost))
 
     def take_down(self) -> None:
         """Take Ray down, followers first: without a head they would wait.  A request to stop ends the waiting."""

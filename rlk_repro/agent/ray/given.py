@@ -7,7 +7,6 @@ the runtime environment of the trial's Ray job.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -87,10 +86,8 @@ class GivenRay:
 
     def _settle(self, outcome: Outcome) -> Outcome:
         """A trial that failed because a node was lost says nothing about its variant."""
-        if outcome.status is TrialStatus.OK or not (trouble := self._find_trouble()):
-            return outcome
-        reason = outcome.reason if outcome.ended.trouble else f"{trouble}; {outcome.reason}"
-        return dataclasses.replace(outcome, status=TrialStatus.INTERRUPTED, reason=reason)
+        trouble = "" if outcome.status is TrialStatus.OK else self._find_trouble()
+        return outcome.with_trouble(trouble, is_interrupted=True)
 
     def _wait_for_nodes(self) -> None:
         """Wait for all nodes: pods start one after the other, and Ray starts on each of them after that."""

@@ -107,12 +107,8 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
     for name, port in seat.ports().items():
         argv += [f"--{name}", str(port)]
     if seat.is_head:
-        return (
-            *argv,
-            "--head",
-            "--include-dashboard",
-            "false",
-        )  # trials would pay for the dashboard, and nothing here uses it
+        # trials would pay for the dashboard, and nothing here uses it
+        return (*argv, "--head", "--include-dashboard", "false")
     return (*argv, "--address", seat.head)
 
 

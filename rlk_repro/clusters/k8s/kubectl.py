@@ -114,9 +114,8 @@ def probe_versions(place: Target) -> dict[str, str]:
 def explain(done: proc.Completed) -> SchedulerRefused:
     """Turn kubectl's message into an error to raise."""
     words = quote_words(done)
-    if done.is_timeout or _UNREACHABLE.search(
-        done.stderr
-    ):  # the message of kubectl does not contain the server's reason
+    # the message of kubectl does not contain the server's reason
+    if done.is_timeout or _UNREACHABLE.search(done.stderr):
         return Unreachable(Problem("kubernetes", f'did not answer: "{words}"'))
     return SchedulerRefused(Problem("kubernetes", f'refused: "{words}"'))
 

@@ -186,9 +186,8 @@ def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
                 yield _explain(reason, str(found.get("message", "")))
             elif found.get("exitCode"):
                 ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with {found['exitCode']}"
-                last = str(found.get("message", "")).splitlines()[
-                    -2:
-                ]  # an error of this tool ends with the problem and the next step
+                # an error of this tool ends with the problem and the next step
+                last = str(found.get("message", "")).splitlines()[-2:]
                 yield ": ".join(part for part in (ended, " ".join(" ".join(last).split())) if part)
 
 

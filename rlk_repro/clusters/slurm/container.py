@@ -228,10 +228,8 @@ def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    yield from (
-        "--env=HOME=/tmp",
-        "--env=USER=rlk-repro",
-    )  # the image knows neither home nor name of the submitting user
+    # the image knows neither home nor name of the submitting user
+    yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")
     for bind in list_binds(plan, run_dir):
         yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"
     match plan.hardware.platform:

@@ -122,9 +122,8 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
         wanted = conversion.source
-        is_known = (
-            wanted["model"] is not None
-        )  # otherwise the model is fetched first, and this function is called again after that
+        # an unknown model is fetched first, and this function is called again after that
+        is_known = wanted["model"] is not None
         return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
 
     def estimate() -> int | None:
