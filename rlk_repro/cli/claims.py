@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.commands import CommandGroup
+from rlk_repro.cli.commands import new_group
 from rlk_repro.cli.output import AsJson, note, say, say_json
-
-if TYPE_CHECKING:
-    from rlk_repro.claims.results import ClaimsCheck
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of claims; default: all claims.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        cls=CommandGroup, help="Published claims about RL-Kernel, and the wording policy.", no_args_is_help=True
-    )
+    group = new_group(app, "claims", "Published claims about RL-Kernel, and the wording policy.")
     group.command("list")(list_claims)
     group.command("check")(check)
     group.command("lint")(lint)
-    app.add_typer(group, name="claims")
 
 
 def list_claims(as_json: AsJson = False) -> None:
@@ -50,9 +44,11 @@ def check(
 ) -> None:
     """Measure published claims again on this machine; print both numbers and one result per row."""
     from rlk_repro.base.console import live_line
+    from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
     from rlk_repro.base.files import write_json
     from rlk_repro.claims.check import check_claims
     from rlk_repro.claims.files import load_claims
+    from rlk_repro.claims.results import Word
     from rlk_repro.claims.text import check_lines
     from rlk_repro.sources import RL_KERNEL
     from rlk_repro.workloads.checkouts import use_checkouts
@@ -72,7 +68,10 @@ def check(
     else:
         for text in check_lines(found):
             say(text)
-    _exit(found)
+    if found.count()[Word.NOT_REPRODUCED]:
+        raise typer.Exit(CheckFailed.exit_code)
+    if not found.has_measured:
+        raise typer.Exit(EnvironmentMissing.exit_code)
 
 
 def _require_place(output: Path) -> None:
@@ -84,17 +83,6 @@ def _require_place(output: Path) -> None:
     folder = next(parent for parent in output.absolute().parents if parent.exists())
     if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise EnvironmentMissing(Problem(str(output), "cannot be written", expected="a file that you can write"))
-
-
-def _exit(found: ClaimsCheck) -> None:
-    """Set the exit code: 0 if every measured row was reproduced, 1 if one was not, 3 if none could be measured."""
-    from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
-    from rlk_repro.claims.results import Word
-
-    if found.count()[Word.NOT_REPRODUCED]:
-        raise typer.Exit(CheckFailed.exit_code)
-    if not found.has_measured:
-        raise typer.Exit(EnvironmentMissing.exit_code)
 
 
 def lint(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: Final[Mapping[str, str]] = {
@@ -49,7 +50,6 @@ EXAMPLES: Final[Mapping[str, str]] = {
 }
 """An example for each command, by its words."""
 
-
 _TYPED: Final = re.compile(
     rf"(?<![/.-])rlk-repro (?=(?:{'|'.join(sorted({words.split()[0] for words in EXAMPLES}))})\b)"
 )
@@ -78,6 +78,13 @@ class CommandGroup(TyperGroup):
         options = super().get_params(ctx)
         _hide_values_of_flags(options)
         return options
+
+
+def new_group(app: typer.Typer, name: str, purpose: str) -> typer.Typer:
+    """Add a group of commands, such as ``images``, and return it."""
+    group = typer.Typer(cls=CommandGroup, help=purpose, no_args_is_help=True)
+    app.add_typer(group, name=name)
+    return group
 
 
 def _hide_values_of_flags(options: Iterable[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Complete names after TAB (runs, hardware, stacks, profiles, ids), and define the options that take such names."""
+"""Complete names after TAB (runs, hardware, stacks, profiles, ids), and define options that several commands have."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ FOLDERS: Final[Mapping[str, Callable[[], list[Path]]]] = {
 }
 
 
-def complete_run(incomplete: str) -> list[str]:
-    return _complete("runs", incomplete)
+def _complete_from(kind: str) -> Callable[[str], list[str]]:
+    """Make the function that completes names of one kind."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in resources.list_names(FOLDERS[kind]()) if name.startswith(incomplete)]
+
+    return complete
 
 
-def complete_hardware(incomplete: str) -> list[str]:
-    return _complete("hardware", incomplete)
-
-
-def complete_stack(incomplete: str) -> list[str]:
-    return _complete("stacks", incomplete)
-
-
-def complete_profile(incomplete: str) -> list[str]:
-    return _complete("profiles", incomplete)
+complete_run = _complete_from("runs")
+complete_hardware = _complete_from("hardware")
+complete_stack = _complete_from("stacks")
+complete_profile = _complete_from("profiles")
 
 
 def complete_id(incomplete: str) -> list[str]:
@@ -41,10 +40,6 @@ def complete_id(incomplete: str) -> list[str]:
     return [item.run_id for item in reversed(list_run_dirs()) if item.run_id.startswith(incomplete)]
 
 
-def _complete(kind: str, incomplete: str) -> list[str]:
-    return [name for name in resources.list_names(FOLDERS[kind]()) if name.startswith(incomplete)]
-
-
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a file.", autocompletion=complete_run)
 ]
@@ -52,3 +47,9 @@ HardwareName = Annotated[
     str | None, typer.Option(help="Hardware; default from the profile.", autocompletion=complete_hardware)
 ]
 PinsName = Annotated[str | None, typer.Option(help="Set of pins; default from the run.", autocompletion=complete_stack)]
+StackName = Annotated[
+    str | None, typer.Option("--stack", help="A name or a file; default: the newest.", autocompletion=complete_stack)
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
+]

@@ -7,27 +7,19 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.commands import CommandGroup
-from rlk_repro.cli.completion import complete_stack
+from rlk_repro.cli.commands import new_group
+from rlk_repro.cli.completion import StackName
 from rlk_repro.cli.output import AsJson, say, say_json
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The environment.")]
-StackName = Annotated[
-    str | None, typer.Option("--stack", help="A name or a file; default: the newest.", autocompletion=complete_stack)
-]
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64 or cuda-arm64; default: this machine's.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        cls=CommandGroup,
-        help="A stack without a container: create its environment, check, carry.",
-        no_args_is_help=True,
-    )
+    group = new_group(app, "env", "A stack without a container: create its environment, check, carry.")
     group.command("create")(create)
     group.command("check")(check)
     group.command("export")(export)
-    app.add_typer(group, name="env")
 
 
 def create(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.commands import CommandGroup
-from rlk_repro.cli.completion import complete_stack
+from rlk_repro.cli.commands import new_group
+from rlk_repro.cli.completion import StackName
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from rlk_repro.cli.answers import ImageInRuntime
     from rlk_repro.images.archive_check import ArchiveChecked
 
-StackName = Annotated[
-    str | None, typer.Option("--stack", help="A name or a file; default: the newest.", autocompletion=complete_stack)
-]
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; default: this machine's.")]
 RuntimeName = Annotated[
     str | None, typer.Option("--runtime", help="podman, docker, apptainer or enroot; default: the first here.")
@@ -27,11 +24,7 @@ RuntimeName = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        cls=CommandGroup,
-        help="Container images of stacks: list, fetch, build, check, pin, carry.",
-        no_args_is_help=True,
-    )
+    group = new_group(app, "images", "Container images of stacks: list, fetch, build, check, pin, carry.")
     group.command("list")(list_)
     group.command("pull")(pull)
     group.command("build")(build)
@@ -39,7 +32,6 @@ def register(app: typer.Typer) -> None:
     group.command("pin")(pin)
     group.command("export")(export)
     group.command("import")(import_)
-    app.add_typer(group, name="images")
 
 
 def list_(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.completion import HardwareName, PinsName, RunName, complete_profile
+from rlk_repro.cli.completion import HardwareName, PinsName, RunName, Settings, complete_profile
 from rlk_repro.cli.output import AsJson, say, say_json
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def prepare(
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster of the profile.", show_default="local")] = None,
     stack: PinsName = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
-    ] = None,
+    settings: Settings = None,
     mirror: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Prepared files or hub cache to use first.")
     ] = None,
@@ -43,26 +41,35 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Fetch, make or convert what a run needs: model, data, stored rollouts."""
-    request = _resolve(name, hardware, profile, cluster, stack, settings or [], mirror, cache, is_offline)
+    from rlk_repro.base.console import live_line, silence
     from rlk_repro.prepare import steps as work
+    from rlk_repro.prepare.layout import PreparedDir
+    from rlk_repro.rundir.paths import RunDir, runs_root
+    from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
+    from rlk_repro.submit import planning
     from rlk_repro.workloads import get_workload
 
+    run = load_run(name, parse_overrides(settings or [])).model
+    site = planning.resolve_profile(profile, cluster).model
+    own = PreparedDir.of(site, RunDir(runs_root() / run.run / "any"))
+    request = work.PrepareRequest(
+        run=run,
+        stack=load_stack(stack or run.stack).model,
+        hardware=load_hardware(_choose_hardware(run, site, hardware)).model,
+        prepared=own if cache is None else PreparedDir(cache.absolute()),
+        mirror=mirror,
+        is_offline=is_offline,
+    )
     steps = get_workload(request.run.workload.kind).list_steps(request)
     if is_dry_run:
         _show_missing(steps, as_json=as_json)
         return
-    from rlk_repro.base.console import live_line
-
     with live_line() as live:
-        tell = _keep_quiet if as_json and not live.is_live else live.tell
+        tell = silence if as_json and not live.is_live else live.tell
         done = work.prepare(request, steps, tell, is_live=live.is_live)
         if is_verifying:
             work.verify(done, tell)
     _show(request, done, as_json=as_json)
-
-
-def _keep_quiet(text: str) -> None:
-    """Print nothing: with ``--json``, standard error is for errors only."""
 
 
 def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
@@ -79,37 +86,6 @@ def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
         say(line)
     if not steps:
         say(_NOTHING)
-
-
-def _resolve(
-    name: str,
-    hardware: str | None,
-    profile: str | None,
-    cluster: str | None,
-    stack: str | None,
-    settings: list[str],
-    mirror: Path | None,
-    cache: Path | None,
-    is_offline: bool,
-) -> PrepareRequest:
-    from rlk_repro.prepare.layout import PreparedDir
-    from rlk_repro.prepare.steps import PrepareRequest
-    from rlk_repro.rundir.paths import RunDir, runs_root
-    from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
-    from rlk_repro.submit import planning
-
-    run = load_run(name, parse_overrides(settings)).model
-    site = planning.resolve_profile(profile, cluster).model
-    return PrepareRequest(
-        run=run,
-        stack=load_stack(stack or run.stack).model,
-        hardware=load_hardware(_choose_hardware(run, site, hardware)).model,
-        prepared=PreparedDir.of(site, RunDir(runs_root() / run.run / "any"))
-        if cache is None
-        else PreparedDir(cache.absolute()),
-        mirror=mirror,
-        is_offline=is_offline,
-    )
 
 
 def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlk_repro.base.escapes import printable
-from rlk_repro.cli.commands import CommandGroup, as_typed
+from rlk_repro.cli.commands import as_typed, new_group
 from rlk_repro.cli.completion import complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
 
 if TYPE_CHECKING:
-    from rlk_repro.plan import Plan
     from rlk_repro.spec import Profile
 
 Name = Annotated[str, typer.Argument(metavar="PROFILE", help="A name or a file.", autocompletion=complete_profile)]
@@ -23,13 +22,10 @@ Cluster = Annotated[str, typer.Option(help="local, slurm or k8s.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        cls=CommandGroup, help="Site profiles: write one for a cluster, show it, check it.", no_args_is_help=True
-    )
+    group = new_group(app, "profile", "Site profiles: write one for a cluster, show it, check it.")
     group.command("init")(init)
     group.command("show")(show)
     group.command("check")(check)
-    app.add_typer(group, name="profile")
 
 
 def init(
@@ -43,7 +39,7 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Ask the cluster for its facts and write a profile for it."""
-    from rlk_repro.clusters.profiles import render_profile, take_likeliest
+    from rlk_repro.clusters.profiles import make_name, render_profile, take_likeliest
     from rlk_repro.clusters.registry import get_backend
 
     ask = take_likeliest if is_taking_likeliest or not sys.stdin.isatty() else _ask
@@ -53,7 +49,8 @@ def init(
 
         output = user_profiles_dir() / f"{proposal.name}.yaml"
     else:
-        proposal.values["profile"] = _name_of(output, proposal.name)
+        # Commands find a profile by its file's name.
+        proposal.values["profile"] = make_name(output.stem) if output.stem else proposal.name
     _write(output, render_profile(proposal, origin))
     if as_json:
         from rlk_repro.cli.answers import NewProfile
@@ -78,13 +75,6 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
             return choices[int(answer) - 1]
 
 
-def _name_of(output: Path, otherwise: str) -> str:
-    """Name a profile after its file, because commands find a profile by its file's name."""
-    from rlk_repro.clusters.profiles import make_name
-
-    return make_name(output.stem) if output.stem else otherwise
-
-
 def _write(output: Path, text: str) -> None:
     """Write the profile, but never replace an existing one."""
     from rlk_repro.base.errors import CheckFailed, Problem
@@ -97,10 +87,13 @@ def _write(output: Path, text: str) -> None:
 
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show one profile with every default filled in, and what each preflight check does."""
+    from rlk_repro.agent.preflight.checks import default_policies
+
     profile = _load(name)
-    policies = _effective_policies(profile)
     value: dict[str, Any] = profile.model_dump(mode="json", by_alias=True)
-    value["preflight"] = {**_all_limits(profile), "policy": policies}
+    policies = {**default_policies(), **profile.preflight.policy}
+    # A dump leaves out later keys that have their default; the fields of the model are all keys.
+    value["preflight"] = dict(profile.preflight) | {"policy": {str(key): str(item) for key, item in policies.items()}}
     if as_json:
         say_json(value)
         return
@@ -108,18 +101,6 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
     say(f"# {profile.profile}, defaults filled in")
     say_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
-
-
-def _all_limits(profile: Profile) -> dict[str, Any]:
-    fields = type(profile.preflight).model_fields
-    return {key: getattr(profile.preflight, key) for key in fields}
-
-
-def _effective_policies(profile: Profile) -> dict[str, str]:
-    from rlk_repro.agent.preflight.checks import default_policies
-
-    effective = {**default_policies(), **profile.preflight.policy}
-    return {str(name): str(policy) for name, policy in effective.items()}
 
 
 def _load(name: str) -> Profile:
@@ -139,27 +120,20 @@ def check(
 ) -> None:
     """Say what would fail with a profile on this cluster, and why; no job is queued."""
     from rlk_repro.base.findings import has_blocking
+    from rlk_repro.base.units import count
     from rlk_repro.clusters.registry import get_backend
+    from rlk_repro.submit import planning
 
     profile = _load(name)
-    plan = None if run is None else _plan(run, name, profile)
+    request = None if run is None else planning.Request(run=run, cluster=profile.cluster, profile=name)
+    plan = None if request is None else planning.prepare(request).plan
     findings = get_backend(profile.cluster).check_profile(profile, plan)
     if as_json:
         from rlk_repro.cli.answers import ProfileChecked
 
         say_json(ProfileChecked(profile=profile.profile, findings=tuple(findings)))
     else:
-        say(f"profile {profile.profile}: {_count(len(findings))}")
+        say(f"profile {profile.profile}: {count(len(findings), 'finding')}")
         say_findings(findings)
     if has_blocking(findings):
         raise typer.Exit(1)
-
-
-def _count(number: int) -> str:
-    return "no findings" if number == 0 else "1 finding" if number == 1 else f"{number} findings"
-
-
-def _plan(run: str, name: str, profile: Profile) -> Plan:
-    from rlk_repro.submit import planning
-
-    return planning.prepare(planning.Request(run=run, cluster=profile.cluster, profile=name)).plan

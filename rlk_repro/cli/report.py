@@ -39,8 +39,9 @@ def report(
     from rlk_repro.report.record import make_record
     from rlk_repro.report.side_by_side import write_side_by_side
     from rlk_repro.report.terminal import print_answer, print_summary
+    from rlk_repro.rundir.results import VerdictWord
 
-    unwanted = _verdict_words(fail_on)
+    unwanted = read_fail_on(fail_on.replace("-", " "), [word.value for word in VerdictWord], "verdict")
     results, written, is_doubtful = [], [], False
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
@@ -115,12 +116,6 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
         what = "is a link; a report is written through a link only if you name it"
         raise BundleUnreadable(Problem(str(folder), what, expected="a folder", hint="name the target with -o"))
     return folder
-
-
-def _verdict_words(text: str) -> set[str]:
-    from rlk_repro.rundir.results import VerdictWord
-
-    return read_fail_on(text.replace("-", " "), [word.value for word in VerdictWord], "verdict")
 
 
 def read_fail_on(text: str, known: Collection[str], what: str) -> set[str]:

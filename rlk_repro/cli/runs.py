@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.commands import CommandGroup
+from rlk_repro.cli.commands import new_group
 from rlk_repro.cli.completion import RunName
 from rlk_repro.cli.output import AsJson, say, say_json, say_text
 
@@ -20,10 +20,9 @@ _SUBMITTED: Final = "{:<31} {:<22} {:<7} {:<10} {:<9} {}"
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(cls=CommandGroup, help="Run definitions: list them, show one.", no_args_is_help=True)
+    group = new_group(app, "runs", "Run definitions: list them, show one.")
     group.command("list")(list_runs)
     group.command("show")(show_run)
-    app.add_typer(group, name="runs")
 
 
 def list_runs(

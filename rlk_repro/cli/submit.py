@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -9,7 +10,7 @@ import typer
 
 from rlk_repro.base.console import silence
 from rlk_repro.cli.commands import as_typed
-from rlk_repro.cli.completion import HardwareName, PinsName, complete_id, complete_profile, complete_run
+from rlk_repro.cli.completion import HardwareName, PinsName, Settings, complete_id, complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text, show
 from rlk_repro.cli.sources import (
     MegatronSource,
@@ -58,9 +59,7 @@ def submit(
     pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and enabled.")] = None,
     control_pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and baseline.")] = None,
     variants: Annotated[str, typer.Option(help="Variants, comma-separated.")] = "baseline,enabled",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
-    ] = None,
+    settings: Settings = None,
     vime_src: VimeSource = None,
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
@@ -153,23 +152,15 @@ def _refuse_other_flags(context: typer.Context) -> None:
     """Refuse flags with ``--resume``: a resumed run has its plan already, and a flag must not be ignored."""
     from rlk_repro.base.errors import Problem, SpecError
 
-    given = [
-        parameter.opts[-1]
-        for parameter in context.command.params
-        if parameter.name not in _WITH_RESUME and _is_given(context, parameter.name)
+    problems = [
+        Problem(option.opts[-1], "cannot change a run that is resumed", expected="--dry-run, --wait or --json at most")
+        for option in context.command.params
+        if option.name not in _WITH_RESUME
+        and (source := context.get_parameter_source(option.name or "")) is not None
+        and source.name == "COMMANDLINE"
     ]
-    if given:
-        raise SpecError(
-            *(
-                Problem(name, "cannot change a run that is resumed", expected="--dry-run, --wait or --json at most")
-                for name in given
-            )
-        )
-
-
-def _is_given(context: typer.Context, name: str | None) -> bool:
-    source = None if name is None else context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+    if problems:
+        raise SpecError(*problems)
 
 
 def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
@@ -190,13 +181,7 @@ def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> Non
         say_text(text.rstrip("\n"))
     say()
     say("--- command")
-    say_text(" ".join(_quote(part) for part in job.command))
-
-
-def _quote(part: str) -> str:
-    import shlex
-
-    return shlex.quote(part)
+    say_text(shlex.join(job.command))
 
 
 def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:

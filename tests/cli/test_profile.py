@@ -119,7 +119,7 @@ def test_this_machine_gets_a_profile_as_well(call: Call, tools: Path, tmp_path: 
     profile = load_profile(str(path), []).model
     assert (profile.cluster, profile.hardware) == ("local", "cpu")
     code, out, _ = call("profile", "check", str(path))
-    assert (code, out) == (0, "profile here: no findings\n")
+    assert (code, out) == (0, "profile here: 0 findings\n")
 
 
 def test_no_profile_can_be_proposed_for_other_clusters(call: Call) -> None:

@@ -40,7 +40,7 @@ def test_a_cluster_that_no_other_file_knows_runs_a_job_from_profile_to_bundle(co
     profile = tmp_path / "site.yaml"
     call("profile", "init", "--cluster", "lsf", "--yes", "-o", profile)
     assert json.loads(call("profile", "show", profile, "--json"))["settings"] == {"queue": "normal"}
-    assert "no findings" in call("profile", "check", profile)
+    assert ": 0 findings" in call("profile", "check", profile)
     profile.write_text(profile.read_text().replace("queue: normal", "queue: night"))
     assert "one of normal, short" in call("profile", "check", profile, code=1)
     profile.write_text(profile.read_text().replace("queue: night", "queue: short"))
