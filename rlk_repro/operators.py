@@ -1,7 +1,7 @@
 """Define RL-Kernel's operators under our own names: what each serves, where it may run, which implementations count.
 
 RL-Kernel answers an unknown name with a native operator, so its answer is always checked.  Plans and trainers call the
-same ``eligibility``, so a dry run prints what the trainer does.  This module imports no torch and no kernels.
+same ``find_refusal``, so a dry run prints what the trainer does.  This module imports no torch and no kernels.
 """
 
 from __future__ import annotations
@@ -313,13 +313,8 @@ class Eligibility:
         return "" if self.refusal is None else str(self.refusal)
 
 
-def eligibility(op: str, case: Case) -> Eligibility:
-    """Say whether an operator of the table may run here, regardless of what is installed."""
-    return Eligibility(op=op, refusal=find_refusal(op, case))
-
-
 def find_refusal(op: str, case: Case) -> Refusal | None:
-    """Return the first reason why ``op`` cannot run in this case; None where it can."""
+    """Return the first reason why ``op`` cannot run in this case, whatever is installed; None where it can run."""
     operator = OPERATORS[op]
     offered = operator.implementations.get(case.platform)
     if offered is None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import check_schema, dump_json, sha256_bytes
-from rlk_repro.operators import Case, Eligibility, eligibility, read_loss_options
+from rlk_repro.operators import Case, Eligibility, find_refusal, read_loss_options
 from rlk_repro.rundir.store import read_plan
 from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, run_problems
 from rlk_repro.spec.choices import (
@@ -168,7 +168,7 @@ class Plan:
             has_entropy_metric=self.run.entropy_metric,
             has_output_layer=self.run.workload.has_output_layer,
         )
-        return [eligibility(op, case) for op in self.ops]
+        return [Eligibility(op=op, refusal=find_refusal(op, case)) for op in self.ops]
 
     def expected_minutes(self) -> float | None:
         """The run's estimate for all trials; None where the run gives none for this hardware and these steps."""
@@ -376,17 +376,13 @@ def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
 def _check_operators(plan: Plan) -> None:
     found = plan.eligibilities()
     if not any(item.is_eligible for item in found):
+        expected = "at least one operator that can run here"
+        hint = "--variants baseline measures noise, without RL-Kernel"
+        where = f"run {plan.run.run}: rl_kernel.ops"
         raise SpecError(
-            *(
-                Problem(
-                    f"run {plan.run.run}: rl_kernel.ops: {item.op}",
-                    f"not eligible here ({item.reason})",
-                    expected="at least one operator that can run here",
-                    hint="--variants baseline measures noise without it",
-                )
-                for item in found
-            )
-        )
+            *(Problem(f"{where}: {item.op}", f"not eligible here ({item.reason})", expected=expected, hint=hint)
+              for item in found)
+        )  # fmt: skip
 
 
 def _dump_trial(trial: Trial) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from rlk_repro.operators import (
     Platform,
     Reason,
     Refusal,
-    eligibility,
     find_conflicts,
     find_refusal,
     read_loss_options,
@@ -109,13 +108,13 @@ def test_a_case_is_refused_for_its_first_reason(op: str, case: Case, expected: R
 
 
 def test_plans_read_the_same_answer_as_words() -> None:
-    assert eligibility("logp", Case(platform="cuda", tensor_parallel=4)) == Eligibility(op="logp")
-    refused = eligibility("grpo_loss", Case(platform="cuda", tensor_parallel=4))
+    assert Eligibility(op="logp").is_eligible
+    refusal = find_refusal("grpo_loss", Case(platform="cuda", tensor_parallel=4))
+    refused = Eligibility(op="grpo_loss", refusal=refusal)
     assert not refused.is_eligible
     assert refused.reason == "needs the whole vocabulary on one rank (tensor parallel size 4)"
-    assert (
-        eligibility("logp", Case(platform="rocm")).reason == "has no implementation that counts on this platform (rocm)"
-    )
+    no_platform = find_refusal("logp", Case(platform="rocm"))
+    assert str(no_platform) == "has no implementation that counts on this platform (rocm)"
 
 
 def test_an_implementation_counts_by_class_or_backend_name_and_only_on_its_platform() -> None:

@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import stat
 import tempfile
 from collections import Counter
@@ -34,11 +33,6 @@ MAX_ANALYSIS_BYTES: Final = 64 << 20
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20
-
-_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
-_MANY_DIGITS: Final = b"0" * (MAX_JSON_DIGITS + 1)
-_EXPONENTS: Final = (b"e000", b"e+000", b"E000", b"E+000")
-_LARGE_EXPONENT: Final = re.compile(rb"[eE]\+?0{3,}\s*(?:[,\]}]|\Z)")
 
 
 @contextmanager
@@ -174,20 +168,12 @@ def decode_json(data: bytes, max_bytes: int) -> Any:
     if num_lists > MAX_JSON_LISTS:
         raise ValueError(f"{num_lists} lists and objects, at most {MAX_JSON_LISTS} are read")
     try:
-        value = (_EXACT_DECODER if _may_hold_odd_numbers(data) else _DECODER).decode(text)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
     if num_lists > MAX_JSON_DEPTH:
         _check_depth(value)
     return value
-
-
-def _may_hold_odd_numbers(data: bytes) -> bool:
-    """Tell whether the bytes may hold a number that is too large; only then the slower parser is needed."""
-    zeros = data.translate(_DIGITS)
-    return _MANY_DIGITS in zeros or (
-        any(mark in zeros for mark in _EXPONENTS) and _LARGE_EXPONENT.search(zeros) is not None
-    )
 
 
 def _check_depth(value: Any) -> None:
@@ -226,8 +212,7 @@ def _parse_float(text: str) -> float:
     return value
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_make_object, parse_constant=_refuse_constant)
-_EXACT_DECODER: Final = json.JSONDecoder(
+_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_int=_parse_int, parse_float=_parse_float
 )
 
@@ -238,14 +223,9 @@ def check_schema(where: str, value: Any, schema: int) -> None:
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise BundleUnreadable(Problem(where, "no schema number", got=found, expected=f"1 to {schema}"))
     if found > schema:
+        expected = f"schema {schema} or older"
         raise BundleUnreadable(
-            Problem(
-                where,
-                "written by a newer version",
-                got=found,
-                expected=f"schema {schema} or older",
-                hint="upgrade rlk-repro",
-            )
+            Problem(where, "written by a newer version", got=found, expected=expected, hint="upgrade rlk-repro")
         )
 
 

@@ -35,9 +35,8 @@ def ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
 
 def fetch(folder: Path, repository: str, ref: str, *, timeout_s: float) -> proc.Completed:
     """Fetch one commit without its history; neither argument can act as an option."""
-    return ask_git(
-        folder, "fetch", "--quiet", "--depth=1", "--no-tags", "--", repository, ref, timeout_s=timeout_s
-    )  # fmt: skip
+    options = ("--quiet", "--depth=1", "--no-tags")
+    return ask_git(folder, "fetch", *options, "--", repository, ref, timeout_s=timeout_s)
 
 
 def explain(done: proc.Completed) -> str:

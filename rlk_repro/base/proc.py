@@ -160,9 +160,7 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
     """Signal the process group that ``pid`` leads; False when the group is already gone."""
     try:
         os.killpg(pid, number)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # the leader is a zombie of another user namespace: no process is left to signal
+    except (ProcessLookupError, PermissionError):  # not permitted: a zombie of another user namespace leads the group
         return False
     return True
 

@@ -16,7 +16,7 @@ import torch
 
 from rlk_repro.bench.measure import Rates
 from rlk_repro.rundir.operator_results import OperatorCase
-from rlk_repro.spec import Grid
+from rlk_repro.spec.workloads import Grid
 
 FORWARD_BACKWARD: Final = "forward_backward"
 POLICY_OPERATORS: Final = ("ratio_kl", "grpo_loss")

@@ -18,7 +18,8 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, Spec
 from rlk_repro.base.resources import PACKAGE
 from rlk_repro.images.lock import read_lock
 from rlk_repro.images.stacks import choose_platform
-from rlk_repro.spec import BaseImage, ImagePlatform, Stack
+from rlk_repro.spec import ImagePlatform, Stack
+from rlk_repro.spec.stack import BaseImage
 
 TIMEOUT_S: Final = 24 * 3600.0
 ROOT: Final = PACKAGE.parent

@@ -14,8 +14,9 @@ from rlk_repro.base.resources import list_names, stack_folders
 from rlk_repro.images.registry import ask_size
 from rlk_repro.probes import gpu_amd
 from rlk_repro.rundir.manifest import Unknown
-from rlk_repro.spec import Image, ImagePlatform, Stack, Unpublished
+from rlk_repro.spec import Image, ImagePlatform, Stack
 from rlk_repro.spec.load import load_stack
+from rlk_repro.spec.stack import Unpublished
 
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"

@@ -28,7 +28,8 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.base.guard import PR_SET_PDEATHSIG
 from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, PADDING, VOCABULARY, tokenizer_files
-from rlk_repro.spec import RandomWeights, VimeModel
+from rlk_repro.spec import VimeModel
+from rlk_repro.spec.assets import RandomWeights
 
 RECIPE: Final = 1
 """Version number: increase it whenever an equal model would have other bytes."""

@@ -43,15 +43,12 @@ MAX_STEPS: Final = 20_000
 Workload: TypeAlias = Annotated[
     ReferenceWorkload | ModuleWorkload | OperatorsWorkload | VimeWorkload, Field(discriminator="kind")
 ]
-
-
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
 """Limit for a session: its effect is a median over all pairs of its blocks."""
 LIMIT_PER_ESTIMATE: Final = 1.5
 SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and a live run may store rollouts first
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
-
 
 Spread: TypeAlias = Annotated[float, Field(gt=0, le=100)]
 """An assumed standard deviation, in percent."""
@@ -299,13 +296,9 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", "design"), "this workload has no enabled variant", measure.design, "parallel"
     elif measure.pairs and not has_variants:
         yield ("measure", "pairs"), "this workload has no enabled variant", measure.pairs, "0, and control pairs"
-    if measure.replay_margin_pct is not None and not has_variants:
-        yield (
-            ("measure", "replay_margin_pct"),
-            "this workload has no step time ratio",
-            measure.replay_margin_pct,
-            "none",
-        )
+    margin = measure.replay_margin_pct
+    if margin is not None and not has_variants:
+        yield ("measure", "replay_margin_pct"), "this workload has no step time ratio", margin, "none"
     if is_crossover and measure.warmup_steps < 2:
         yield ("measure", "warmup_steps"), "is too small to warm up both variants", measure.warmup_steps, "2 or more"
     if measure.num_trials == 0:

@@ -15,12 +15,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlk_repro.base import resources
-from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.errors import Problem, SpecError, shorten
 from rlk_repro.base.resources import data_dir, display_name, find_yaml, suggest
 from rlk_repro.base.secrets import looks_secret
 from rlk_repro.base.yamlfile import Path_, YamlSource, format_path, parse_scalar, parse_yaml
-from rlk_repro.spec import Hardware, PathProblem, Profile, Run, Stack, kubernetes_problems, run_problems, stack_problems
-from rlk_repro.spec.values import dump_model, list_leaves
+from rlk_repro.spec import Hardware, Profile, Run, Stack, kubernetes_problems, run_problems
+from rlk_repro.spec.stack import stack_problems
+from rlk_repro.spec.values import PathProblem, dump_model, list_leaves
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -71,7 +72,7 @@ def parse_overrides(settings: Iterable[str]) -> list[Override]:
     for setting in settings:
         path, separator, text = setting.partition("=")
         if not separator or not all(path.split(".")):
-            problems.append(Problem(f"--set {_quoted(setting)}", "not of the form path=value",
+            problems.append(Problem(f"--set {shorten(repr(setting), 60)}", "not of the form path=value",
                                     expected="for example measure.pairs=8"))  # fmt: skip
             continue
         secret = looks_secret(path.rsplit(".", 1)[-1], text)
@@ -171,7 +172,7 @@ def load_bytes(
     value, origin = _apply(source, overrides)
     where = _Locator(source, {override.path: override.flag for override in overrides})
     try:
-        result = model.model_validate_json(_as_json(value))
+        result = model.model_validate_json(json.dumps(value))
     except ValidationError as error:
         found = error.errors()
         problems += [
@@ -181,8 +182,9 @@ def load_bytes(
         ]
         raise SpecError(*problems) from None
     if check is not None:
-        problems += [Problem(where(_indexed(path)), what, got=got, expected=expected)
-                     for path, what, got, expected in check(result)]  # fmt: skip
+        for path, what, got, expected in check(result):
+            indexed = tuple(int(part) if part.isdigit() else part for part in path)
+            problems.append(Problem(where(indexed), what, got=got, expected=expected))
     if problems:
         raise SpecError(*problems)
     return Loaded(result, data, origin)
@@ -228,10 +230,6 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin
-
-
-def _as_json(value: Any) -> bytes:
-    return json.dumps(value).encode()
 
 
 def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _Locator) -> Problem:
@@ -390,11 +388,3 @@ def _secret_problems(source: YamlSource) -> list[Problem]:
 def _secret_problem(where: str, reason: str) -> Problem:
     return Problem(where, f"looks like a secret ({reason})", expected="the name of a variable that holds it",
                    hint="write from_env: NAME and export NAME in your shell")  # fmt: skip
-
-
-def _indexed(path: tuple[str, ...]) -> Path_:
-    return tuple(int(part) if part.isdigit() else part for part in path)
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:60]}…")

@@ -208,12 +208,8 @@ class VimeWorkload(AnyWorkload):
         yield from _find_data_problems(self.data)
         yield from _find_size_problems(self.model)
         if self.rollouts is not None and self.rollouts_seed is not None:
-            yield (
-                ("rollouts_seed",),
-                "contradicts rollouts, which are given as well",
-                self.rollouts_seed,
-                "one of the two",
-            )
+            what = "contradicts rollouts, which are given as well"
+            yield ("rollouts_seed",), what, self.rollouts_seed, "one of the two"
         for place, arguments in self.all_arguments():
             yield from _find_argument_problems(place, arguments)
         if self.grpo.use_rollout_routing_replay and not self.model.num_experts:
@@ -298,19 +294,11 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
         if False in [item for item in values if isinstance(item, bool)]:
             yield (*place, flag), "cannot switch a flag off", value, "true, or leave the key out"
         elif isinstance(value, tuple) and len(value) < 2:  # rules about sizes read numbers, not lists
-            yield (
-                (*place, flag),
-                "is a list with fewer than two values",
-                list(value),
-                "two or more values, or one value without a list",
-            )
+            expected = "two or more values, or one value without a list"
+            yield (*place, flag), "is a list with fewer than two values", list(value), expected
         elif flag == "spec" and len(values) != 2:
-            yield (
-                (*place, flag),
-                "does not name a layer spec",
-                value,
-                "a module and a function in it, as in pkg.module.function",
-            )
+            expected = "a module and a function in it, as in pkg.module.function"
+            yield (*place, flag), "does not name a layer spec", value, expected
         elif isinstance(value, int | float):
             low, high = RANGES.get(flag, NOT_NEGATIVE if place == MODEL else ANY)
             if not low <= value <= high:

@@ -124,21 +124,14 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
     is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}  # that profile's hardware is cpu
     is_open = request.hardware is None and (name is None or is_shipped_local)
     if request.is_dry_run and is_open and name not in run.layouts:
-        name = _find_headline(run)
+        name = next(iter(run.layouts))
         return name, (f"no --hardware given: shown for {name}",)
     if name is None:
         choices = sorted(run.layouts)
         hint = f"add --hardware {choices[0]}, or set hardware in the profile"
-        what = (
-            "missing; the nodes show no known hardware" if found.is_proposed else "missing; the profile has no hardware"
-        )
-        raise SpecError(Problem("--hardware", what, expected=f"one of {', '.join(choices)}", hint=hint))
+        reason = "the nodes show no known hardware" if found.is_proposed else "the profile has no hardware"
+        raise SpecError(Problem("--hardware", f"missing; {reason}", expected=f"one of {', '.join(choices)}", hint=hint))
     return name, ()
-
-
-def _find_headline(run: Run) -> str:
-    """Return the hardware that a dry run without a cluster shows: the first one that the run has a layout for."""
-    return next(iter(run.layouts))
 
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
@@ -174,7 +167,7 @@ def _find_profile(request: Request, run: Run) -> _Found:
         where = f"{reason}: submit on the cluster, or make a profile there with rlk-repro profile init"
         hint = f"{where}; --dry-run shows the job here"
         raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
-    hardware = request.hardware or _find_headline(run)
+    hardware = request.hardware or next(iter(run.layouts))
     name = f"generic-{hardware}"
     remark = f"{reason}: shown with the shipped profile {name}, whose paths are examples"
     return _Found(profile=resolve_profile(name, cluster, overrides), remarks=(remark,))

@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlk_repro.base.errors import (
-    CheckFailed,
-    EnvironmentMissing,
-    Problem,
-)
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.clusters import registry as backends
 from rlk_repro.clusters.api import JobState, JobStatus, Submission

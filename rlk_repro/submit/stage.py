@@ -89,14 +89,9 @@ def _require_image(plan: Plan) -> None:
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
         without = "" if plan.profile.kubernetes is not None else ", or --stack with pins alone, such as vime-host"
-        raise SpecError(
-            Problem(
-                f"stack {plan.stack.stack}: {plan.hardware.image_platform}",
-                f"its image is not published ({missing.reason})",
-                expected=f"an image by digest{without}",
-                hint=missing.build,
-            )
-        )
+        where = f"stack {plan.stack.stack}: {plan.hardware.image_platform}"
+        what = f"its image is not published ({missing.reason})"
+        raise SpecError(Problem(where, what, expected=f"an image by digest{without}", hint=missing.build))
 
 
 def stage_again(run_dir: RunDir, job: Job) -> None:

@@ -26,7 +26,8 @@ from rlk_repro.bench.references import Truth, check_call, compute_truth
 from rlk_repro.logs.operators import parse_operators
 from rlk_repro.operators import Reason, Refusal
 from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorStatus
-from rlk_repro.spec import Grid, OperatorsWorkload
+from rlk_repro.spec import OperatorsWorkload
+from rlk_repro.spec.workloads import Grid
 from tests import ROOT
 
 CPU = torch.device("cpu")

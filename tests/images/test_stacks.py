@@ -9,8 +9,9 @@ import pytest
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import list_names, stack_folders
-from rlk_repro.spec import Image, Pin, Stack, stack_problems
+from rlk_repro.spec import Image, Pin, Stack
 from rlk_repro.spec.load import load_stack
+from rlk_repro.spec.stack import stack_problems
 
 ALL = list_names(stack_folders())
 

@@ -22,7 +22,6 @@ from rlk_repro.spec import (
     Hardware,
     Image,
     KubernetesSettings,
-    Mount,
     Pin,
     Profile,
     Run,
@@ -30,6 +29,7 @@ from rlk_repro.spec import (
     Stack,
 )
 from rlk_repro.spec.assets import HubSource
+from rlk_repro.spec.site import Mount
 from tests.support.git_mirror import mirror_folder
 from tests.support.images.examples import commit_files
 from tests.support.probe_examples import write_tree

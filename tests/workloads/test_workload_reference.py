@@ -15,7 +15,8 @@ from rlk_repro.base.errors import SpecError
 from rlk_repro.plan import Plan
 from rlk_repro.refengine.arguments import parse_args
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ReferenceWorkload, Workload
+from rlk_repro.spec import ReferenceWorkload
+from rlk_repro.spec.files import Workload
 from rlk_repro.workloads import WORKLOADS, environment, get_workload, reference
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env

@@ -30,7 +30,8 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.sources import RL_KERNEL, SECTIONS
-from rlk_repro.spec import Hardware, PinName, Stack
+from rlk_repro.spec import Hardware, Stack
+from rlk_repro.spec.values import PinName
 from rlk_repro.switches import COMMITS
 from rlk_repro.workloads.checkouts import find_missing_commits, is_found
 from rlk_repro.workloads.environment import profile_env

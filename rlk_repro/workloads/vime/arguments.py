@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.plan import Plan
-from rlk_repro.spec import VimeData, VimeGrpo, VimeModel
+from rlk_repro.spec import VimeModel
+from rlk_repro.spec.vime import VimeData, VimeGrpo
 from rlk_repro.workloads.vime.contract import spell_flags
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 

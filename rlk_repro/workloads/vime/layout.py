@@ -8,7 +8,8 @@ from pathlib import Path
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.spec import Layout, Placement, Run, Stack, VimeWorkload
+from rlk_repro.spec import Layout, Run, Stack, VimeWorkload
+from rlk_repro.spec.vime import Placement
 
 
 @dataclass(frozen=True, kw_only=True)
