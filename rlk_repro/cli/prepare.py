@@ -78,9 +78,7 @@ def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
     if as_json:
         from rlk_repro.cli.answers import PartMissing
 
-        say_json(
-            [PartMissing(kind=step.order.kind, folder=str(step.order.folder), is_there=step.is_there) for step in steps]
-        )
+        say_json([PartMissing(kind=step.kind, folder=str(step.folder), is_there=step.is_there) for step in steps])
         return
     for line in describe_steps(steps):
         say(line)
@@ -114,7 +112,7 @@ def _show(request: PrepareRequest, done: list[Done], *, as_json: bool) -> None:
 
     for item in done:
         contents = item.contents
-        say(f"{contents.kind:<10} {item.step.order.folder}  {len(contents.files)} files, "
+        say(f"{contents.kind:<10} {item.step.folder}  {len(contents.files)} files, "
             f"{format_bytes(contents.size_bytes)}, digest {contents.digest[:12]}")  # fmt: skip
     if not done:
         say(_NOTHING)

@@ -5,6 +5,7 @@ It is written as the files that transformers' AutoTokenizer reads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 PADDING: Final = 256
@@ -12,6 +13,12 @@ START_OF_TURN: Final = 257
 END_OF_TURN: Final = 258
 VOCABULARY: Final = 259
 _MARKS: Final = {PADDING: "<|endoftext|>", START_OF_TURN: "<|im_start|>", END_OF_TURN: "<|im_end|>"}
+BYTE_LEVEL: Final[Mapping[str, Any]] = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
 _TEMPLATE: Final = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -22,27 +29,36 @@ _TEMPLATE: Final = (
 
 def tokenizer_files() -> dict[str, dict[str, Any]]:
     """Return the tokenizer's files: content by name."""
-    marks = [
-        {"id": token_id, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False,
-         "single_word": False}
-        for token_id, text in _MARKS.items()
-    ]  # fmt: skip
-    byte_level: dict[str, Any] = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
-    tokenizer: dict[str, Any] = {
+    vocabulary |= {text: token_id for token_id, text in _MARKS.items()}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _MARKS[END_OF_TURN],
+        "pad_token": _MARKS[PADDING],
+        "model_max_length": 32768,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _TEMPLATE,
+    }
+    return {"tokenizer.json": make_tokenizer(vocabulary, _MARKS), "tokenizer_config.json": config}
+
+
+def make_tokenizer(
+    vocabulary: Mapping[str, int],
+    marks: Mapping[int, str],
+    merges: Sequence[str] = (),
+    pre_tokenizer: Mapping[str, Any] = BYTE_LEVEL,
+) -> dict[str, Any]:
+    """Return ``tokenizer.json`` of a byte-level BPE; the ``marks`` are tokens that no merge can make."""
+    flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": marks,
+        "added_tokens": [{"id": token_id, "content": text, **flags} for token_id, text in marks.items()],
         "normalizer": None,
-        "pre_tokenizer": byte_level,
+        "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": byte_level,
+        "decoder": BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -52,19 +68,10 @@ def tokenizer_files() -> dict[str, dict[str, Any]]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": vocabulary | {text: token_id for token_id, text in _MARKS.items()},
-            "merges": [],
+            "vocab": vocabulary,
+            "merges": merges,
         },
     }
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": _MARKS[END_OF_TURN],
-        "pad_token": _MARKS[PADDING],
-        "model_max_length": 32768,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": _TEMPLATE,
-    }
-    return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
 
 
 def _byte_characters() -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,9 +38,6 @@ class FileRecord:
         size_bytes = path.stat().st_size
         digest = sha256_file(path) if sha256 is None else sha256
         return cls(size_bytes=size_bytes, sha256=digest, ends_sha256=hash_ends(path, size_bytes, digest))
-
-    def to_json(self) -> dict[str, Any]:
-        return {"size_bytes": self.size_bytes, "sha256": self.sha256, "ends_sha256": self.ends_sha256}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
@@ -75,15 +72,7 @@ class Contents:
         return digest_of({name: item.sha256 for name, item in self.files.items()})
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "kind": self.kind,
-            "name": self.name,
-            "source": dict(self.source),
-            "made": dict(self.made),
-            "digest": self.digest,
-            "files": {name: item.to_json() for name, item in self.files.items()},
-        }
+        return {"schema": SCHEMA, "digest": self.digest, **asdict(self)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> Contents:

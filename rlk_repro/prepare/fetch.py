@@ -117,7 +117,7 @@ def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
     path.chmod(0o644)
     path.replace(target)
     with (work.path / _JOURNAL).open("a") as journal:
-        journal.write(json.dumps({"name": name, **record.to_json()}) + "\n")
+        journal.write(json.dumps({"name": name, **dataclasses.asdict(record)}) + "\n")
         journal.flush()
         os.fsync(journal.fileno())
     return record

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem
 from rlk_repro.base.files import dump_json, write_bytes
+from rlk_repro.prepare.byte_tokenizer import BYTE_LEVEL, make_tokenizer
 from rlk_repro.prepare.random_model import CONFIGURATION, WEIGHTS, Tensor, make_header
 
 if TYPE_CHECKING:
@@ -133,36 +134,14 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
 def _tokenizer_files(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the tokenizer's files: byte-level BPE with one token per digit, which GGUF calls ``smollm``."""
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
-    flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
-    marks = [
-        {"id": number, "content": token, **flags}
-        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind == _CONTROL_TOKEN
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    marks = {number: token for number, token in enumerate(tokens) if kinds[number] == _CONTROL_TOKEN}
     digits = {"type": "Digits", "individual_digits": True}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": marks,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: number for number, token in enumerate(tokens)},
-            "merges": list(facts["tokenizer.ggml.merges"]),
-        },
-    }
+    tokenizer = make_tokenizer(
+        {token: number for number, token in enumerate(tokens)},
+        marks,
+        list(facts["tokenizer.ggml.merges"]),
+        {"type": "Sequence", "pretokenizers": [digits, BYTE_LEVEL]},
+    )
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": tokens[facts["tokenizer.ggml.bos_token_id"]],

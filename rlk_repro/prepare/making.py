@@ -53,10 +53,10 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """An order for one folder.
+    """One folder to make.
 
-    Attributes: is_wanted: whether a recorded source is the one that this run needs. ¦ make: fills the work folder,
-    which may hold files of an attempt that was killed.
+    ``is_wanted`` says whether a recorded source is the one that the run needs.  ``make`` fills the work folder, which
+    may hold files of an earlier attempt.
     """
 
     kind: str

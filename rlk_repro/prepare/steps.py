@@ -36,13 +36,13 @@ class PrepareRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareStep:
-    """One folder.  ``estimate`` gives the bytes still to be written; None where they are not known in advance.
+class PrepareStep(Order):
+    """One folder of a run.  ``estimate`` returns the bytes still to be written, or None where they are not known.
 
-    ``pin`` is the key where the run could name the revision that it leaves to the hub.
+    ``pin`` is the key of the run that could name the repository's revision and does not.  ``command`` returns the
+    command that makes the folder, if a command does.
     """
 
-    order: Order
     what: str
     estimate: Callable[[], int | None]
     pin: str = ""
@@ -50,7 +50,7 @@ class PrepareStep:
 
     @property
     def is_there(self) -> bool:
-        return find_contents(self.order) is not None
+        return find_contents(self) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Done:
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.contents.kind,
-            "folder": str(self.step.order.folder),
+            "folder": str(self.step.folder),
             "source": dict(self.contents.source),
             "num_files": len(self.contents.files),
             "size_bytes": self.contents.size_bytes,
@@ -85,13 +85,12 @@ def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *
         EnvironmentMissing: there is no space, or something cannot be fetched here.
         CheckFailed: an existing folder is damaged, or a conversion failed.
     """
-    sizes = {step.order.folder: step.estimate() for step in steps if not step.is_there}
+    sizes = {step.folder: step.estimate() for step in steps if not step.is_there}
     require_room(request.prepared.root, sum(size or 0 for size in sizes.values()))
     done = []
     for step in steps:
-        folder = step.order.folder
-        with watch_growth(folder, step.what, sizes.get(folder), tell, is_live=is_live):
-            done.append(Done(step=step, contents=fill(step.order, tell)))
+        with watch_growth(step.folder, step.what, sizes.get(step.folder), tell, is_live=is_live):
+            done.append(Done(step=step, contents=fill(step, tell)))
     return done
 
 
@@ -99,7 +98,7 @@ def verify(done: Sequence[Done], tell: Tell) -> None:
     """Read every byte again; raise CheckFailed that names each file that differs from its record."""
     for item in done:
         tell(f"{item.contents.name}: hashing {format_bytes(item.contents.size_bytes)}")
-        require_unchanged(item.step.order.folder, item.contents, is_full=True)
+        require_unchanged(item.step.folder, item.contents, is_full=True)
 
 
 def require_room(root: Path, needed: int) -> None:
@@ -117,11 +116,11 @@ def require_room(root: Path, needed: int) -> None:
 def describe_steps(steps: Sequence[PrepareStep]) -> Iterator[str]:
     """Describe the steps for ``--dry-run``: what exists and what would be written; the origins give sizes."""
     for step in steps:
-        kind = f"{step.order.kind:<10}"
+        kind = f"{step.kind:<10}"
         if step.is_there:
-            yield f"{kind} there    {step.order.folder}"
+            yield f"{kind} there    {step.folder}"
             continue
-        yield f"{kind} missing  {step.order.folder}  ({_describe_size(step)})"
+        yield f"{kind} missing  {step.folder}  ({_describe_size(step)})"
         words: Sequence[str] = _try(step.command, default=())
         if words:
             yield f"{'':<10} by       {shlex.join(words)}"

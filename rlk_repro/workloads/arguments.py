@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from rlk_repro.base.errors import Problem
+from rlk_repro.base.units import count, format_count
 from rlk_repro.plan import Plan
 
 MOST_PAIRS_WITHOUT_VERDICT: Final = 5
@@ -44,10 +45,15 @@ def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
     purpose, measure = plan.run.workload.purpose, plan.run.measure
     if purpose == "timing":
         return
-    article = "an" if purpose[0] in "aeiou" else "a"
-    where, what = f"run {plan.run.run}: measure", f"{article} {purpose} run does not measure time"
+    where, what = f"run {plan.run.run}: measure", f"a run with what_for: {purpose} measures no time"
     if plan.is_crossover:
         yield Problem(f"{where}.design", what, got=measure.design, expected="parallel")
     elif measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
         expected = f"at most {MOST_PAIRS_WITHOUT_VERDICT}, too few for a verdict on speed"
         yield Problem(f"{where}.pairs", what, got=measure.pairs, expected=expected)
+
+
+def describe_rollouts(grpo: Mapping[str, Any]) -> str:
+    """Describe a rollout's prompts and samples for a report, from the plan's record of the GRPO settings."""
+    prompts, samples = format_count(grpo["rollout_batch_size"]), grpo["n_samples_per_prompt"]
+    return f"{prompts} prompts × {samples} samples, at most {count(grpo['rollout_max_response_len'], 'token')} long"

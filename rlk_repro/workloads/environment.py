@@ -41,11 +41,11 @@ FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"
 VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT})
 """The declared switches: variables that make a trial an enabled one."""
 
-MAY_DIFFER: Final = VARIANT_SWITCHES | {OPS_DIR, LIBRARIES_DIR, ENGINES_DIR}
-"""Variables that may differ between the trials of a pair: the switches, and where each trial writes."""
-
-# if the user's shell exported one of these, it could turn a baseline into an enabled trial, or change both.
-DECLARED: Final = MAY_DIFFER | {ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS}
+# If the user's shell exported one of these, it could turn a baseline into an enabled trial, or change both.
+DECLARED: Final = VARIANT_SWITCHES | {
+    *(OPS_DIR, LIBRARIES_DIR, ENGINES_DIR),
+    *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS),
+}
 
 # what sets each switch, for a user who exported it
 SWITCHES: Final = {
@@ -103,8 +103,18 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
     """Return the variables that rlk-repro sets for a trial: record folders, the run's metrics, declared switches."""
     folder = run_dir.trial(trial.name)
-    engines = {ENGINES_DIR: str(folder.engines.absolute())} if plan.run.workload.compares_engines else {}
-    return record_env(folder) | engines | transport_env(plan, folder) | common_env(plan) | switch_env(plan, trial)
+    env = record_env(folder)
+    if plan.run.workload.compares_engines:
+        env[ENGINES_DIR] = str(folder.engines.absolute())
+    if plan.num_gpus >= 2:
+        # NCCL logs its transport at its start; the log holds addresses and is never packed
+        log = folder.libraries.absolute() / ".partial-nccl-%h-%p.log"
+        env |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": str(log)}
+    if not plan.run.entropy_metric:
+        env[ENTROPY_METRIC] = "0"
+    if plan.run.gc_freeze:
+        env[GC_FREEZE] = str(plan.run.measure.warmup_steps)
+    return env | switch_env(plan, trial)
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
@@ -121,23 +131,9 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
     return switches
 
 
-def common_env(plan: Plan) -> dict[str, str]:
-    """Return variables that both variants get: to leave a metric out, to freeze objects after the warm-up."""
-    asked = {} if plan.run.entropy_metric else {ENTROPY_METRIC: "0"}
-    return asked | ({GC_FREEZE: str(plan.run.measure.warmup_steps)} if plan.run.gc_freeze else {})
-
-
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
     """Return the folders where the trainer writes what ran and which libraries it loaded."""
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
-
-
-def transport_env(plan: Plan, trial_dir: TrialDir) -> dict[str, str]:
-    """Make NCCL log its transport at its start; the log holds addresses and is never packed."""
-    if plan.num_gpus < 2:
-        return {}
-    log = trial_dir.libraries.absolute() / ".partial-nccl-%h-%p.log"
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": str(log)}
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:

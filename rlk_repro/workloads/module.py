@@ -17,7 +17,7 @@ from rlk_repro.spec import ModuleWorkload
 from rlk_repro.workloads.api import Command, Words
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
 from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
-from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
+from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps, rollout_commands
 
 __all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
            "rollout_commands", "trainer_command"]  # fmt: skip
@@ -62,11 +62,6 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     plain, from_env = profile_env(plan)
     env = plain | FIXED_ENV | trial_env(plan, trial, run_dir)
     return Command(argv=tuple(argv), env=env, from_env=from_env)
-
-
-def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
-    """Return no commands: the batches follow from the seed."""
-    return {}
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

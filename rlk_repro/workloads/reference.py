@@ -16,7 +16,13 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload
 from rlk_repro.workloads.api import Command, Words
-from rlk_repro.workloads.arguments import find_layout_problems, find_untimed_problems, setting_flags, trial_flags
+from rlk_repro.workloads.arguments import (
+    describe_rollouts,
+    find_layout_problems,
+    find_untimed_problems,
+    setting_flags,
+    trial_flags,
+)
 from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
 
@@ -84,7 +90,7 @@ def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str,
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Describe what distinguishes this run from others, from the plan's record of the workload."""
-    model, grpo = settings["model"], settings["grpo"]
+    model = settings["model"]
     if settings.get("what_for", "timing") != "timing":
         yield "meant for", settings["what_for"]
     yield (
@@ -92,8 +98,4 @@ def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"reference trainer: {count(model['num_layers'], 'layer')}, hidden {format_count(model['hidden_size'])}, "
         f"vocabulary {format_count(model['vocab_size'])}, {model['dtype']}",
     )
-    yield (
-        "rollouts",
-        f"{format_count(grpo['rollout_batch_size'])} prompts × {grpo['n_samples_per_prompt']} samples, at most "
-        f"{count(grpo['rollout_max_response_len'], 'token')} long",
-    )
+    yield "rollouts", describe_rollouts(settings["grpo"])

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Run, Stack
-from rlk_repro.workloads.api import Brought
+from rlk_repro.workloads.api import Brought, Command
 
 if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
@@ -32,3 +33,8 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:  # noqa: ARG001
     """Return no steps: this workload needs no preparation."""
     return []
+
+
+def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
+    """Return no commands: the seed determines all inputs."""
+    return {}

@@ -81,7 +81,7 @@ def test_an_unknown_word_lists_the_known_ones(call: Call) -> None:
 
 def test_a_run_with_sessions_or_many_pairs_cannot_be_one(call: Call) -> None:
     for settings, found in (
-        (("--pairs", "6"), "measure.pairs: an agreement run does not measure time"),
+        (("--pairs", "6"), "measure.pairs: a run with what_for: agreement measures no time"),
         (("--set", "measure.design=crossover", "--set", "measure.warmup_steps=2", "--exploratory"), "measure.design"),
     ):
         code, _, error = call("submit", "agreement-smoke", "--cluster", "local", "--dry-run", *settings)

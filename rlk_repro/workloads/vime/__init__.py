@@ -7,16 +7,17 @@ scripts are not used, because they end every Python process of the host.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.base.errors import Problem, SpecError
-from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.workloads.api import Command, Words
+from rlk_repro.workloads.arguments import describe_rollouts
 from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
@@ -24,7 +25,7 @@ from rlk_repro.workloads.vime.code import find_brought
 from rlk_repro.workloads.vime.contract import load_contract, spell_flags
 from rlk_repro.workloads.vime.layout import list_folders, vime_of
 from rlk_repro.workloads.vime.profiling import profiler_env
-from rlk_repro.workloads.vime.setting import describe
+from rlk_repro.workloads.vime.rules import find_warnings
 
 if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
@@ -72,11 +73,6 @@ def find_problems(plan: Plan) -> list[Problem]:
     for argv in _all_arguments(plan):
         found |= {str(problem): problem for problem in contract.find_problems(argv, where)}
     return list(found.values())
-
-
-def find_warnings(plan: Plan) -> list[Finding]:
-    """Find what may go wrong, or measure less than a reader expects."""
-    return rules.find_warnings(plan)
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
@@ -146,3 +142,25 @@ def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
     env = render_env(plan) | plain | FIXED_ENV | own
     argv = [sys.executable, "-m", TRAINER, *argv]
     return Command(argv=tuple(argv), env=env, from_env=from_env, needs_ray=True, address_names=ADDRESS_NAMES)
+
+
+def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield, from the plan's record of the workload, what distinguishes this run of vime from other runs."""
+    model, data, grpo = settings["model"], settings["data"], settings["grpo"]
+    yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
+    reward = data["rm_type"] or data["custom_rm_path"]
+    yield "data", f"{_describe_source(data['source'], 'prompts')}; reward {reward}"
+    replayed = ", expert routing replayed (R3)" if grpo["use_rollout_routing_replay"] else ""
+    yield "rollouts", describe_rollouts(grpo) + replayed
+    if settings["what_for"] != "timing":
+        yield "meant for", settings["what_for"]
+
+
+def _describe_source(source: Mapping[str, Any], what: str) -> str:
+    if source["kind"] == "package":
+        return f"{source['file']} of the package {source['name']} {source['version']}"
+    if source["kind"] != "hub":
+        return f"{what} made by this tool, seed {source['seed']}"
+    revision = source["revision"]
+    file = f", {source['file']}" if "file" in source else ""
+    return f"{source['repository']}{file} at {revision[:12] if revision else 'no pinned revision'}"

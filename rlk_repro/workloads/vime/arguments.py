@@ -96,7 +96,8 @@ def list_decided(plan: Plan, files: Files, traces: Path) -> frozenset[str]:
     decided = {
         **_decided(plan, files, 0, plan.run.lane),
         **_live(plan, files),
-        **_stored(files),
+        **_forge(files),
+        **_train_only(files),
         **_profiling(plan, traces),
     }
     settings = {name.replace("_", "-") for name in VimeGrpo.model_fields}
@@ -122,7 +123,6 @@ def _decided(plan: Plan, files: Files, seed: int, lane: str) -> dict[str, Any]:
         "num-rollout": plan.num_steps,
         **_weights(workload.model, files),
         **_grpo(workload.grpo),
-        **_optimizer(workload.grpo),
         **_parallel(division),
         **_place(division, lane),
     }
@@ -136,20 +136,8 @@ def _weights(model: VimeModel, files: Files) -> dict[str, Any]:
 
 
 def _grpo(grpo: VimeGrpo) -> dict[str, Any]:
-    """Return the GRPO flags, field by field, without false ones."""
-    optimizer = {"lr", "weight_decay", "adam_beta1", "adam_beta2", "clip_grad"}
-    values = grpo.model_dump(exclude=optimizer)
-    return {name.replace("_", "-"): value for name, value in values.items() if value is not False}
-
-
-def _optimizer(grpo: VimeGrpo) -> dict[str, Any]:
-    return {
-        "lr": grpo.lr,
-        "weight-decay": grpo.weight_decay,
-        "adam-beta1": grpo.adam_beta1,
-        "adam-beta2": grpo.adam_beta2,
-        "clip-grad": grpo.clip_grad,
-    }
+    """Return a flag for each GRPO and optimizer setting; a setting that is false has no flag."""
+    return {name.replace("_", "-"): value for name, value in grpo.model_dump().items() if value is not False}
 
 
 def _parallel(division: Division) -> dict[str, Any]:
@@ -191,23 +179,19 @@ def _place(division: Division, lane: str) -> dict[str, Any]:
 
 
 def _lane(plan: Plan, files: Files) -> dict[str, Any]:
-    stored = _stored(files)
-    match plan.run.lane:
-        case "live":
-            return _live(plan, files)
-        case "fixed-rollout":
-            forged = {key: stored[key] for key in ("rollout-function-path", "load-forge-rollout-data")}
-            return {**_live(plan, files), **forged}
-        case "train-only":
-            names = ("debug-train-only", "load-debug-rollout-data", "disable-rollout-global-dataset")
-            return {key: stored[key] for key in names}
+    if plan.run.lane == "train-only":
+        return _train_only(files)
+    return _live(plan, files) | (_forge(files) if plan.run.lane == "fixed-rollout" else {})
 
 
-def _stored(files: Files) -> dict[str, Any]:
-    """Return the flags for vime's two ways of loading rollouts; a path without a template gives every step one file."""
+def _forge(files: Files) -> dict[str, Any]:
+    """Return the flags with which vime replaces the generated rollouts by stored ones."""
+    return {"rollout-function-path": FORGE, "load-forge-rollout-data": files.rollouts}
+
+
+def _train_only(files: Files) -> dict[str, Any]:
+    """Return the flags with which vime trains on stored rollouts and starts no rollout engine."""
     return {
-        "rollout-function-path": FORGE,
-        "load-forge-rollout-data": files.rollouts,
         "debug-train-only": True,
         "load-debug-rollout-data": files.rollouts,
         "disable-rollout-global-dataset": True,

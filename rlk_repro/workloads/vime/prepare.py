@@ -11,7 +11,7 @@ from rlk_repro.prepare import arithmetic, random_model
 from rlk_repro.prepare.contents import load_contents, record_files
 from rlk_repro.prepare.fetch import Fetch, bytes_there
 from rlk_repro.prepare.layout import PreparedDir
-from rlk_repro.prepare.making import Made, Order, Tell, WorkDir
+from rlk_repro.prepare.making import Made, Tell, WorkDir
 from rlk_repro.prepare.origins import MODEL_FILES, Origin, Repository, list_origins
 from rlk_repro.prepare.package import Package
 from rlk_repro.prepare.random_rollouts import RandomRollouts
@@ -55,7 +55,10 @@ def _fetch_step(kind: str, folder: Path, fetch: Fetch, pin: str) -> PrepareStep:
         return fetch.find(work)[1].size_bytes - bytes_there(work)
 
     return PrepareStep(
-        order=Order(kind=kind, folder=folder, is_wanted=is_wanted, make=fetch.run),
+        kind=kind,
+        folder=folder,
+        is_wanted=is_wanted,
+        make=fetch.run,
         what=str(repository),
         estimate=estimate,
         pin="" if repository.revision else pin,
@@ -107,14 +110,20 @@ def _recipe_step(
         write(work)
         return Made(source=recipe, files=record_files(work.files))
 
-    order = Order(kind=kind, folder=folder, is_wanted=lambda source: dict(source) == dict(recipe), make=make)
-    return PrepareStep(order=order, what=folder.name, estimate=lambda: num_bytes)
+    return PrepareStep(
+        kind=kind,
+        folder=folder,
+        is_wanted=lambda source: dict(source) == dict(recipe),
+        make=make,
+        what=folder.name,
+        estimate=lambda: num_bytes,
+    )
 
 
 def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Path, model: PrepareStep) -> PrepareStep:
     conversion = Conversion(
         model=workload.model,
-        folder=model.order.folder,
+        folder=model.folder,
         stack=request.stack,
         hardware=request.hardware,
         layout=request.run.layouts[request.hardware.hardware],
@@ -128,11 +137,14 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
     def estimate() -> int | None:
         """Return the checkpoint's bytes: as many as the weights have."""
-        contents = load_contents(model.order.folder)
+        contents = load_contents(model.folder)
         return model.estimate() if contents is None else contents.size_bytes
 
     return PrepareStep(
-        order=Order(kind="checkpoint", folder=folder, is_wanted=is_wanted, make=conversion.run),
+        kind="checkpoint",
+        folder=folder,
+        is_wanted=is_wanted,
+        make=conversion.run,
         what=folder.name,
         estimate=estimate,
         command=lambda: conversion.command(Path("{vime}") / TOOL, folder, estimate() or 0),
@@ -145,7 +157,11 @@ def _rollouts_step(request: PrepareRequest, workload: VimeWorkload, folder: Path
         return _recipe_step("rollouts", folder, made.recipe, lambda work: made.write(work.files), made.num_bytes)
     assert workload.rollouts is not None
     storage = Storage(stored=workload.rollouts, mirror=request.mirror, is_offline=request.is_offline)
-    order = Order(
-        kind="rollouts", folder=folder, is_wanted=lambda source: dict(source) == storage.source, make=storage.run
+    return PrepareStep(
+        kind="rollouts",
+        folder=folder,
+        is_wanted=lambda source: dict(source) == storage.source,
+        make=storage.run,
+        what=f"rollouts {workload.rollouts.name}",
+        estimate=lambda: None,
     )
-    return PrepareStep(order=order, what=f"rollouts {workload.rollouts.name}", estimate=lambda: None)
