@@ -69,7 +69,7 @@ def make_tokenizer(
             "byte_fallback": False,
             "ignore_merges": False,
             "vocab": vocabulary,
-            "merges": merges,
+            "merges": list(merges),
         },
     }
 
