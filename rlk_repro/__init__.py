@@ -1,3 +1,3 @@
-"""rlk-repro: does RL-Kernel make vime's GRPO training faster or smaller, and can it be proved?"""
+"""Measure whether RL-Kernel makes GRPO training with vime faster or saves memory."""
 
 __version__ = "0.2.0"

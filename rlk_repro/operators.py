@@ -68,9 +68,9 @@ class Refusal:
 class Implementation:
     """An operator class of RL-Kernel; ``backend`` is its ``OpBackend`` member or, dispatched by contract, a backend id.
 
-    A route needs the ``symbols``; ``kernels`` are parts of the names of the kernels that then run.  A native one is
-    plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.  One that
-    ``needs_whole_vocabulary`` is plain PyTorch where the vocabulary is split.
+    ``symbols`` are compiled functions that must exist; ``kernels`` are parts of the names of the kernels that then run.
+    A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.  An
+    implementation that ``needs_whole_vocabulary`` is plain PyTorch where the vocabulary is split.
     """
 
     class_name: str

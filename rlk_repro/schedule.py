@@ -73,7 +73,7 @@ class Schedule:
         return tuple(map(tuple, steps))
 
     def list_compared(self, faults: Collection[int]) -> list[int]:
-        """The scored rollouts of comparison blocks, without the blocks in ``faults``."""
+        """Return the scored rollouts of all blocks but control blocks and the blocks in ``faults``."""
         return [
             step
             for block, steps in enumerate(self.steps_of_blocks)

@@ -1,4 +1,4 @@
-"""The code bases that a run measures, and what each is called: by a stack, by Python, by a manifest and by a shell."""
+"""The code bases that a run measures, with the names that stacks, Python, manifests and shells use for them."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ OURSELVES: Final = CodeSource(
 )
 
 PINNED: Final = (VIME, MEGATRON, RL_KERNEL)
-"""What a stack pins."""
+"""The code bases that a stack pins."""
 SECTIONS: Final[Mapping[str, str]] = {source.pin: source.section for source in PINNED}
-"""By pin, where a manifest describes the source."""
+"""The section of a manifest that describes a source, by the name of its pin."""
 CITED: Final = (VIME, RL_KERNEL, OURSELVES)
 """The sources whose commits a report names beside its result."""

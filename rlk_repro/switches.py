@@ -1,4 +1,4 @@
-"""The variables by which a trainer learns which variant it is and where to write; both sides take their names here."""
+"""Names of the environment variables that tell a trainer its variant and its output folders."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"
 ENTROPY_METRIC: Final = "RLK_REPRO_ENTROPY_METRIC"
 GC_FREEZE: Final = "RLK_REPRO_GC_FREEZE_AFTER"
 PROFILED_STEPS: Final = "RLK_REPRO_PROFILED_STEPS"
-"""Variable with the first rollout that a profiler outside the trainer records and the first one after those: 2:5."""
+"""Rollouts that a profiler outside the trainer records; the value ``2:5`` means rollouts 2, 3 and 4."""
 COMMITS: Final = "RLK_COMMITS"
-"""Variable with the folder that has a folder for each RL-Kernel commit; users set it, and no record holds its value."""
+"""Folder that has a folder for each RL-Kernel commit.  Users set this variable, and no record holds its value."""

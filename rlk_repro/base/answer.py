@@ -1,4 +1,4 @@
-"""What a command prints with ``--json``: a frozen class whose fields are the keys of an object."""
+"""Define the base class of what commands print with ``--json``: the fields of an answer are the keys of an object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Answer:
 
 
 def to_plain(value: Any) -> Any:
-    """A value in JSON's types; an object with ``to_json`` says itself what it is there."""
+    """Return a value in JSON's types; an object that has ``to_json`` is converted by that method."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if dataclasses.is_dataclass(value):

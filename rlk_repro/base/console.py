@@ -1,4 +1,4 @@
-"""Show progress lines: rewritten in place on a terminal, one by one elsewhere.  Tables and reports are not here."""
+"""Show progress: on a terminal each line replaces the line before it; elsewhere the lines follow each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tell: TypeAlias = Callable[[str], object]
 
 
 def silence(text: str) -> None:
-    """Drop progress.  With ``--json``, for example, standard error holds errors only."""
+    """Print no progress; commands with ``--json`` use this function, because their standard error holds errors only."""
     del text
 
 

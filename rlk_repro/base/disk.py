@@ -44,9 +44,9 @@ class Unwritable(EnvironmentMissing, OSError):
 
 @contextmanager
 def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
-    """Turn write errors of the block into errors about ``path``; one with a path already keeps it and gets the hint.
+    """Turn write errors of the block into errors about ``path``; an ``Unwritable`` keeps its path and gets the hint.
 
-    ``FileExistsError`` passes unchanged: callers use it as an answer.
+    ``FileExistsError`` is not changed, because callers handle it.
 
     Raises:
         Unwritable: ``path`` cannot be written.
@@ -95,7 +95,7 @@ def open_stream(path: Path, mode: str) -> BinaryIO:
 
 @contextmanager
 def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
-    """Give a folder that becomes ``path`` when the block ends without an error; after an error it is removed.
+    """Make a folder that is renamed to ``path`` when the block ends without an error; after an error it is removed.
 
     Raises:
         FileExistsError: ``path`` exists already.
@@ -148,5 +148,5 @@ def describe_file_system(path: Path) -> str:
 
 
 def _open_no_link(name: str, flags: int) -> int:
-    """Open a path whose last part is not a link: another user's link would lead to another file."""
+    """Open a file, but refuse a link: another user may have made the link, and it may lead to another file."""
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)

@@ -1,4 +1,4 @@
-"""Define every error that a user can meet, with its exit code.  Bugs are not here; they keep their traceback.
+"""Define every error that a user can meet, with its exit code.  Any other exception is a bug and keeps its traceback.
 
 An error holds one or more problems, so that a check of a file reports all of them at once.  Each problem says where,
 what is wrong, what was found, what was expected, and at most one next step.

@@ -1,7 +1,4 @@
-"""Write whole files: a file appears complete or not at all.  It also has canonical JSON and sha256.
-
-``rundir`` decides file names; this module does not.
-"""
+"""Write whole files (a file appears complete or not at all), read and write canonical JSON, and compute sha256."""
 
 from __future__ import annotations
 
@@ -37,10 +34,10 @@ MAX_JSON_DIGITS: Final = 20
 
 @contextmanager
 def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """Give a seekable stream that becomes ``path`` when the block ends without an error; a kill leaves an intact file.
+    """Open a seekable stream whose content replaces ``path`` when the block ends without an error.
 
-    That file is the old one or the new one.  Without ``is_durable`` this holds for kills but not for power cuts, and
-    the call does not wait for the disk.
+    After a kill or a power cut, ``path`` has the old or the new content.  Without ``is_durable`` this holds for kills
+    only, but the call does not wait for the disk.
 
     Raises:
         Unwritable: the file cannot be written.

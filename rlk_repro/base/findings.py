@@ -1,6 +1,4 @@
-"""Define findings, the observations of a check.  Preflight, verify, diff and replay collect all; none stops at the
-first.
-"""
+"""Define findings, the observations of a check.  A check collects all its findings and does not stop at the first."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
     if os.getppid() != guard:  # the agent died before this watch began
         os._exit(CANNOT_START)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # this Python ignores them
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and the trainer would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)  # noqa: S606 (an argument list, no shell)

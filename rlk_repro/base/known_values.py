@@ -69,7 +69,7 @@ class KnownValues:
 
 
 def _join_lines(block: bytes) -> bytes:
-    """Join lines like ``_GAPS``, but ten times faster."""
+    """Join lines without the gaps that ``_GAPS`` finds; this is ten times faster than the regex."""
     plain = ESCAPES.sub(b"", block) if b"\x1b" in block else block
     lines = plain.replace(b"\r", b"").split(b"\n")
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])
@@ -83,7 +83,7 @@ def _is_open(beginning: bytes, joined: bytes, last: bytes) -> bool:
 
 
 def _list_forms(value: bytes) -> Iterator[bytes]:
-    """The forms of a value in text without line ends: itself and its encodings."""
+    """Yield every form of a value: the value itself and its encodings, all without line ends."""
     yield _join_lines(value)
     yield json.dumps(value.decode(errors="surrogateescape"))[1:-1].encode()
     for safe in ("", "/"):

@@ -1,5 +1,4 @@
-"""Start other processes; no other module does: argument lists, never a shell; both pipes drained; always a time limit.
-
+"""Start other processes.  Every command is an argument list; no command passes through a shell.
 ``run`` is for short questions (nvidia-smi, git).  ``start`` is for trials: output goes to a file descriptor, the child
 leads its own process group, and only that group is ever signalled.
 """

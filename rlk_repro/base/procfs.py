@@ -14,7 +14,7 @@ _STAT_BYTES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStat:
-    """One line of /proc/<pid>/stat.  ``start_ticks`` (since boot) differ in a later process with that pid."""
+    """One line of /proc/<pid>/stat.  A later process with the same pid has other ``start_ticks`` (ticks since boot)."""
 
     state: str
     parent: int

@@ -1,6 +1,6 @@
-"""Git's hash of a folder's files: it identifies a source tree, with or without a repository around it.
+"""Compute git's hash of a folder's files, which identifies a source tree even where there is no repository.
 
-An archive of a commit has the commit's tree hash, and two different trees never share a hash.
+The unpacked archive of a commit has the commit's tree hash.
 https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
 """
 

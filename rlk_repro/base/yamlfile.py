@@ -1,4 +1,4 @@
-"""Parse authors' YAML into plain data with the line of every key, or into problems with lines.  No models here.
+"""Parse authors' YAML into plain data, with the line of every key; every problem names its line.
 
 Scalars follow the YAML 1.2 core schema, so that ``1e-6`` is a number, ``no`` is text and ``1:30`` is not ninety.
 Anchors, tags and duplicate keys are refused, because a reader can misread a file that uses them.

@@ -1,4 +1,7 @@
-"""Define the command line: one file per command parses, calls one function and prints.  All errors end here."""
+"""Define the command line.  Each other module defines commands: it parses options, calls one function and prints.
+
+This module prints all errors.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ PARSER_REFUSED: Final = 2
 app: Final = typer.Typer(
     name="rlk-repro",
     cls=CommandGroup,
-    help="Does RL-Kernel make vime's GRPO training faster or smaller, without hurting it, and can you prove it?",
+    help="Measure whether RL-Kernel makes vime's GRPO training faster or saves memory, with evidence to check.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -74,10 +77,8 @@ doctor.register(app)
 
 
 def main() -> None:
-    """Run the command line; a known error prints a few lines and sets the exit code, any other is a bug with a crash
-    file.
-    """
-    for stream in (sys.stdout, sys.stderr):  # a character that a terminal cannot show must not end a run
+    """Run the command line.  A known error is printed and gives the exit code; any other error is reported as a bug."""
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal's encoding lacks must not end a run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -92,15 +93,15 @@ def main() -> None:
     except OSError as error:
         if error.errno not in OF_FILE_SYSTEMS:
             sys.exit(_report_bug())
-        found = Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # a library wrote a file itself
+        found = Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # a library wrote the file
         _print_error(found)
         sys.exit(found.exit_code)
-    except Exception:  # noqa: BLE001  the one boundary: everything unknown is a bug
+    except Exception:  # noqa: BLE001  every unknown error is a bug
         sys.exit(_report_bug())
 
 
 def _show_example() -> None:
-    """Print an example of the typed command: the parser says what is wrong, the example shows what is right."""
+    """Print an example of the command that was typed; the parser has already printed what is wrong."""
     words = [" ".join(sys.argv[1:length]) for length in (3, 2)]
     if found := [EXAMPLES[name] for name in words if name in EXAMPLES]:
         sys.stderr.write(f"  example: {as_typed(found[0])}\n")

@@ -1,4 +1,4 @@
-"""``agreement``: whether training and rollout compute the same log-probs, and where they part."""
+"""Define ``agreement``: compare what training and rollout compute of the same tokens."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def register(app: typer.Typer) -> None:
 def agreement(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")],
     fail_on: Annotated[
-        str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these: outside, not-measured.")
+        str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these results: outside, not-measured.")
     ] = "",
     is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether engines agree: inputs, weights, log-probs, layers; the first that does not is named."""
+    """Check whether training and inference compute the same of the same tokens, and name the first difference."""
     from rlk_repro.analysis.checks import has_other_contract
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import open_bundle
@@ -48,11 +48,11 @@ def agreement(
         summary = describe_checks(checks)
         say_json(EnginesCompared(summary=summary, checks=checks, is_other_contract=is_other_contract))
     elif not checks:
-        say(f"{bundle}: compares no engines: a run does with --set workload.what_for=agreement --pairs 1")
+        say(f"{bundle}: its run compared no engines; --set workload.what_for=agreement --pairs 1 makes a run that does")
     else:
         say_text(render_checks(analysis, context))
         if is_other_contract:
-            say("the bundle was judged by its own contract, which differs from this version's")
+            say("the results were judged by the bundle's own contract, which differs from this version's")
         say(describe_checks(checks))
     is_doubtful = has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
     found = {item.word.value for item in checks} or {"not measured"}

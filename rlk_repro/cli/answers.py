@@ -1,6 +1,6 @@
-"""Define what commands print with ``--json``, where no other class of the package defines it.
+"""Define the answers that commands print with ``--json`` and that no other module defines.
 
-Commands import this module only to print.  ``tools/schemas.py`` makes the JSON Schema of all answers.
+Commands import this module only when they print JSON.  ``tools/schemas.py`` makes the JSON Schema of all answers.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Verified(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class EnginesCompared(Answer):
-    """Whether engines agree, in a sentence and by check, and whether the contract differs from this version's."""
+    """A summary in one sentence, the result of every check, and whether the contract differs from this version's."""
 
     summary: str
     checks: tuple[AgreementCheck, ...]

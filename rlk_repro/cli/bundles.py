@@ -1,4 +1,4 @@
-"""Define ``verify``, ``inspect`` and ``diff``, which answer a stranger's questions about a bundle."""
+"""Define ``verify``, ``inspect`` and ``diff``: check, describe and compare bundles."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def register(app: typer.Typer) -> None:
 def verify(
     bundle: BundlePath,
     expected_id: Annotated[
-        str | None, typer.Option("--id", metavar="SHA256", help="The id it must have; 12 hex digits or more.")
+        str | None, typer.Option("--id", metavar="SHA256", help="The bundle's expected id, or its first 12 digits.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every file of a bundle against its checksums; list all findings."""
+    """Check every file of a bundle against its checksums, and print all findings."""
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle import verify as checks
     from rlk_repro.cli.answers import Verified
@@ -48,7 +48,7 @@ def verify(
 
 
 def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
-    """Return the id of the present files, then other ids that the bundle or the user claims."""
+    """Yield the id that these files have, and a different id that the bundle or the user gives."""
     if found.bundle_id is None:
         return
     yield f"id {found.bundle_id}"
@@ -59,7 +59,7 @@ def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
 
 
 def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
-    """Describe the content of a bundle."""
+    """Print what a bundle contains."""
     from rlk_repro.bundle.seal import inspect_bundle
 
     info = inspect_bundle(bundle)
@@ -72,13 +72,13 @@ def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
 
 def diff(
     first: BundlePath,
-    second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle to compare with.")],
+    second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle to compare with the first.")],
     is_gate: Annotated[
-        bool, typer.Option("--gate", help="Only ask whether the second is worse than the first; exit 1 if so.")
+        bool, typer.Option("--gate", help="Only check whether the second bundle is worse; exit 1 if it is.")
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write both reports and one page, side by side."),
+        typer.Option("-o", "--output", metavar="DIR", help="Write both reports, and a page that compares them."),
     ] = None,
     is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""Define ``claims list``, ``claims check`` and ``claims lint``: published numbers, and what a text may claim."""
+"""Define ``claims list``, ``claims check`` and ``claims lint``: published figures, and the wording of texts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(app, "claims", "Published claims about RL-Kernel, and the wording policy.")
+    group = new_group(app, "claims", "Measure published figures about RL-Kernel again, and check the wording of texts.")
     group.command("list")(list_claims)
     group.command("check")(check)
     group.command("lint")(lint)
 
 
 def list_claims(as_json: AsJson = False) -> None:
-    """List the known published claims, their sources and what a check does."""
+    """List published claims about RL-Kernel, their sources and how a check measures them."""
     from rlk_repro.claims.files import load_claims
     from rlk_repro.claims.text import list_lines
 
@@ -39,10 +39,12 @@ def check(
         Path | None,
         typer.Option("--rl-kernel-src", envvar="RLK_SRC", help="Checkout of RL-Kernel; default: the installed one."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the record.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the results to this file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure published claims again on this machine; print both numbers and one result per row."""
+    """Measure published claims on this machine; print the published figure, the measured figure and a result."""
     from rlk_repro.base.console import live_line
     from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
     from rlk_repro.base.files import write_json
@@ -75,7 +77,7 @@ def check(
 
 
 def _require_place(output: Path) -> None:
-    """Check, before minutes of measuring, that the file can be written.  This creates nothing."""
+    """Check that the file can be written, before a measurement that takes minutes; create nothing."""
     import os
 
     from rlk_repro.base.errors import EnvironmentMissing, Problem

@@ -48,7 +48,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "submit": "rlk-repro submit qwen3-30b-a3b --cluster slurm --dry-run",
     "verify": "rlk-repro verify bundle.tgz",
 }
-"""An example for each command, by its words."""
+"""The example of each command, by the command's words."""
 
 _TYPED: Final = re.compile(
     rf"(?<![/.-])rlk-repro (?=(?:{'|'.join(sorted({words.split()[0] for words in EXAMPLES}))})\b)"
@@ -56,14 +56,14 @@ _TYPED: Final = re.compile(
 
 
 def as_typed(text: str) -> str:
-    """Show commands as they work in this shell: ``.venv/bin/rlk-repro status`` if the environment is not active."""
+    """Replace ``rlk-repro`` in commands by its path, such as ``.venv/bin/rlk-repro``, if it is not on PATH."""
     program = sys.argv[0]
     is_by_path = Path(program).name == "rlk-repro" and "/" in program and shutil.which("rlk-repro") is None
     return _TYPED.sub(lambda _: f"{shlex.quote(program)} ", text) if is_by_path else text
 
 
 class CommandGroup(TyperGroup):
-    """A group whose commands show these examples in their help."""
+    """A group of commands; the help of each command ends with its example."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
@@ -90,4 +90,4 @@ def new_group(app: typer.Typer, name: str, purpose: str) -> typer.Typer:
 def _hide_values_of_flags(options: Iterable[Any]) -> None:
     for option in options:
         if getattr(option, "is_flag", False):
-            option.metavar = ""  # typer would show the type of a value that a flag does not take
+            option.metavar = ""  # otherwise typer shows a type, although a flag takes no value

@@ -19,7 +19,7 @@ FOLDERS: Final[Mapping[str, Callable[[], list[Path]]]] = {
 
 
 def _complete_from(kind: str) -> Callable[[str], list[str]]:
-    """Make the function that completes names of one kind."""
+    """Return a function that lists the names of one kind that begin with the typed text."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in resources.list_names(FOLDERS[kind]()) if name.startswith(incomplete)]
@@ -44,12 +44,14 @@ RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a file.", autocompletion=complete_run)
 ]
 HardwareName = Annotated[
-    str | None, typer.Option(help="Hardware; default from the profile.", autocompletion=complete_hardware)
+    str | None, typer.Option(help="Such as h200; default: the profile's.", autocompletion=complete_hardware)
 ]
-PinsName = Annotated[str | None, typer.Option(help="Set of pins; default from the run.", autocompletion=complete_stack)]
+PinsName = Annotated[
+    str | None, typer.Option(help="Pinned versions; default: the run's.", autocompletion=complete_stack)
+]
 StackName = Annotated[
     str | None, typer.Option("--stack", help="A name or a file; default: the newest.", autocompletion=complete_stack)
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a value of the run; repeatable.")
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change one value; can be repeated.")
 ]

@@ -1,4 +1,4 @@
-"""Define ``doctor``: the facts of this machine, each ok, warn or fail with a next step."""
+"""Define ``doctor``: check this machine, and print each result as ok, warn or fail with a next step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Show what this machine has and what would fail here."""
+    """Show the facts of this machine, and which of them would make a run fail."""
     from rlk_repro.agent.preflight.doctor import Diagnoses, diagnose, look_around
     from rlk_repro.clusters.local import guess_hardware
     from rlk_repro.clusters.registry import list_clients

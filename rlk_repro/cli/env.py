@@ -11,12 +11,14 @@ from rlk_repro.cli.commands import new_group
 from rlk_repro.cli.completion import StackName
 from rlk_repro.cli.output import AsJson, say, say_json
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The environment.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the environment.")]
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64 or cuda-arm64; default: this machine's.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(app, "env", "A stack without a container: create its environment, check, carry.")
+    group = new_group(
+        app, "env", "Stacks as virtual environments, for hosts without containers: create, check, export."
+    )
     group.command("create")(create)
     group.command("check")(check)
     group.command("export")(export)
@@ -27,7 +29,7 @@ def create(
     stack: StackName = None,
     platform: Platform = None,
     bundle: Annotated[
-        Path | None, typer.Option("--from", metavar="FOLDER", help="Use this folder of env export, not the network.")
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Folder of env export to use, not the network.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,21 +38,23 @@ def create(
     from rlk_repro.images.stacks import get_stack
 
     environment.create(get_stack(stack), platform, folder, bundle=bundle)
-    _answer(folder, f"run {folder.absolute()}/bin/python (a profile's container.host_python)", as_json)
+    _answer(
+        folder, f"ready; its Python, for a profile's container.host_python: {folder.absolute()}/bin/python", as_json
+    )
 
 
 def check(
     folder: Folder,
-    stack: Annotated[str | None, typer.Option("--stack", help="Check it against this stack.")] = None,
+    stack: Annotated[str | None, typer.Option("--stack", help="Check the environment against this stack.")] = None,
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check what is inside an environment against its record and its stack; no GPU is needed."""
+    """Check the content of an environment against its record and its stack; no GPU is needed."""
     from rlk_repro.images import environment
 
     code = environment.check(folder, stack, platform)
     if code in {0, 1}:
-        _answer(folder, "must not be used" if code else "is what its record says", as_json, is_ok=code == 0)
+        _answer(folder, "must not be used" if code else "matches its record", as_json, is_ok=code == 0)
     if code:
         raise typer.Exit(code)
 
@@ -61,7 +65,7 @@ def export(
     stack: StackName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an environment's wheels and sources with checksums, for env create --from without a network."""
+    """Write an environment's wheels and sources to a folder, for `env create --from` on a host without a network."""
     from rlk_repro.images import environment
     from rlk_repro.images.stacks import get_stack
 

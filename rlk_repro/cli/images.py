@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; default: this machine's.")]
 RuntimeName = Annotated[
-    str | None, typer.Option("--runtime", help="podman, docker, apptainer or enroot; default: the first here.")
+    str | None, typer.Option("--runtime", help="podman, docker, apptainer or enroot; default: the first installed.")
 ]
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(app, "images", "Container images of stacks: list, fetch, build, check, pin, carry.")
+    group = new_group(app, "images", "Container images of stacks: list, pull, build, check, pin, export, import.")
     group.command("list")(list_)
     group.command("pull")(pull)
     group.command("build")(build)
@@ -35,10 +35,10 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(
-    stacks: Annotated[list[str] | None, typer.Argument(metavar="[STACK]...", help="Default: all of them.")] = None,
-    size: Annotated[
-        bool, typer.Option("--size", help="Ask the registries whether the images exist, and for their size.")
-    ] = False,
+    stacks: Annotated[
+        list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks; default: all stacks.")
+    ] = None,
+    size: Annotated[bool, typer.Option("--size", help="Ask the registries for the images' sizes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the images of stacks: digest, size, and whether the image is published."""
@@ -60,7 +60,7 @@ def pull(
     platform: Platform = None,
     runtime: RuntimeName = None,
     image_dir: Annotated[
-        Path | None, typer.Option(help="Shared folder for apptainer and enroot, the profile's container.image_dir.")
+        Path | None, typer.Option(help="Shared folder, as in the profile's container.image_dir.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,14 +81,14 @@ def pull(
 def build(
     stack: StackName = None,
     platform: Platform = None,
-    engine: Annotated[str | None, typer.Option(help="docker, buildah or podman; default: the first here.")] = None,
+    engine: Annotated[str | None, typer.Option(help="docker, buildah or podman; default: the first installed.")] = None,
     tag: Annotated[
         str | None, typer.Option(help="Name of the image; default: localhost/rlk-repro:STACK-PLATFORM.")
     ] = None,
     base: Annotated[
         str | None, typer.Option(metavar="NAME@DIGEST", help="Build on this image, not on the stack's base.")
     ] = None,
-    is_bake: Annotated[bool, typer.Option("--bake", help="Print the variables of docker-bake.hcl.")] = False,
+    is_bake: Annotated[bool, typer.Option("--bake", help="Print the variables for docker-bake.hcl.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command line; run nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -118,7 +118,7 @@ def check(
     runtime: RuntimeName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check what is inside an image; no GPU is needed, and an archive is not run."""
+    """Check the content of an image; no GPU is needed, and an image in an archive is not started."""
     from rlk_repro.images.archive_check import check_archive
     from rlk_repro.images.runtimes import check_in_runtime, find_runtime
     from rlk_repro.images.stacks import get_stack
@@ -176,7 +176,7 @@ def export(
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a published image to a folder with checksums, to carry it to a site without a registry."""
+    """Write a published image to a folder with checksums, for a site without a registry."""
     from rlk_repro.images.stacks import get_image, get_stack
     from rlk_repro.images.transport import export_image
 

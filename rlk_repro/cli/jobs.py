@@ -1,4 +1,4 @@
-"""Define ``status``, ``logs``, ``cancel`` and ``collect``: questions and orders about a submission."""
+"""Define ``status``, ``logs``, ``cancel`` and ``collect``: show, read, stop and fetch a submitted run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def status(
     is_watching: Annotated[bool, typer.Option("--watch", help="Wait until the run ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of a submission."""
+    """Show the state of a submitted run."""
     from rlk_repro.cli.answers import Status
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import Phase, read_state
@@ -57,7 +57,9 @@ def status(
             sending.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = sending.poll(launched)
     is_waiting = answer is not None and answer.state is JobState.PENDING
-    progress = None if is_waiting else read_state(run_dir)  # a requeued run has its first attempt's progress
+    progress = (
+        None if is_waiting else read_state(run_dir)
+    )  # a requeued run that waits still has the state of its first attempt
     is_over = answer is not None and answer.state.is_final
     if is_over and progress is not None:
         progress = drop_forecast(progress)
@@ -96,12 +98,12 @@ def _suggest_resume(run_dir: RunDir) -> str:
 
 def logs(
     run_id: RunId = None,
-    is_following: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run ends.")] = False,
+    is_following: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until the run ends.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each line as a JSON object that names its trial.")
     ] = False,
 ) -> None:
-    """Print the trials' logs in order."""
+    """Print the logs of a run's trials in the order of the trials."""
     from rlk_repro.base.files import dump_json_line
     from rlk_repro.cli.answers import LogAnswer
     from rlk_repro.clusters.registry import get_backend
@@ -133,7 +135,7 @@ def logs(
 
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
-    """Stop a submission; finished parts stay and can be collected and resumed."""
+    """Stop a submitted run; its finished trials stay, and `submit --resume` continues it."""
     from rlk_repro.cli.answers import Cancelled
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.rundir.store import find_run_dir
@@ -151,7 +153,7 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
 
 
 def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
-    """Bring the bundle here and print its path."""
+    """Copy a run's bundle to this machine, if it is elsewhere, and print its path."""
     from rlk_repro.base.errors import CheckFailed, Problem
     from rlk_repro.cli.answers import Collected
     from rlk_repro.clusters.registry import get_backend

@@ -26,7 +26,7 @@ def list_kinds(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List runs, hardware, stacks and profiles: the names that other commands take."""
+    """List the names of runs, hardware, stacks and profiles, and the file behind each name."""
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.base.resources import display_name, find_yaml, list_names, suggest
 

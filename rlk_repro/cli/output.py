@@ -1,6 +1,6 @@
-"""Share what every command needs: the ``--json`` option, printing, findings as text.
+"""Print the output of all commands, and define their options ``--json`` and ``--unsealed``.
 
-Everything that commands print passes through here, where strangers' text becomes harmless.
+This module escapes control characters, because output can hold text from bundles and other programs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Unsealed: TypeAlias = Annotated[
-    bool, typer.Option("--unsealed", help="Do not exit with 1 only because the run was not sealed.")
+    bool, typer.Option("--unsealed", help="Accept a run that was not sealed; without this, exit 1.")
 ]
 
 
@@ -32,7 +32,7 @@ def say(line: str = "") -> None:
 
 
 def say_text(text: str) -> None:
-    """Write several lines that other programs read too: exact in a file or pipe, harmless on a terminal."""
+    """Write several lines, unchanged to a file or pipe; on a terminal, control characters are escaped."""
     _write(f"{printable_lines(text) if sys.stdout.isatty() else text}\n")
 
 
@@ -50,7 +50,7 @@ def say_json(value: Any) -> None:
 
 
 def show(print_on: Callable[[Console], None]) -> None:
-    """Write what rich prints, with colour only on a terminal; strangers' text must have passed ``labels.clean``."""
+    """Write what ``print_on`` prints, in colour on a terminal only; it must print bundles' text by ``labels.clean``."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -60,9 +60,9 @@ def show(print_on: Callable[[Console], None]) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to standard output; raise EnvironmentMissing where that fails, but not where a pipe was closed."""
+    """Write to standard output; a failure becomes EnvironmentMissing, except for a closed pipe."""
     try:
-        typer.echo(text, nl=False, color=True)  # a pipe gets the same text as a terminal
+        typer.echo(text, nl=False, color=True)  # without color=True, typer changes text for a pipe
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise

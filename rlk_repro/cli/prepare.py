@@ -1,4 +1,4 @@
-"""Define ``prepare``: it puts a run's model, data and stored rollouts in the place where trials look for them."""
+"""Define ``prepare``: put a run's model, data and stored rollouts where its trials look for them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def prepare(
     name: RunName,
     hardware: HardwareName = None,
     profile: Annotated[
-        str | None, typer.Option(help="Site profile with the target folder.", autocompletion=complete_profile)
+        str | None, typer.Option(help="Profile with the target folder.", autocompletion=complete_profile)
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster of the profile.", show_default="local")] = None,
     stack: PinsName = None,
     settings: Settings = None,
     mirror: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Prepared files or hub cache to use first.")
+        Path | None, typer.Option(metavar="DIR", help="Copy from this folder or hub cache first.")
     ] = None,
     cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Target folder; default: the profile's.")] = None,
     is_offline: Annotated[bool, typer.Option("--offline", help="Do not use the network.")] = False,
-    is_verifying: Annotated[bool, typer.Option("--verify", help="Check every existing byte again.")] = False,
+    is_verifying: Annotated[bool, typer.Option("--verify", help="Hash existing files again.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is missing and its size.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -87,7 +87,7 @@ def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
 
 
 def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
-    """Choose the hardware, which decides how GPUs share a conversion; a run's only layout needs no option."""
+    """Choose the hardware, which decides how many GPUs convert a model; a run with one layout needs no option."""
     from rlk_repro.base.errors import Problem, SpecError
 
     known = sorted(run.layouts)

@@ -31,14 +31,17 @@ def register(app: typer.Typer) -> None:
 def init(
     cluster: Cluster = "slurm",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Default: your own folder of profiles.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="File to write; default: one in your own folder of profiles."
+        ),
     ] = None,
     is_taking_likeliest: Annotated[
         bool, typer.Option("--yes", help="Take the most likely answers without asking.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the cluster for its facts and write a profile for it."""
+    """Ask the cluster for its facts, and write a profile with them."""
     from rlk_repro.clusters.profiles import make_name, render_profile, take_likeliest
     from rlk_repro.clusters.registry import get_backend
 
@@ -86,7 +89,7 @@ def _write(output: Path, text: str) -> None:
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
-    """Show one profile with every default filled in, and what each preflight check does."""
+    """Show one profile with default values, and the effect of each preflight check."""
     from rlk_repro.agent.preflight.checks import default_policies
 
     profile = _load(name)
@@ -114,11 +117,11 @@ def _load(name: str) -> Profile:
 def check(
     name: Name,
     run: Annotated[
-        str | None, typer.Option("--run", help="Also check what this run needs there.", autocompletion=complete_run)
+        str | None, typer.Option("--run", help="Check also what this run needs.", autocompletion=complete_run)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what would fail with a profile on this cluster, and why; no job is queued."""
+    """Check a profile against this cluster without a job; print what would fail, and why."""
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.base.units import count
     from rlk_repro.clusters.registry import get_backend

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""A part of the manifest with more warnings than this is shown in one line."""
+"""Number of warnings about one part of the manifest; more warnings are shown in one line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -36,28 +36,28 @@ def register(app: typer.Typer) -> None:
 
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a sealed run directory.")],
-    is_analyze_only: Annotated[bool, typer.Option("--analyze-only", help="Stop after the re-analysis.")] = False,
-    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show drift and the job; send nothing.")] = False,
+    is_analyze_only: Annotated[
+        bool, typer.Option("--analyze-only", help="Analyse the logs again; run nothing.")
+    ] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show differences and job; send nothing.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Cluster to run on; default: as recorded.")] = None,
     profile: Annotated[
         str | None,
         typer.Option(
-            help="Your site's profile, never the bundle's.",
+            help="Your site's profile.",
             show_default="local",
             autocompletion=complete_profile,
         ),
     ] = None,
-    is_on_same_nodes: Annotated[
-        bool, typer.Option("--same-nodes", help="Ask for the recorded nodes, by name.")
-    ] = False,
+    is_on_same_nodes: Annotated[bool, typer.Option("--same-nodes", help="Request the recorded nodes by name.")] = False,
     vime_src: VimeSource = None,
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
-    is_accepted: Annotated[bool, typer.Option("--yes", help="Do not ask; run in spite of drift.")] = False,
-    is_trusted: Annotated[bool, typer.Option("--trust", help="Run code from outside the pinned sources.")] = False,
+    is_accepted: Annotated[bool, typer.Option("--yes", help="Do not ask; run in spite of differences.")] = False,
+    is_trusted: Annotated[bool, typer.Option("--trust", help="Allow code from outside the pinned sources.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a bundle, analyse it again, run it again and compare."""
+    """Check a bundle, analyse its logs again, run its experiment here and compare."""
     from rlk_repro.replay import steps
     from rlk_repro.replay.answers import Replayed, Rerun
 
@@ -113,7 +113,7 @@ def _say_end(bundle: Path, recorded: Recorded, replay: str, next_command: str) -
 
 
 def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> None:
-    """Print the level of agreement with its details, and below it the new answer."""
+    """Print how exactly the new run reproduced the recorded one, and then the answer of the new run."""
     from rlk_repro.report.terminal import print_answer
 
     for line in comparison.lines():
@@ -132,7 +132,7 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
 
 
 def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:
-    """Print everything that is missing, each with its command, and then the recorded answer."""
+    """Print what is missing, each part with a command that helps, and then the recorded answer."""
     for need, following in zip(needs, (*needs[1:], None), strict=True):
         is_shared = following is not None and following.hint == need.hint
         for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
@@ -203,7 +203,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
 
     found = prepared.known_drift
     if prepared.drift is None:
-        say("the run will compare its nodes with the recorded ones")
+        say("the new run will compare its nodes with the recorded nodes")
         if not found:
             return
     shown = [finding for finding in found if finding.level is not Level.INFO]
@@ -240,7 +240,7 @@ def _say_what_runs(prepared: PreparedReplay) -> None:
 
 
 def _ask(prepared: PreparedReplay) -> bool:
-    """Ask one question for both: whether to run at all, and whether to run in spite of the differences.
+    """Ask the user whether to run; the question gives the number of blocking differences, if there are any.
 
     Raises:
         CheckFailed: the answer is no.

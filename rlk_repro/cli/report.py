@@ -21,15 +21,15 @@ def report(
     sources: Annotated[list[Path], typer.Argument(metavar="BUNDLE|RUN_DIR...", help="Bundles or run directories.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder for reports.")] = None,
     fail_on: Annotated[
-        str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these verdicts, for example slower.")
+        str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these verdicts, such as slower.")
     ] = "",
     is_unsealed_fine: Unsealed = False,
     is_summary: Annotated[
-        bool, typer.Option("--summary", help="Write nothing; print Markdown for a pull request instead.")
+        bool, typer.Option("--summary", help="Print Markdown for a pull request; write no file.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the HTML and Markdown report and print its summary; for several sources, -o also writes one page."""
+    """Write the HTML and Markdown report and print its summary; several sources with -o also get one common page."""
     from rlk_repro.base.disk import writing
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import is_folder
@@ -100,7 +100,7 @@ def index(
 
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
-    """Return the folder of a report: one for this source alone, or a numbered one for -o with several sources."""
+    """Return the folder for a source's report; with -o and several sources, its name is the source's number."""
     from rlk_repro.base.errors import BundleUnreadable, Problem
     from rlk_repro.bundle.seal import is_folder
     from rlk_repro.rundir.paths import RunDir

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def list_runs(
     is_submitted: Annotated[
-        bool, typer.Option("--submitted", help="List submitted runs instead, with their state from the clusters.")
+        bool, typer.Option("--submitted", help="List submitted runs with their states instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -99,7 +99,7 @@ def _describe_submitted(item: Launched, answer: JobStatus) -> SubmittedRow:
 
 
 def _read_verdict(run_dir: RunDir) -> str:
-    """The verdict of a sealed run; empty if it cannot be read."""
+    """Return the verdict of a sealed run; the text is empty if the verdict cannot be read."""
     from rlk_repro.base.errors import BundleUnreadable
     from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json
     from rlk_repro.rundir.results import Analysis
@@ -115,7 +115,7 @@ def show_run(
     name: RunName,
     as_json: AsJson = False,
 ) -> None:
-    """Show one run with every default filled in."""
+    """Show one run, with default values for the keys that its file leaves out."""
     from rlk_repro.base.resources import find_yaml, run_folders
     from rlk_repro.spec.load import load_run
 

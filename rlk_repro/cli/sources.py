@@ -1,6 +1,7 @@
-"""Define the options for the checkouts of vime, Megatron-LM and RL-Kernel, and their use, for all commands.
+"""Define the options that name checkouts of vime, Megatron-LM and RL-Kernel, and use these checkouts.
 
-Each option has a variable; both count on the local cluster only, where the job is a child of this process.
+An environment variable can replace each option.  Options and variables have an effect on the local cluster only, where
+the job is a child of this process.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ if TYPE_CHECKING:
     from rlk_repro.plan import Plan
     from rlk_repro.sources import CodeSource
 
-VimeSource: TypeAlias = Annotated[Path | None, typer.Option("--vime-src", help="Checkout of vime, or VIME_SRC.")]
+VimeSource: TypeAlias = Annotated[Path | None, typer.Option("--vime-src", help="vime checkout; default: VIME_SRC.")]
 MegatronSource: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--megatron-src", help="Checkout of Megatron-LM, or MEGATRON_SRC."),
+    typer.Option("--megatron-src", help="Megatron-LM checkout; default: MEGATRON_SRC."),
 ]
 RlKernelSource: TypeAlias = Annotated[
-    Path | None, typer.Option("--rl-kernel-src", help="Checkout of RL-Kernel, or RLK_SRC.")
+    Path | None, typer.Option("--rl-kernel-src", help="RL-Kernel checkout; default: RLK_SRC.")
 ]
 
 
 def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None, *, cluster: str) -> None:
-    """Put the named checkouts on the path of every process that is started from here.
+    """Put the named checkouts on the PYTHONPATH of every process that this process starts.
 
     Raises:
-        SpecError: a folder lacks its package, or the cluster gets no part of this environment.
+        SpecError: a folder lacks its package, or an option is given for a cluster that is not local.
     """
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.sources import MEGATRON, RL_KERNEL, VIME
@@ -61,8 +62,8 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     """Refuse to start if the trainer's packages or the modules in ``also`` cannot be found.
 
     Raises:
-        EnvironmentMissing: the error names each with its option.
-        SpecError: the profile's own path hides the checkouts.
+        EnvironmentMissing: packages or modules are missing; the error names each of them with its option.
+        SpecError: the profile's PYTHONPATH hides the checkouts.
     """
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.sources import RL_KERNEL
@@ -91,7 +92,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
 
 
 def note_switches() -> None:
-    """Name the trainer's switches that are set here and have no effect, because the run sets them."""
+    """Print the trainer's variables that this shell sets and that have no effect, because the run sets them."""
     from rlk_repro.cli.output import note
     from rlk_repro.workloads.environment import SWITCHES
 

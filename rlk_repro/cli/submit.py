@@ -1,4 +1,4 @@
-"""Define ``submit``: plan, render, stage, send; ``--dry-run`` stops after render and shows what would be sent."""
+"""Define ``submit``: plan, render, stage and send a job; ``--dry-run`` stops after the rendering and shows the job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def submit(
         str,
         typer.Argument(
             metavar="[RUN]",
-            help="Run definition: a name from `runs list`, or a file.",
+            help="Run: a name from `runs list`, or a file.",
             show_default=False,
             autocompletion=complete_run,
         ),
@@ -56,27 +56,26 @@ def submit(
     ] = None,
     stack: PinsName = None,
     lane: Annotated[str | None, typer.Option(help="live, fixed-rollout or train-only.")] = None,
-    pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and enabled.")] = None,
-    control_pairs: Annotated[int | None, typer.Option(help="Pairs of baseline and baseline.")] = None,
-    variants: Annotated[str, typer.Option(help="Variants, comma-separated.")] = "baseline,enabled",
+    pairs: Annotated[int | None, typer.Option(help="Number of pairs: baseline, enabled.")] = None,
+    control_pairs: Annotated[int | None, typer.Option(help="Number of control pairs: two baselines.")] = None,
+    variants: Annotated[str, typer.Option(help="Variants, separated by commas.")] = "baseline,enabled",
     settings: Settings = None,
     vime_src: VimeSource = None,
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
     max_job_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Slurm: longest job of several, such as 4h.")
+        str | None, typer.Option(metavar="TIME", help="Slurm: longest time of one job, as 4h.")
     ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
-    is_waiting: Annotated[bool, typer.Option("--wait", help="Wait until the run is sealed.")] = False,
+    is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the run's end and its result.")] = False,
     resume: Annotated[
-        str | None, typer.Option(metavar="ID", help="Redo the incomplete pairs of a run.", autocompletion=complete_id)
+        str | None,
+        typer.Option(metavar="ID", help="Redo the incomplete pairs of this run.", autocompletion=complete_id),
     ] = None,
-    is_exploratory: Annotated[
-        bool, typer.Option("--exploratory", help="Allow changed rules, mark the verdict.")
-    ] = False,
+    is_exploratory: Annotated[bool, typer.Option("--exploratory", help="Allow changed measurement rules.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run baseline and enabled variants of a run in one allocation."""
+    """Start a run: baseline trials and trials with RL-Kernel, in one allocation."""
     from rlk_repro.submit import planning, sending
 
     if resume is not None:
@@ -149,7 +148,7 @@ def _send(prepared: Prepared, *, is_waiting: bool, as_json: bool) -> None:
 
 
 def _refuse_other_flags(context: typer.Context) -> None:
-    """Refuse flags with ``--resume``: a resumed run has its plan already, and a flag must not be ignored."""
+    """Refuse flags that would change the plan together with ``--resume``, because a resumed run keeps its plan."""
     from rlk_repro.base.errors import Problem, SpecError
 
     problems = [

@@ -1,4 +1,4 @@
-"""The contract of agreement, ``manifests/contracts/agreement.yaml``: how far engines may lie apart, with sources."""
+"""The contract of agreement, ``manifests/contracts/agreement.yaml``: the largest differences that engines may have."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlk_repro.spec.values import Model, Positive, Schema, Text
 
 Compared: TypeAlias = Literal["log-probs", "layers"]
 DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
-"""The most precise first."""
+"""Dtypes of engines, the most precise first."""
 
 
 class Bound(Model):
-    """The largest difference that agrees: of log-probs absolute, of a layer's output relative to its norm."""
+    """The largest difference that counts as agreement: absolute for log-probs, relative to the norm for a layer."""
 
     compares: Compared
     dtype: Literal["float32", "float16", "bfloat16"]
@@ -27,7 +27,7 @@ class Bound(Model):
 
 
 class AgreementContract(Model):
-    """Every bound; what has none is not judged."""
+    """All bounds.  A comparison without a bound is not judged."""
 
     schema_: Schema = Field(alias="schema", default=1)
     bounds: tuple[Bound, ...]
@@ -38,7 +38,7 @@ class AgreementContract(Model):
 
 
 def load_contract() -> AgreementContract:
-    """The contract that this version ships."""
+    """Return the contract of this version of rlk-repro."""
     path = data_dir("manifests") / "contracts" / "agreement.yaml"
     return parse_contract(path.name, path.read_text())
 

@@ -38,16 +38,16 @@ from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
 
 MAX_STEPS: Final = 20_000
-"""Limit for all steps of a run: an analysis holds about forty numbers for each step."""
+"""Limit for the steps of all trials together: an analysis holds about forty numbers for each step."""
 
 Workload: TypeAlias = Annotated[
     ReferenceWorkload | ModuleWorkload | OperatorsWorkload | VimeWorkload, Field(discriminator="kind")
 ]
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
-"""Limit for a session: its effect is a median over all pairs of its blocks."""
+"""Limit for the blocks of a session: the effect of a session is a median over all pairs of its blocks."""
 LIMIT_PER_ESTIMATE: Final = 1.5
-SHORTEST_LIMIT_MIN: Final = 10.0  # a first trial compiles, and a live run may store rollouts first
+SHORTEST_LIMIT_MIN: Final = 10.0  # the first trial also compiles, and may wait for stored rollouts
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 
 Spread: TypeAlias = Annotated[float, Field(gt=0, le=100)]
@@ -139,7 +139,7 @@ class Measure(GrowingModel):
 
     @property
     def num_stored(self) -> int:
-        """The number of stored rollouts that a lane with them needs; two periods of half a block share theirs."""
+        """The number of stored rollouts that a trial or session needs; the two periods in half a block share them."""
         if self.design == "parallel":
             return self.num_steps
         return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps
@@ -197,7 +197,7 @@ class Run(GrowingModel):
 
     @property
     def switch_title(self) -> str:
-        """What the variants differ in, if that is not RL-Kernel against no RL-Kernel; else empty."""
+        """The name of the difference between the variants; empty where one has RL-Kernel and the other does not."""
         commits = self.rl_kernel.commits
         if commits is not None:
             return f"RL-Kernel {commits.enabled[:12]}"

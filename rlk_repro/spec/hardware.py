@@ -12,7 +12,7 @@ from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platfo
 
 
 class AllReduceFloor(Model):
-    """The least bus bandwidth, in GB/s, of an all-reduce of 1 GiB over whole nodes; without a floor none is judged."""
+    """The least bus bandwidth, in GB/s, of an all-reduce of 1 GiB; without a floor the bandwidth is not judged."""
 
     one_node_gb_s: Positive | None = Field(None, description="floor for all GPUs of one node")
     nodes_gb_s: Positive | None = Field(None, description="floor for all GPUs of several nodes")
@@ -46,7 +46,7 @@ class Hardware(GrowingModel):
 
     @property
     def as_measured(self) -> Hardware:
-        """Return this hardware without the limits that only say whether a site is healthy, not what is measured."""
+        """Return this hardware without the limits of a site's health, which do not change what is measured."""
         return self.model_copy(update={"all_reduce": None})
 
     @property

@@ -1,6 +1,6 @@
-"""Define what a Kubernetes site needs: the ``kubernetes`` part of a profile.
+"""Define the settings of a Kubernetes site: the ``kubernetes`` part of a profile.
 
-Only values are here; ``clusters.k8s`` makes objects from them and refuses what a controller would refuse.
+``clusters.k8s`` makes objects from these values and refuses values that a controller of Kubernetes would refuse.
 """
 
 from __future__ import annotations
@@ -148,14 +148,14 @@ class KubernetesSettings(GrowingModel):
         None, description="time after which the job is ended, including the wait for nodes"
     )
     restarts: Annotated[int, Field(ge=0, le=100)] = Field(
-        6, description="how often evicted pods are replaced and the run goes on; with a results claim alone"
+        6, description="how often the run continues with new pods after an eviction; this needs a results claim"
     )
     grace_s: Annotated[int, Field(ge=60, le=3600)] = Field(
         120, description="seconds from the request to end a pod to its end; the agents pack their results in that time"
     )
     ttl_s: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         86_400,
-        description="time after which ended jobs and job sets are removed; KubeRay removes only clusters, and at once",
+        description="seconds after which an ended job is removed; of a RayJob only the Ray cluster is removed, at once",
     )
     hold_min: Positive = Field(
         720.0, description="how long the leading pod stays, without a claim, if the bundle is not collected earlier"
@@ -163,7 +163,7 @@ class KubernetesSettings(GrowingModel):
 
 
 def kubernetes_problems(settings: KubernetesSettings | None) -> list[PathProblem]:
-    """Find settings that old plans may have but authors may not use."""
+    """Find settings that recorded plans may have but new profiles may not."""
     if settings is None or settings.kind != "jobset":
         return []
     instead = "job, which runs on several nodes and needs no operator"

@@ -226,7 +226,7 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="keys of the run, dotted"))
         if override.path[-1] in target and target[override.path[-1]] == override.value:
-            continue  # another problem of the file says this already
+            continue  # the file has this value already, and stays its source
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin

@@ -1,6 +1,6 @@
-"""Define what a Slurm site and its container runtime need: the ``slurm`` and ``container`` parts of a profile.
+"""Define the settings of a Slurm site and its container runtime: the ``slurm`` and ``container`` parts of a profile.
 
-Only values are here; ``clusters.slurm`` makes a script from them and refuses what a runtime cannot express.
+``clusters.slurm`` makes a script from these values and refuses values that the container runtime cannot use.
 """
 
 from __future__ import annotations

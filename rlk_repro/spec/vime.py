@@ -1,7 +1,7 @@
 """Define the settings of the workload ``vime``: vime's own ``train.py``, end to end.
 
-A field that is one flag has vime's flag name.  ``arguments`` hold flags that need no rule here.  All flags are checked
-against the argument contract of the pinned vime; flags that the launcher sets itself are refused.
+A field that sets one flag of vime has the flag's name.  ``arguments`` hold further flags, for which this module has no
+rule.  All flags are checked against the argument contract of the pinned vime; flags that the launcher sets are refused.
 """
 
 from __future__ import annotations

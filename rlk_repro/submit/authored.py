@@ -37,7 +37,10 @@ AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "c
 
 
 def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
-    """Find plan values that neither the bundled files nor a recorded flag gives: blocking, limited in number."""
+    """Return a blocking finding for each plan value that neither the bundled files nor a recorded flag gives.
+
+    A long list is cut, and a last finding counts the rest.
+    """
     found = list(_find_rewritten(plan, run_dir))
     rest = found[MAX_FINDINGS:]
     more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", f"{len(rest)} more differ")]

@@ -1,5 +1,6 @@
-"""List what a recorded experiment would run here; a replay shows it and asks for a yes, and another for foreign code.
+"""List what a recorded experiment would run on this machine.
 
+A replay shows the list and asks the user to agree.  Foreign code also needs ``--trust``.
 A bundle brings its experiment: run, stack, hardware.  Its author's profile, with paths and variables, is never used.
 """
 
@@ -35,7 +36,7 @@ def require_trust(plan: Plan) -> None:
 
 
 def list_what_runs(plan: Plan, recorded: Profile) -> dict[str, str]:
-    """List what runs, one line per topic; only the recorded cluster and profile are named from the recorded site."""
+    """Return a line per topic about what would run; of the recorded site only cluster and profile are named."""
     shown = dict(_list_experiment(plan))
     site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
     return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}

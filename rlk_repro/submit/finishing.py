@@ -1,4 +1,4 @@
-"""Read what a finished run left: its analysis, bundle and report, or the reason why it was not sealed."""
+"""Read the results of a finished run: analysis, bundle and report, or the reason why the run was not sealed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Result:
 
 
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
-    """Return what a report shows beside the analysis: manifests, the run's own claims, links to the logs.
+    """Return what a report shows in addition to the analysis: manifests, the run's own claims, links to the logs.
 
     ``bundle`` is the path that the report's commands show.
     """
@@ -96,7 +96,7 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
     """Read the results of a finished run, and write its report beside them.
 
     Raises:
-        RlkReproError: the run was not sealed; the class is the one that its agent ended with.
+        RlkReproError: the run was not sealed; the error has the class with which the run's agent ended.
     """
     from rlk_repro.report import write_report
 

@@ -62,7 +62,7 @@ def follow(
         is_over = status.state.is_final or num_unknown == NUM_UNKNOWN
         if is_over and state is not None:
             state = drop_forecast(state)
-            if state.exit_code and not run_dir.is_sealed:  # the waiting user gets the reason once
+            if state.exit_code and not run_dir.is_sealed:  # the error after this wait prints the reason
                 state = dataclasses.replace(state, message="")
         told.see(state, status, is_last=is_over)
         if is_over:
@@ -74,7 +74,7 @@ def follow(
 
 
 class _Told:
-    """What was reported already, so that a log does not repeat it."""
+    """The line that was reported last, so that it is not repeated."""
 
     def __init__(self, tell: Callable[[str], object], *, is_live: bool) -> None:
         self._tell = tell

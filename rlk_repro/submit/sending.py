@@ -61,7 +61,7 @@ def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launc
         EnvironmentMissing: this machine has no such cluster.
         SchedulerRefused: the scheduler refused the job.
     """
-    from rlk_repro.submit.stage import stage, stage_again  # what only lists submissions needs neither
+    from rlk_repro.submit.stage import stage, stage_again  # commands that only list submissions need no stage
 
     run_dir = prepared.run_dir
     backend = get_backend(prepared.plan.cluster)

@@ -1,4 +1,4 @@
-"""Show what ``submit --dry-run`` reports about a plan: numbers first, as text and as JSON.  No scipy, no numpy."""
+"""Describe a plan for ``submit --dry-run``, as text and as JSON: trials, cost, smallest effect, operators."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _find_other_design(plan: Plan) -> dict[str, Any]:
 def _describe_other_design(summary: dict[str, Any], plan: Plan) -> str:
     other = summary["other_design"]
     seen, here = other["smallest_visible_effect"], summary["smallest_visible_effect"]
-    text = f"design {other['design']}: {_duration(other)}, sees {_percent(seen)}"
+    text = f"design {other['design']}: {_duration(other)}, detects {_percent(seen)}"
     sees_more = here is None or (seen is not None and seen < here)
     better = other["design"] if sees_more else plan.run.measure.design
     return f"{text}. For speed and memory take {better}; only parallel can measure reward over training"

@@ -23,7 +23,7 @@ from rlk_repro.workloads.parts import list_run_folders
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorFiles:
-    """The author's bytes, untouched."""
+    """The author's files, byte for byte."""
 
     run: bytes
     stack: bytes

@@ -58,7 +58,7 @@ def test_stored_rollouts_record_the_weights_of_training_and_another_contract_is_
     for path in run_dir.glob("trials/*/engines/0.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert {line["engine"] for line in lines if line["event"] == "weights"} == {"training"}
-    told = "judged by its own contract, which differs"
+    told = "judged by the bundle's own contract"
     assert told not in call("agreement", str(run_dir))[1]
     shipped = parse_contract("agreement.yaml", "bounds: []")
     monkeypatch.setattr("rlk_repro.analysis.checks.load_contract", lambda: shipped)
