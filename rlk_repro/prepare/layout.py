@@ -42,7 +42,11 @@ class PreparedDir:
         return self.root / "checkpoints" / f"{name_model(model)}.torch_dist-{made_of}"
 
     def data_folder(self, source: HubData | ArithmeticData) -> Path:
-        return self.root / "datasets" / name_data(source)
+        if isinstance(source, HubData):
+            name = name_repository(source.repository, source.revision)
+        else:
+            name = f"arithmetic-{source.num_prompts}-{source.max_operand}-{source.seed}"
+        return self.root / "datasets" / name
 
     def data_file(self, source: HubData | ArithmeticData) -> Path:
         """Return the file of the prompts (``--prompt-data``)."""
@@ -50,8 +54,11 @@ class PreparedDir:
 
     def rollouts(self, run: Run, workload: VimeWorkload) -> RolloutDir | None:
         """Return the folder of stored rollouts; None where the run generates or stores rollouts itself."""
-        name = None if run.lane == "live" else name_rollouts(run, workload)
-        return None if name is None else RolloutDir(self.root / "rollouts" / name)
+        if run.lane == "live":
+            return None
+        if (made := RandomRollouts.of(run, workload)) is not None:
+            return RolloutDir(self.root / "rollouts" / f"random-{_digest(made.recipe)}")
+        return None if workload.rollouts is None else RolloutDir(self.root / "rollouts" / workload.rollouts.name)
 
 
 def name_model(model: VimeModel) -> str:
@@ -63,19 +70,6 @@ def name_model(model: VimeModel) -> str:
         return f"{source.name}-{source.version}-{_digest(source.model_dump(mode='json'))}"
     made_of = _digest({"source": source.model_dump(mode="json"), "arguments": dict(model.arguments)})
     return f"random-{source.architecture}-{made_of}"
-
-
-def name_data(source: HubData | ArithmeticData) -> str:
-    if isinstance(source, HubData):
-        return name_repository(source.repository, source.revision)
-    return f"arithmetic-{source.num_prompts}-{source.max_operand}-{source.seed}"
-
-
-def name_rollouts(run: Run, workload: VimeWorkload) -> str | None:
-    """Return the name of stored rollouts; None where the run neither names them nor gives a seed for them."""
-    if (made := RandomRollouts.of(run, workload)) is not None:
-        return f"random-{_digest(made.recipe)}"
-    return None if workload.rollouts is None else workload.rollouts.name
 
 
 def name_repository(repository: str, revision: str | None) -> str:

@@ -278,15 +278,11 @@ def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Ori
     for origin in origins:
         listing = origin.find(repository)
         if listing is not None:
-            return origin, _require_files(repository, listing)
+            if not listing.files:
+                expected = ", ".join(repository.patterns)
+                raise SpecError(Problem(str(repository), "has none of the wanted files", expected=expected))
+            return origin, listing
     raise EnvironmentMissing(
         Problem(str(repository), "is not here, and --offline excludes the hub", expected="the repository in the mirror",
                 hint="prepare it where there is a network, and copy the prepared directory")
     )  # fmt: skip
-
-
-def _require_files(repository: Repository, listing: Listing) -> Listing:
-    if not listing.files:
-        expected = ", ".join(repository.patterns)
-        raise SpecError(Problem(str(repository), "has none of the wanted files", expected=expected))
-    return listing

@@ -46,13 +46,8 @@ def find_extensions(package: Path) -> list[Path]:
 
 
 def _absent(is_compiled: Fact, reason: Unknown) -> dict[str, Fact]:
-    return {
-        "is_compiled": is_compiled,
-        "extension": reason,
-        "extension_sha256": reason,
-        "extension_symbols": reason,
-        "extension_architectures": reason,
-    }
+    names = ("extension", "extension_sha256", "extension_symbols", "extension_architectures")
+    return {"is_compiled": is_compiled, **dict.fromkeys(names, reason)}
 
 
 def find_bound_names(data: bytes) -> list[str]:

@@ -1,7 +1,7 @@
 """Return the section ``gpu`` on AMD, from the kernel's files: KFD's topology and each device's sysfs.
 
-Every container that may use the GPUs has these files.  They need no library and cannot hang. amd-smi or rocm-smi is
-asked only for a product name that the board does not hold.
+Every container that may use the GPUs has these files.  They need no library and cannot hang.  amd-smi is asked only
+for a product name that the board does not hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ NODES: Final = f"{KFD}/topology/nodes"
 ROCM_VERSION: Final = "/opt/rocm/.info/version"
 LINK_TYPES: Final = {2: "PCIE", 11: "XGMI"}  # HSA_IOLINKTYPE of the kernel's KFD topology
 AMD_SMI: Final = ("amd-smi", "static", "--asic", "--bus", "--json")
-ROCM_SMI: Final = ("rocm-smi", "--showproductname", "--showbus", "--json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,42 +199,28 @@ def _properties(root: Path, path: str) -> dict[str, int]:
 
 def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
     """Fill in product names that the boards do not hold, by PCI address."""
-    if all(not isinstance(device["name"], Unknown) for device in devices):
-        return devices
-    names = _names_from(AMD_SMI) or _names_from(ROCM_SMI)
-    missing = Unknown("the board, amd-smi and rocm-smi give no product name")
-    return [
-        device | {"name": names.get(str(device["pci_bus_id"]), missing)}
-        if isinstance(device["name"], Unknown)
-        else device
-        for device in devices
-    ]
-
-
-def _names_from(argv: tuple[str, ...]) -> dict[str, str]:
-    answer = ask(argv)
-    return {} if isinstance(answer, Unknown) else parse_product_names(answer)
+    unnamed = [device for device in devices if isinstance(device["name"], Unknown)]
+    names = derive(ask(AMD_SMI), parse_product_names) if unnamed else {}
+    missing = Unknown("the board and amd-smi give no product name")
+    for device in unnamed:
+        device["name"] = missing if isinstance(names, Unknown) else names.get(str(device["pci_bus_id"]), missing)
+    return devices
 
 
 def parse_product_names(text: str) -> dict[str, str]:
-    """Return product names by PCI address from the JSON of amd-smi (a list; ROCm 7: in ``gpu_data``) or rocm-smi."""
+    """Return product names by PCI address from the JSON of amd-smi: a list, in ROCm 7 under the key ``gpu_data``."""
     starts = [position for position in (text.find("{"), text.find("[")) if position >= 0]
     try:
-        value = json.loads(text[min(starts, default=0) :])  # amd-smi and rocm-smi may print warnings first
+        value = json.loads(text[min(starts, default=0) :])  # amd-smi may print warnings before the JSON
     except (ValueError, RecursionError):
         return {}
-    if isinstance(value, dict):
-        value = value.get("gpu_data", list(value.values()))
-    pairs = [_address_and_name(row) for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-    return {
-        address.lower(): name
-        for address, name in pairs
-        if isinstance(address, str) and isinstance(name, str) and name not in {"", "N/A"}
-    }
-
-
-def _address_and_name(row: dict[str, Any]) -> tuple[Any, Any]:
-    asic, bus = row.get("asic"), row.get("bus")
-    if isinstance(asic, dict) and isinstance(bus, dict):
-        return bus.get("bdf"), asic.get("market_name")
-    return row.get("PCI Bus"), row.get("Card Series", row.get("Card series"))
+    rows = value.get("gpu_data") if isinstance(value, dict) else value
+    names = {}
+    for row in rows if isinstance(rows, list) else ():
+        try:
+            address, name = row["bus"]["bdf"], row["asic"]["market_name"]
+        except (KeyError, TypeError):
+            continue
+        if isinstance(address, str) and isinstance(name, str) and name not in {"", "N/A"}:
+            names[address.lower()] = name
+    return names

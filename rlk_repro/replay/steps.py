@@ -31,8 +31,8 @@ from rlk_repro.spec import Profile
 from rlk_repro.spec.load import Loaded
 from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.submit.stage import AuthorFiles
+from rlk_repro.workloads import list_run_folders
 from rlk_repro.workloads.checkouts import trainer_path
-from rlk_repro.workloads.parts import list_run_folders
 
 
 @dataclass(frozen=True, kw_only=True)

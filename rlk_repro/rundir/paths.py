@@ -247,15 +247,10 @@ class RunDir:
     ray_token = Within(".ray-token")
     """The token by which processes of one Ray cluster authenticate; a secret of this allocation."""
 
-    @property
-    def again(self) -> Path:
-        """Return the file that names an allocation which ended after complete pairs; another allocation continues."""
-        return self.root / ".again"
-
-    @property
-    def lost(self) -> Path:
-        """The allocation that ended because it lost nodes; one with other nodes may continue."""
-        return self.root / ".lost"
+    again = Within(".again")
+    """The name of an allocation that ended after complete pairs; another allocation continues the run."""
+    lost = Within(".lost")
+    """The name of an allocation that ended because it lost nodes; an allocation with other nodes may continue."""
 
     def end_marker(self, node: str) -> Path:
         """Return the file that names the allocation which this node's agent has finished."""

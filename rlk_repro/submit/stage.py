@@ -18,7 +18,7 @@ from rlk_repro.plan import Plan, make_record
 from rlk_repro.prepare.contents import Contents, find_parts, parts_json
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.store import remember
-from rlk_repro.workloads.parts import list_run_folders
+from rlk_repro.workloads import list_run_folders
 
 
 @dataclass(frozen=True, kw_only=True)

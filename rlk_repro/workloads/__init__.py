@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlk_repro.plan import Plan
+from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads import module, operators, reference, vime
 from rlk_repro.workloads.api import Words
 
@@ -21,3 +25,9 @@ def get_workload(kind: str) -> Workload:
 def find_words(kind: str) -> Words:
     """Find how a report speaks of a workload; a bundle may come from a version that knows others."""
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
+
+
+def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
+    """Return the folders that a plan needs before its first trial, by kind; none if the workload makes all it needs."""
+    prepared = PreparedDir.of(plan.profile, run_dir)
+    return get_workload(plan.run.workload.kind).list_folders(plan.run, plan.stack, prepared)

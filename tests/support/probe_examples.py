@@ -288,8 +288,3 @@ AMD_SMI_LIST = json.dumps([
     {"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}, "bus": {"bdf": "0000:0c:00.0"}},
     {"gpu": 1, "asic": {"market_name": "N/A"}, "bus": {"bdf": "0000:1c:00.0"}},
 ])  # fmt: skip
-ROCM_SMI_CARDS = json.dumps({
-    "card0": {"PCI Bus": "0000:0C:00.0", "Card Series": "AMD Instinct MI300X OAM"},
-    "card1": {"PCI Bus": "0000:1C:00.0", "Card series": "AMD Instinct MI300X OAM"},
-    "system": {"Driver version": "6.12.12"},
-})  # fmt: skip

@@ -18,7 +18,7 @@ from rlk_repro.prepare.contents import (
     write_parts,
 )
 from rlk_repro.rundir.paths import RolloutDir, RunDir
-from rlk_repro.workloads.parts import list_run_folders
+from rlk_repro.workloads import list_run_folders
 
 ROLLOUTS = "rollouts"
 
