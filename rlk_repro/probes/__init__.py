@@ -1,4 +1,4 @@
-"""Probes: the facts of a node.  Each section has one module; ``node`` puts them together.
+"""Probes find the facts of a node.  Each section of the manifest has one module; ``node`` calls all of them.
 
-A probe reads files below ``root`` and runs tools on PATH; it raises no error for something that a machine lacks.
+A probe reads files below ``root`` and runs tools on PATH.  A machine that lacks a file or a tool causes no error.
 """

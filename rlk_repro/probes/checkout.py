@@ -27,26 +27,26 @@ from rlk_repro.base.trees import GENERATED, hash_listed, hash_tree
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 TIMEOUT_S: Final = 20.0
-# The user's own settings may start a file system monitor, which would watch a short-lived repository.
+# The user's git settings may start a file system monitor, which would then watch this short-lived repository.
 _GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false")
 _LITERAL: Final = ("--literal-pathspecs",)
 _NAMES_ON_STDIN: Final = ("--pathspec-from-file=-", "--pathspec-file-nul")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
-"""A source tree has one of these beside the package; a folder of installed packages has none."""
+"""A source tree has one of these files beside the package; a folder of installed packages has none."""
 NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
 _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REFERENCE: Final = re.compile(r"ref: (refs/[^\0\n]+)")
-_MOST_REFERENCES: Final = 5  # references that lead to other references
+_MOST_REFERENCES: Final = 5  # a reference may lead to another reference, at most this often
 _HEAD_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """A checkout; ``names`` are the commit's files and the files that git would not ignore.
+    """A git checkout.  ``names`` are the commit's files and all other files that git does not ignore.
 
-    ``links`` are repositories inside it, each with its commit, or the hash of its files where it was changed.
+    ``links`` are the repositories inside the checkout.  Each has its commit or, if its files were changed, their hash.
     """
 
     top: Path
@@ -57,8 +57,11 @@ class Checkout:
 
 
 def probe_checkout(folder: Path) -> dict[str, Fact]:
-    """Probe ``commit``, ``is_dirty``, ``diff_sha256`` over the trees of commit and files, and ``tree``: git's hash of
-    the files that it does not ignore."""
+    """Find four facts of a checkout: ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256``.
+
+    ``tree`` is git's hash of the files that git does not ignore.  ``diff_sha256`` is the hash of two trees: the
+    commit's and that of the files.
+    """
     found = read_checkout(folder)
     if isinstance(found, Unknown):
         return unknown_checkout(found.reason)
@@ -73,7 +76,7 @@ def probe_checkout(folder: Path) -> dict[str, Fact]:
 
 
 def probe_archive(folder: Path) -> Fact:
-    """Probe sources without git: ``tree`` is the hash of their files, without the files that a build leaves."""
+    """Return git's hash of sources that have no git; the hash leaves out files that a build makes."""
     if not any((folder / name).is_file() for name in PROJECT_FILES):
         return Unknown("its folder holds no source tree")
     try:
@@ -89,7 +92,7 @@ def unknown_checkout(reason: str) -> dict[str, Fact]:
 def read_checkout(folder: Path) -> Checkout | Unknown:
     """Read the checkout that a folder belongs to.
 
-    Ignored content of a repository, such as site-packages in a .venv, belongs to no checkout.
+    A folder that its repository ignores, such as site-packages in a .venv, belongs to no checkout.
     """
     if not folder.is_dir():
         return Unknown("its folder is absent")
@@ -121,10 +124,10 @@ def _read_checkout(folder: Path) -> Checkout | Unknown:
 
 
 def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
-    """Find the top of the files, the folder that holds HEAD, and the folder that holds objects and branches."""
+    """Find three folders: the top of the files, the folder with HEAD, and the folder with objects and branches."""
     for top in (folder, *folder.parents):
         own = top / ".git"
-        if own.is_file():  # in a worktree or submodule this file names the folder
+        if own.is_file():  # in a worktree or a submodule, the file .git names the folder
             own = top / own.read_text(errors="replace")[:_HEAD_BYTES].removeprefix("gitdir:").strip()
         if (own / "HEAD").is_file():
             shared = own / "commondir"
@@ -133,7 +136,7 @@ def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _read_head(own: Path, common: Path) -> str | None:
-    """Read the commit that is checked out, from its file or from the packed references."""
+    """Read the commit that is checked out from HEAD, from a branch's file, or from the packed references."""
     text = _read_start(own / "HEAD")
     for _ in range(_MOST_REFERENCES):
         if _COMMIT.fullmatch(text):
@@ -157,7 +160,7 @@ def _find_packed(path: Path, reference: str) -> str:
 
 
 def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list[str]] | Unknown:
-    """Ask git for the commit's tree, its entries, and other files in the folder that are not ignored."""
+    """Ask git for the commit's tree, the commit's entries, and the other files that git does not ignore."""
     with _borrow_objects(top, common, commit) as places:
         exclude = common / "info" / "exclude"
         excludes = ("--exclude-standard", *((f"--exclude-from={exclude}",) if exclude.is_file() else ()))
@@ -176,7 +179,7 @@ def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list
 
 @contextmanager
 def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, str]]:
-    """The variables of an empty repository that has a commit checked out and reads the objects of another one."""
+    """Make an empty repository that reads the checkout's objects; yield the variables by which git uses it."""
     with tempfile.TemporaryDirectory(prefix="rlk-repro-git-") as folder:
         own = Path(folder)
         for name in ("objects", "refs"):
@@ -191,7 +194,10 @@ def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, 
 
 
 def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
-    """What ``git apply`` makes of the commit's files those of this checkout, among the files and folders ``names``."""
+    """Return a patch: ``git apply`` turns the commit's files into those of this checkout.
+
+    The patch covers only the files and folders ``names``.
+    """
     found = read_checkout(folder)
     if isinstance(found, Unknown):
         return found
@@ -199,7 +205,7 @@ def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
     if repository is None:
         return NOT_A_CHECKOUT
     with _borrow_objects(found.top, repository[2], found.commit) as places:
-        # neither filters nor text conversions of this user's own configuration
+        # With these variables git uses no filter and no text conversion of the user's own configuration.
         places |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         listed = _git(found.top, places, "ls-tree", "-r", "-z", "--name-only", "--full-tree", found.commit)
         if isinstance(listed, Unknown):
@@ -218,7 +224,7 @@ def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
 
 
 def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Read mode and hash, by name, from lines ``<mode> <type> <hash>\\t<name>``."""
+    """Read lines ``<mode> <type> <hash>\\t<name>``; yield the mode and the hash by name."""
     for line in listed:
         facts, _, name = line.partition("\t")
         mode, _, digest = facts.split()
@@ -226,7 +232,7 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _read_link(folder: Path, recorded: str) -> str:
-    """Return the hash that stands for a repository inside another one; the recorded commit if it was never fetched."""
+    """Return the hash for a repository inside another one.  A repository without files has the recorded commit."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded
     facts = probe_checkout(folder) if (folder / ".git").exists() else {}

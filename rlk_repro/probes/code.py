@@ -1,6 +1,6 @@
-"""Find which code runs: Python, installed packages, and the commits of rlk-repro and of the sources of a stack.
+"""Find which code runs: Python, the installed packages, rlk-repro, and the sources that a stack pins.
 
-The probe imports no package.  The trainer itself records which libraries a rank loaded.
+This module imports no package that it describes.  The trainer itself records which libraries a rank loaded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _probe_pinned(source: CodeSource, variables: Mapping[str, str], commits: Map
 
 
 def probe_packages() -> dict[str, Fact]:
-    """Return each installed package's version by normalised name; of two copies the one that Python would import."""
+    """Return the version of each installed package.  Of two copies of a package, the one that Python imports counts."""
     found: dict[str, Fact] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
@@ -62,9 +62,10 @@ def probe_packages() -> dict[str, Fact]:
 def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
     """Find version, commit and files of one code base.
 
-    The source is its checkout, else the record of its installation,
-    else the image's record.  Its files always have a hash: ``tree`` covers the whole sources, ``package_tree`` the
-    files that Python imports.
+    The commit comes from the checkout, otherwise from the record of the installation, otherwise from the image's
+    record.
+
+    ``tree`` is the hash of all sources.  ``package_tree`` is the hash of the files that Python imports.
     """
     distribution = find_distribution(source)
     version: Fact = Unknown(f"no distribution named {' or '.join(source.distributions)}")
@@ -93,7 +94,7 @@ def _probe_python(package: Path) -> Fact:
 
 
 def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
-    """Return how RL-Kernel was built, from its installer's record."""
+    """Return how RL-Kernel was built, as its installer recorded it."""
     package, distribution = find_package(RL_KERNEL, environ), find_distribution(RL_KERNEL)
     is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
     record = load_build_record(distribution) if is_installed else None
@@ -107,12 +108,11 @@ def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unknown:
-    """Find the module's folder: where a child of this process would import it, or in the checkout that the variable
-    names."""
+    """Find the folder of a module: where a child process would import it, otherwise the checkout in its variable."""
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     try:
         spec = PathFinder.find_spec(source.module, folders) or importlib.util.find_spec(source.module)
-    except (ImportError, ValueError):  # a partly imported module has no spec
+    except (ImportError, ValueError):  # a module that is only partly imported has no spec
         spec = None
     places = list(spec.submodule_search_locations or []) if spec else []
     if places:
@@ -126,30 +126,30 @@ def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unkno
 
 
 def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> str:
-    """Return the variable's name, where its checkout holds the package."""
+    """Return the variable's name if its checkout holds the package, otherwise ``installed``."""
     named = environ.get(source.variable)
     return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
 
 
 def _holds(distribution: metadata.Distribution, package: Path) -> bool:
-    """Whether the package is the one that pip installed, not another one earlier on the path."""
+    """Whether pip installed this package.  Python may import another copy that is earlier on the path."""
     return Path(str(distribution.locate_file(package.name))).resolve() == package.resolve()
 
 
 def normalise(name: str) -> str:
-    """Return a distribution's name in the form that PEP 503 compares."""
+    """Return a distribution's name in the form that PEP 503 defines for comparisons."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _recorded_commits(root: Path) -> dict[str, str]:
-    """Return commits by pin from the image's own record."""
+    """Return the commits that the image's record names, by pin."""
     record = load_provenance(root)
     commits = {} if isinstance(record, Unknown) else record.get("commits")
     return commits if isinstance(commits, dict) else {}
 
 
 def find_distribution(source: CodeSource) -> metadata.Distribution | None:
-    """Return the installed distribution, under the first of its names that is installed."""
+    """Return the installed distribution; the first of its possible names that is installed counts."""
     for name in source.distributions:
         try:
             return metadata.distribution(name)

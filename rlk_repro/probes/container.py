@@ -1,7 +1,7 @@
-"""Find the container and the image of this process, as far as a process can tell from inside.
+"""Find the container and the image of this process, with what a process can see from inside.
 
-No image can hold its own digest.  The digest comes from the process that started the container, or from the record that
-this tool's launcher mounts; without both it is unknown.
+No image can hold its own digest.  The digest comes from a variable of the process that started the container, or from
+the record that this tool's launcher mounts.  Without both, the digest is unknown.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SECTION: Final = "container"
 DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"
 PROVENANCE: Final = "/opt/rlk-repro/provenance.json"
 LOCK: Final = "lock.txt"
-"""A file in the folder of an environment that was made from a stack's lock; its record is in the same folder."""
+"""An environment that was made from a stack's lock has this file, and beside it the environment's record."""
 NONE: Final = "none"
 
-# The first match decides: a pod's container also has the marks of the engine below it
+# The first match decides, because a pod's container also has the marks of Docker or containerd.
 VARIABLES: Final = (
     ("APPTAINER_CONTAINER", "apptainer"),
     ("SINGULARITY_CONTAINER", "apptainer"),
@@ -56,7 +56,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
 
 
 def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
-    """Return ``docker``, ``podman``, ``enroot``, ``apptainer``, ``kubernetes``, another engine's word, or ``none``."""
+    """Return ``docker``, ``podman``, ``enroot``, ``apptainer``, ``kubernetes``, another engine's name, or ``none``."""
     by_variable = [runtime for name, runtime in VARIABLES if environ.get(name)]
     by_marker = [runtime for path, runtime in MARKERS if locate(root, path).exists()]
     by_group = _from_control_group(root)
@@ -65,13 +65,13 @@ def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
 
 
 def find_record(root: Path = Path("/")) -> str:
-    """Return the place of the record of this Python's environment (made from a lock) or image."""
+    """Return the path of the record: that of this Python's environment if a lock made it, otherwise the image's."""
     own = Path(sys.prefix)
     return str(own / "provenance.json") if root == Path("/") and (own / LOCK).is_file() else PROVENANCE
 
 
 def load_provenance(root: Path) -> dict[str, Any] | Unknown:
-    """Load the record of the image or environment: what was built into it."""
+    """Load the record that says what was built into the image or the environment."""
     path = find_record(root)
     return derive(read_text(root, path), lambda text: _parse_object(text, path))
 

@@ -1,4 +1,7 @@
-"""Select the environment variables that influence a run: by an allow-list, scrubbed, without the user's identity."""
+"""Select the environment variables that influence a run.
+
+An allow-list names them; values are recorded without secrets and without the user's identity.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ PREFIXES: Final = (
     *(prefix for source in PINNED for prefix in source.prefixes),
 )
 NAMES: Final = ("PYTHONHASHSEED", *(source.variable for source in PINNED))
-# identities, addresses, and paths of the job script. Job scripts also use this pattern, so bash must understand it.
+# These variables hold identities, addresses or paths.  Job scripts use the pattern too, so bash must understand it.
 PRIVATE: Final = re.compile(
     r"SLURM_.*(_USER|_UID|_GID|_GROUP|_ACCOUNT|_HOST|_IPADDR|_ADDR|_DIR|_PORT|_CONF|SUBMIT_.*)|RAY_ADDRESS|.*_HOST_IP"
     r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_[0-9]+_(TCP|UDP)(_.*)?)?|RLK_REPRO_RUNS"
@@ -32,12 +35,12 @@ PRIVATE: Final = re.compile(
 
 
 def probe(_root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    """Return every fact of the section ``environment``: variables of this process, or of ``environ``, by name."""
+    """Return every fact of the section ``environment``: the variables of ``environ``, or of this process, by name."""
     return dict(select(os.environ if environ is None else environ))
 
 
 def select(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables worth recording, sorted; a value that looks like a secret becomes ``<redacted>``."""
+    """Return the variables to record, sorted.  A value that looks like a secret becomes ``<redacted>``."""
     names = sorted(name for name in environ if _is_wanted(name))
     return {
         name: REDACTED if looks_secret(name, environ[name]) else hide_places(scrub(environ[name])) for name in names

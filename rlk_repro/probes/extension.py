@@ -1,6 +1,6 @@
-"""Describe RL-Kernel's compiled extension as a file: its presence, hash and operators.  It is never imported.
+"""Describe RL-Kernel's compiled extension: its presence, its hash and its operators.  Nothing imports the extension.
 
-Without the extension RL-Kernel uses plain PyTorch and only logs that, so its presence is an important fact.
+Without the extension RL-Kernel runs plain PyTorch and only logs a message, so its presence is an important fact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlk_repro.base.files import sha256_file
 from rlk_repro.probes.sources import ask, derive
 from rlk_repro.rundir.manifest import Fact, Unknown
 
-# pybind11 keeps each bound name as a C string; mangled kernel names have a digit before the name and do not match
+# pybind11 keeps each name as a C string.  A mangled name of a kernel begins with a digit and does not match.
 BOUND_NAME: Final = re.compile(
     rb"(?<![A-Za-z0-9_])((?:fused|deterministic|batch_invariant|prefix_shared|sm\d+)_[a-z0-9_]+)\0"
 )
@@ -26,7 +26,7 @@ BUILD_NAMES: Final = ("TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH", "RL_KERNEL_RE
 
 
 def probe_extension(package: Path | Unknown) -> dict[str, Fact]:
-    """Return facts of ``_C*.so`` in the folder of the package ``rl_engine``."""
+    """Return facts of the file ``_C*.so`` in the folder of the package ``rl_engine``."""
     if isinstance(package, Unknown):
         return _absent(package, package)
     files = find_extensions(package)
@@ -51,14 +51,14 @@ def _absent(is_compiled: Fact, reason: Unknown) -> dict[str, Fact]:
 
 
 def find_bound_names(data: bytes) -> list[str]:
-    """Return the operator names (``fused_logp``, ``fused_logp_sm90``) that a compiled extension offers to Python."""
+    """Return the names of the operators that a compiled extension offers to Python, such as ``fused_logp_sm90``."""
     return sorted({match[1].decode() for match in BOUND_NAME.finditer(data)})
 
 
 def list_device_code(file: Path) -> list[str] | Unknown:
     """Return the GPUs for which an extension holds machine code (``sm_90``) or intermediate code (``compute_90``).
 
-    CUDA's ``cuobjdump`` lists them; it comes with the compiler, so most machines without a compiler lack it.
+    CUDA's tool ``cuobjdump`` lists them.  The tool comes with the compiler, and many machines lack it.
     """
     tool = next((name for name in CUOBJDUMP if shutil.which(name)), None)
     if tool is None:

@@ -1,6 +1,6 @@
-"""Facts of the run directory's file system: type, free space, latency of a small file, and its clock.
+"""Find facts of the run directory's file system: its type, its free space, the time of one file, and its clock.
 
-Only manifests of jobs have this section, because it is measured in the run directory.
+Only manifests of jobs have this section, because a job measures in its run directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE_BYTES: Final = 4096
 
 
 def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
-    """Return every fact of the section ``run_directory``; write, sync and remove a few small files in ``folder``."""
+    """Return every fact of the section ``run_directory``.  The probe writes and removes a few small files there."""
     return {
         "filesystem": derive(read_text(root, "/proc/mounts"), lambda text: find_filesystem(text, folder.resolve())),
         **_room(folder),
@@ -31,7 +31,10 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
-    """Return the type of the file system that holds ``path``: that of the deepest, last mount point above it."""
+    """Return the type of the file system that holds ``path``.
+
+    The mount point with the longest path above ``path`` counts, and of equal mount points the last one.
+    """
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [
         (len(Path(point).parts), kind)
@@ -43,7 +46,7 @@ def find_filesystem(mounts: str, path: Path) -> str | Unknown:
 
 
 def _unescape(text: str) -> str:
-    """Decode a path of the mount table, which writes blanks and backslashes in octal."""
+    """Decode a path of the mount table, in which blanks and backslashes are octal numbers."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)
     return text
@@ -60,7 +63,8 @@ def _room(folder: Path) -> dict[str, Fact]:
 
 
 def _measure(folder: Path) -> dict[str, Fact]:
-    """Measure the median time of one file in ms, and the file system's clock minus this node's in seconds."""
+    """Measure the median time to write one file (ms), and how far the file system's clock is ahead of this node's
+    (s)."""
     try:
         durations, skews = zip(*(_write_one(folder) for _ in range(NUM_FILES)), strict=True)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Return the section ``gpu`` for every vendor, and the processes that use the GPUs now.
+"""Find the section ``gpu`` for every vendor, and the processes that use the GPUs now.
 
-A GPU on the PCI bus without a driver is reported as such, not as *no GPU*.
+A GPU that has no driver is still on the PCI bus; the section then says that the driver is missing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlk_repro.rundir.manifest import Fact, Unknown
 SECTION: Final = "gpu"
 PCI: Final = "/sys/bus/pci/devices"
 VENDOR_IDS: Final = {"0x10de": gpu_nvidia.VENDOR, "0x1002": gpu_amd.VENDOR}
-# display controllers and processing accelerators (MI300X); NVSwitches and audio functions are neither
+# These classes are display controllers and accelerators (MI300X).  NVSwitches and audio functions have other classes.
 GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 NO_VENDOR: Final = "none"
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
-    """Return every fact of the section ``gpu``; vendor ``none`` and count 0 where the machine has no GPU."""
+    """Return every fact of the section ``gpu``.  On a machine without a GPU the vendor is ``none`` and the count 0."""
     nvidia = gpu_nvidia.probe(root)
     if not isinstance(nvidia, Unknown):
         return nvidia
@@ -39,7 +39,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
-    """Return GPUs with a process, or with more memory in use than an idle driver's; none on a machine without GPUs."""
+    """Return the busy GPUs: each has a process, or uses more memory than an idle driver."""
     use = gpu_nvidia.read_use()
     if isinstance(use, Unknown):
         on_amd = gpu_amd.read_use(root)

@@ -1,7 +1,7 @@
-"""Return the section ``gpu`` on AMD, from the kernel's files: KFD's topology and each device's sysfs.
+"""Find the section ``gpu`` on AMD in the kernel's files: KFD's topology and each device's folder in sysfs.
 
-Every container that may use the GPUs has these files.  They need no library and cannot hang.  amd-smi is asked only
-for a product name that the board does not hold.
+Every container that may use the GPUs has these files.  Reading them needs no library and cannot hang.  This module asks
+amd-smi only for a product name that the board does not hold.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ VENDOR: Final = "amd"
 KFD: Final = "/sys/class/kfd/kfd"
 NODES: Final = f"{KFD}/topology/nodes"
 ROCM_VERSION: Final = "/opt/rocm/.info/version"
-LINK_TYPES: Final = {2: "PCIE", 11: "XGMI"}  # HSA_IOLINKTYPE of the kernel's KFD topology
+LINK_TYPES: Final = {2: "PCIE", 11: "XGMI"}  # the kernel's values of HSA_IOLINKTYPE
 AMD_SMI: Final = ("amd-smi", "static", "--asic", "--bus", "--json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KfdGpu:
-    """One GPU as ROCm counts them; in a partitioned mode several share a device."""
+    """One GPU as ROCm counts GPUs.  A device in a partitioned mode is several such GPUs."""
 
     node: int
     gpu_id: int | Unknown
@@ -41,7 +41,7 @@ class KfdGpu:
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact] | Unknown:
-    """Return every fact of AMD GPUs; Unknown where the kernel shows none to this process."""
+    """Return every fact of AMD GPUs, or Unknown if the kernel shows no GPU to this process."""
     gpus = find_gpus(root)
     if not gpus:
         return _no_gpu(root)
@@ -58,7 +58,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact] | Unknown:
 
 
 def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
-    """Return memory and processes of every AMD GPU; process ids are the host's."""
+    """Return memory and processes of every AMD GPU.  The process ids are those of the host."""
     gpus = find_gpus(root)
     pids = [name for name in list_names(root, f"{KFD}/proc") if name.isdigit()]
     return [
@@ -72,7 +72,7 @@ def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
 
 
 def find_gpus(root: Path) -> list[KfdGpu]:
-    """Return KFD nodes with compute units whose render device this process was given."""
+    """Return the KFD nodes that have compute units and whose render device is in this process's /dev/dri."""
     numbers = sorted(int(name) for name in list_names(root, NODES) if name.isdigit())
     nodes = [
         KfdGpu(
@@ -91,19 +91,21 @@ def find_gpus(root: Path) -> list[KfdGpu]:
 
 
 def gfx_name(version: int) -> str:
-    """Return ``gfx_target_version`` as the compiler writes it: 90402 is gfx942, 90010 is gfx90a."""
+    """Return the compiler's name of a ``gfx_target_version``: 90402 is gfx942, 90010 is gfx90a."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
 def parse_levels(text: str) -> dict[str, int]:
-    """Return current and highest clock in MHz of a ``pp_dpm`` file, whose lines are ``1: 2100Mhz *``."""
+    """Return the present and the highest clock in MHz from a ``pp_dpm`` file, which has lines such as ``1: 2100Mhz
+    *``."""
     levels = [(int(match[1]), bool(match[2])) for match in re.finditer(r"^\d+: (\d+)Mhz( \*)?", text, re.M | re.I)]
     current = [clock for clock, is_current in levels if is_current]
     return {"max": max(clock for clock, _ in levels), "current": current[0] if current else 0} if levels else {}
 
 
 def parse_bad_pages(text: str) -> dict[str, Fact]:
-    """Return broken pages from ``gpu_vram_bad_pages``, whose lines end in R (retired), P (waiting) or F (failed)."""
+    """Count the broken memory pages of ``gpu_vram_bad_pages``; its lines end in R (retired), P (waiting) or F
+    (failed)."""
     marks = Counter(re.findall(r"^0x[0-9a-f]+ : 0x[0-9a-f]+ : ([RPF])$", text, re.M | re.I))
     return {"retired": marks["R"], "is_pending": marks["P"] > 0, "is_failed": marks["F"] > 0}
 
@@ -149,7 +151,7 @@ def _clocks(root: Path, folder: str) -> dict[str, Fact]:
 
 
 def _errors(root: Path, folder: str) -> dict[str, Fact]:
-    """Return memory errors since boot from ``ras/umc_err_count``, which exists only where error correction is on."""
+    """Return the memory errors since boot from ``ras/umc_err_count``; with error correction off, the file is absent."""
     text = read_text(root, f"{folder}/ras/umc_err_count")
     if isinstance(text, Unknown):
         return {"ecc_mode": text, "ecc_corrected": text, "ecc_uncorrected": text}
@@ -179,7 +181,7 @@ def _pids(root: Path, gpu: KfdGpu, pids: list[str]) -> Iterator[int]:
 
 
 def _links(root: Path, gpus: list[KfdGpu]) -> dict[str, int]:
-    """Count GPU pairs by the kind of link between them."""
+    """Count the pairs of GPUs by the kind of link that joins them."""
     ours = {gpu.node for gpu in gpus}
     counts: Counter[str] = Counter()
     for gpu in gpus:
@@ -198,7 +200,7 @@ def _properties(root: Path, path: str) -> dict[str, int]:
 
 
 def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
-    """Fill in product names that the boards do not hold, by PCI address."""
+    """Add the product names that the boards do not hold, by PCI address."""
     unnamed = [device for device in devices if isinstance(device["name"], Unknown)]
     names = derive(ask(AMD_SMI), parse_product_names) if unnamed else {}
     missing = Unknown("the board and amd-smi give no product name")
@@ -208,7 +210,7 @@ def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
 
 
 def parse_product_names(text: str) -> dict[str, str]:
-    """Return product names by PCI address from the JSON of amd-smi: a list, in ROCm 7 under the key ``gpu_data``."""
+    """Return product names by PCI address from amd-smi's JSON: a list; in ROCm 7 the list has the key ``gpu_data``."""
     starts = [position for position in (text.find("{"), text.find("[")) if position >= 0]
     try:
         value = json.loads(text[min(starts, default=0) :])  # amd-smi may print warnings before the JSON

@@ -1,6 +1,6 @@
-"""Return the section ``gpu`` on NVIDIA: from NVML if its Python package is installed, otherwise from nvidia-smi.
+"""Find the section ``gpu`` on NVIDIA: from NVML if its Python package is installed, otherwise from nvidia-smi.
 
-Facts that neither has (container toolkit, IMEX channels, forward-compatibility libraries) come from files and tools.
+Other facts (container toolkit, IMEX channels, forward-compatibility library) come from files and tools.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FABRIC_FACTS: Final = ("state", "status", "cluster_uuid", "clique_id")
 
 
 def probe(root: Path = Path("/"), pynvml: Any | None = None) -> dict[str, Fact] | Unknown:
-    """Return every fact of NVIDIA GPUs; Unknown, with both reasons, where neither NVML nor nvidia-smi shows one."""
+    """Return every fact of NVIDIA GPUs, or Unknown with both reasons if neither NVML nor nvidia-smi shows a GPU."""
     found = _through_nvml(nvml.load_pynvml() if pynvml is None else pynvml)
     if isinstance(found, Unknown):
         devices = nvidia_smi.read_devices()
@@ -80,7 +80,7 @@ def _member(fabric: dict[str, Any] | Unknown, name: str) -> Any:
 
 
 def _compat_libcuda(root: Path) -> str | Unknown:
-    """Return the version of CUDA's forward-compatibility library, which may replace the kernel driver's own."""
+    """Return the version of CUDA's forward-compatibility library, which may replace the driver's own ``libcuda``."""
     names = [name for name in list_names(root, COMPAT_FOLDER) if re.fullmatch(r"libcuda\.so\.\d+\.\d+.*", name)]
     return names[0].removeprefix("libcuda.so.") if names else Unknown(f"{COMPAT_FOLDER} holds no libcuda.so")
 
@@ -93,7 +93,7 @@ def _container_toolkit() -> str | Unknown:
 
 
 def _cdi_versions(root: Path) -> list[Any] | Unknown:
-    """Return the CDI versions of the device descriptions on this node."""
+    """Return the CDI versions of the files that describe devices for containers on this node."""
     versions = set()
     for folder in CDI_FOLDERS:
         for name in list_names(root, folder):

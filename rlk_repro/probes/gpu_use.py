@@ -1,4 +1,6 @@
-"""Describe which processes use a GPU now; preflight asks before the first trial, the agent between two trials."""
+"""Describe which processes use a GPU now.  Preflight asks before the first trial, and the agent asks between two
+trials.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,15 @@ from typing import Final
 
 from rlk_repro.rundir.manifest import Unknown
 
-# An idle driver keeps up to some hundred MiB of its own (MI300X about 300, H200 with a context helper about 500)
+# An idle driver uses some hundred MiB itself: MI300X about 300, H200 with a helper process about 500.
 IDLE_MEMORY_MIB: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """Memory in use on one GPU, and the processes that use it.
+    """The memory in use on one GPU, and the processes that use the GPU.
 
-    A container may not see all of these processes, and may see the host's process ids.
+    A container may not see all of these processes, or may see them under the host's process ids.
     """
 
     index: int

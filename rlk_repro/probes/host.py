@@ -1,7 +1,6 @@
-"""Return facts of the machine around the accelerators: kernel, processor, memory, limits, control group.
+"""Find facts of the machine apart from GPUs and network: kernel, processor, memory, limits, control group.
 
-Network and GPUs have their own modules.  Files are read below ``root``.  Facts that only system calls give (limits,
-page size, glibc) are those of this process.
+The probe reads files below ``root``.  Limits, page size and glibc come from system calls, so they are this process's.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from rlk_repro.rundir.manifest import Fact, Unknown
 SECTION: Final = "host"
 CPU: Final = "/sys/devices/system/cpu"
 UNLIMITED: Final = "unlimited"
-# cgroup v1 writes the largest page-aligned 63-bit number where there is no limit
+# Without a limit, cgroup v1 writes the largest 63-bit number that is a multiple of the page size.
 NO_LIMIT_BYTES: Final = 1 << 60
 
-# Arm names no model in /proc/cpuinfo: implementer and part numbers of cores in servers with supported GPUs
+# On Arm, /proc/cpuinfo holds no model name.  These are implementer and part numbers of cores in GPU servers.
 ARM_CORES: Final = {
     ("0x41", "0xd0c"): "Neoverse-N1",
     ("0x41", "0xd40"): "Neoverse-V1",
     ("0x41", "0xd49"): "Neoverse-N2",
     ("0x41", "0xd4f"): "Neoverse-V2",
 }
-# Kernel parameters that affect speed; the others can identify the machine and its disks
+# These kernel parameters affect speed.  Other parameters can identify the machine and its disks.
 TUNING: Final = re.compile(
     r"mitigations|nosmt|mce|iommu(?:\.\w+)?|(?:intel|amd)_iommu|swiotlb|isolcpus|nohz(?:_full)?|rcu_nocbs|irqaffinity|"
     r"numa_balancing|(?:default_)?hugepagesz?|transparent_hugepage|(?:intel|amd)_pstate|idle|processor\.\w+|"
@@ -45,7 +44,7 @@ LIMITS: Final = {
     "nproc": resource.RLIMIT_NPROC,
     "stack": resource.RLIMIT_STACK,
 }
-# names that Ray and the rollout engines give their processes, as the kernel stores them
+# These are the names of the processes of Ray and of the rollout engines, as the kernel stores them.
 TRAINERS: Final = re.compile(r"raylet|gcs_server|ray::.*|VLLM::.*|vllm.*|sglang.*")
 MOUNT_POINTS: Final = ("/", "/tmp", "/dev/shm")  # noqa: S108  (looked up in the mount table, never written to)
 NETWORK_FILESYSTEMS: Final = {
@@ -116,7 +115,7 @@ def _memory(root: Path) -> dict[str, Fact]:
 
 
 def _moment(root: Path) -> dict[str, Fact]:
-    """Return facts that change between minutes or boots; they are evidence, and a difference never matters."""
+    """Return facts that change between minutes or boots.  They are recorded, but a difference never matters."""
     return {
         "boot_id": read_text(root, "/proc/sys/kernel/random/boot_id"),
         "load_average": derive(read_text(root, "/proc/loadavg"), lambda text: _floats(text, 3)),
@@ -131,7 +130,7 @@ def _moment(root: Path) -> dict[str, Fact]:
 
 
 def _control_group(root: Path) -> dict[str, Fact]:
-    """Return the tightest limit from this process's group up to the mounted root."""
+    """Return the smallest limits of this process's control group and of the groups above it."""
     if locate(root, "/sys/fs/cgroup/cgroup.controllers").exists():
         folders = _ancestors(root, "/sys/fs/cgroup", "")
         cpu = [parse_cpu_max(text) for text in _present(root, folders, "cpu.max")]
@@ -154,16 +153,16 @@ def _control_group(root: Path) -> dict[str, Fact]:
 
 
 def find_trainers(root: Path) -> list[Any]:
-    """Return names of the Ray and engine processes that this process can see, each once."""
+    """Return the names of the processes of Ray and of engines that this process can see, each name once."""
     pids = [name for name in list_names(root, "/proc") if name.isdigit()]
     names = {read_text(root, f"/proc/{pid}/comm") for pid in pids}
     return sorted(name for name in names if isinstance(name, str) and TRAINERS.fullmatch(name))
 
 
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
-    """Find runs of other rlk-repro agents on this machine, by run id, and running checks of claims, each once.
+    """Find other work of rlk-repro on this machine: run ids of other agents, and checks of claims, each once.
 
-    Agents of one run may share a node, as in a test of several nodes; they do not count as another run.
+    Two agents of one run may share a node, as in a test of several nodes; they are not another run.
     """
     commands = {
         int(pid): text.split("\0") for pid in list_names(root, "/proc") if pid.isdigit()
@@ -175,7 +174,7 @@ def find_other_runs(root: Path, own_pid: int) -> list[Any]:
 
 
 def _find_run(argv: list[str]) -> str | None:
-    """Return the run directory in an agent's command line; ``claims check`` for a measuring process; otherwise None."""
+    """Return an agent's run directory from its command line, ``claims check`` for a check of claims, otherwise None."""
     for option, module, *rest in zip(argv, argv[1:], argv[2:] or [""], strict=False):
         if option == "-m" and module == "rlk_repro.job":
             return rest[0]
@@ -185,7 +184,7 @@ def _find_run(argv: list[str]) -> str | None:
 
 
 def comparable_cmdline(text: str) -> str:
-    """Keep the parameters that matter for speed, in their order; the rest of the line stays private."""
+    """Keep the kernel parameters that matter for speed, in their order.  The other parameters are not recorded."""
     kernel_part = f" {text} ".split(" -- ", 1)[0]
     return scrub(" ".join(token for token in kernel_part.split() if TUNING.fullmatch(token.split("=", 1)[0])))
 
@@ -200,7 +199,7 @@ def parse_os_release(text: str) -> str | Unknown:
 
 
 def parse_cpu_model(text: str) -> str | Unknown:
-    """Return ``model name``, or else the Arm core by its implementer and part number."""
+    """Return the field ``model name``; an Arm core has its name by implementer and part number instead."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -214,7 +213,7 @@ def parse_cpu_model(text: str) -> str | Unknown:
 
 
 def count_cpu_list(text: str) -> int | Unknown:
-    """Count the numbers of a kernel list: ``0-3,8`` is 5."""
+    """Count the numbers in a list of the kernel: ``0-3,8`` has 5 numbers."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         return Unknown(f"{text[:40]!r} is not a list of numbers")
     bounds = [[int(number) for number in part.split("-")] for part in text.split(",")]
@@ -222,19 +221,19 @@ def count_cpu_list(text: str) -> int | Unknown:
 
 
 def parse_bracketed(text: str) -> str | Unknown:
-    """Return the chosen value of a text such as ``always [madvise] never``."""
+    """Return the value in brackets: ``always [madvise] never`` becomes ``madvise``."""
     match = re.search(r"\[(.+?)\]", text)
     return match[1] if match else Unknown(f"{text[:40]!r} marks no choice")
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """Read /proc/meminfo: sizes in bytes by name."""
+    """Return the sizes in /proc/meminfo, in bytes, by name."""
     matches = re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
     return {match[1]: int(match[2]) * 1024 for match in matches}
 
 
 def parse_mounts(text: str) -> dict[str, str]:
-    """Return file system types of the relevant mount points, and the network file systems present."""
+    """Return the file system types of the mount points that matter, and the network file systems of the machine."""
     types = {fields[1]: fields[2] for fields in map(str.split, text.splitlines()) if len(fields) > 2}
     network = sorted({kind for kind in types.values() if kind in NETWORK_FILESYSTEMS})
     found: dict[str, str] = {point: types[point] for point in MOUNT_POINTS if point in types}
@@ -242,7 +241,7 @@ def parse_mounts(text: str) -> dict[str, str]:
 
 
 def parse_cpu_max(text: str) -> float:
-    """Return the processors that ``cpu.max`` allows: ``200000 100000`` is 2; infinite without a limit."""
+    """Return how many processors ``cpu.max`` allows: ``200000 100000`` allows 2, and ``max`` allows infinitely many."""
     quota, _, period = text.partition(" ")
     if quota == "max":
         return float("inf")
@@ -260,7 +259,7 @@ def _v1_cpu(root: Path, folder: str) -> float:
 
 
 def _ancestors(root: Path, mount: str, controller: str) -> list[str]:
-    """Return this process's control group and its parents below ``mount``; in a container often the mount itself."""
+    """Return the folders of this process's control group and of the groups above it, up to ``mount``."""
     path = ""
     text = read_text(root, "/proc/self/cgroup")
     for line in [] if isinstance(text, Unknown) else text.splitlines():

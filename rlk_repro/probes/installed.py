@@ -1,6 +1,6 @@
-"""Read what pip and this tool's installer recorded about an installed code base: its commit, and changed files.
+"""Read what pip and this tool's installer recorded of an installed code base: its commit, and which files changed.
 
-``tools/rl_kernel`` writes the build record; this module reads it and imports no package.
+``tools/rl_kernel`` writes the build record.  This module reads the record and imports no package.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rlk_repro.base.files import sha256_bytes
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 BUILD_RECORD: Final = "rlk_repro_build.json"
-"""Name of the build record in the ``.dist-info`` folder; RECORD lists it, so that uninstalling removes it."""
+"""The file name of the build record in the folder ``.dist-info``.  RECORD lists the file, so that pip removes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedRepair:
-    """A named change of one source file that was made before the build."""
+    """A named change that was made to one source file before the build."""
 
     name: str
     file: str
@@ -35,9 +35,9 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """The sources and targets of an installed RL-Kernel, without paths and times: equal builds have equal records.
+    """The sources and build settings of an installed RL-Kernel.  Equal builds have equal records: no paths, no times.
 
-    ``tree`` is git's hash of the sources before any repair; ``commit`` is None where no commit is proved.
+    ``tree`` is git's hash of the sources before any repair.  ``commit`` is None if no commit was proved.
     """
 
     schema: int = 1
@@ -56,7 +56,7 @@ class BuildRecord:
 
 
 def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord | None:
-    """Load the record of this tool's installer; None where another installer was used."""
+    """Load the record of this tool's installer; return None if another installer was used."""
     text = distribution.read_text(BUILD_RECORD) if distribution else None
     try:
         return TypeAdapter(BuildRecord).validate_json(text) if text else None
@@ -65,7 +65,7 @@ def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord
 
 
 def probe_installed(distribution: metadata.Distribution, module: str) -> dict[str, Fact]:
-    """Find ``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``, as ``probe_checkout`` does, or a reason."""
+    """Find ``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``; a fact that was not recorded is Unknown."""
     record = load_build_record(distribution)
     commit = record.commit if record else _find_commit(distribution)
     facts: dict[str, Fact] = {
@@ -83,7 +83,7 @@ def probe_installed(distribution: metadata.Distribution, module: str) -> dict[st
 
 
 def find_changed_files(distribution: metadata.Distribution, module: str) -> list[str] | Unknown:
-    """List the files of ``module`` that differ from what pip installed, each with its digest now, sorted."""
+    """List the files of ``module`` that differ from those that pip installed, with their present digests, sorted."""
     recorded = list(_recorded_files(distribution, module))
     if not recorded:
         return Unknown("pip recorded no files of it")
@@ -97,7 +97,7 @@ def _recorded_files(distribution: metadata.Distribution, module: str) -> Iterato
 
 
 def record_digest(path: Path, algorithm: str = "sha256") -> str:
-    """Return a file's digest as RECORD writes it, URL-safe base64 without padding; ``absent`` if unreadable."""
+    """Return a file's digest in the form of RECORD: URL-safe base64 without padding; ``absent`` if unreadable."""
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, algorithm).digest()

@@ -1,6 +1,6 @@
 """Read the state of the kernel's clock: whether it is synchronized to UTC, and how large its error may be.
 
-``adjtimex`` without a mode reads and sets nothing.  It also works in containers, which cannot ask a time daemon.
+The call ``adjtimex`` without a mode only reads.  It works in containers, which have no time daemon to ask.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from rlk_repro.rundir.manifest import Fact, Unknown
 
-# struct timex on 64-bit Linux: modes, padding, offset, freq, maxerror, esterror, status, …
+# struct timex on 64-bit Linux begins: modes, padding, offset, freq, maxerror, esterror, status
 TIMEX: Final = struct.Struct("@i4xqqqqi")
 TIMEX_BYTES: Final = 256
 UNSYNCHRONISED: Final = 0x40  # STA_UNSYNC
@@ -31,7 +31,7 @@ def probe_clock() -> dict[str, Fact]:
 
 
 def read_timex(data: bytes) -> dict[str, Fact]:
-    """Read the two facts from the kernel's structure, whose errors are in microseconds."""
+    """Read both facts from the kernel's structure ``timex``, in which errors are in microseconds."""
     _, _, _, max_error_us, _, status = TIMEX.unpack_from(data)
     is_synchronized = not status & UNSYNCHRONISED
     error: Fact = round(max_error_us / 1e6, 3) if is_synchronized else Unknown("this clock is not synchronized")

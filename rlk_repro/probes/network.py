@@ -1,6 +1,6 @@
-"""Return facts of the network: interfaces, InfiniBand and RoCE devices, and kernel modules, but no addresses.
+"""Find facts of the network: interfaces, InfiniBand and RoCE devices, and kernel modules.  No address is recorded.
 
-Interfaces that container runtimes create are left out, because they come and go with pods.
+Interfaces of container runtimes are left out, because they appear and disappear with pods.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INFINIBAND: Final = "/sys/class/infiniband"
 VERBS: Final = "/dev/infiniband"
 OPENS: Final = "opens"
 ACTIVE: Final = "ACTIVE"
-"""The state of a port that carries data."""
+"""The state of a port that can carry data."""
 PLUMBING: Final = re.compile(
     r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
 )
@@ -70,7 +70,7 @@ def _rdma_device(root: Path, name: str) -> dict[str, Fact]:
 
 
 def _open_verbs(root: Path, name: str) -> str:
-    """Try to open the device: a container sees all of /sys, but only the devices that it was given."""
+    """Try to open a device.  A container sees all devices in /sys, but it can open only those that it was given."""
     found = list_names(root, f"{INFINIBAND}/{name}/device/infiniband_verbs")
     if not found:
         return "no verbs device"
@@ -82,7 +82,7 @@ def _open_verbs(root: Path, name: str) -> str:
 
 
 def list_ports(devices: object) -> Iterator[tuple[str, dict[str, Fact]]]:
-    """Yield every port of ``rdma_devices``, InfiniBand and RoCE, named as in the manifest: ``mlx5_0.ports.1``."""
+    """Yield every InfiniBand or RoCE port of ``rdma_devices`` with its name, such as ``mlx5_0.ports.1``."""
     for name, device in devices.items() if isinstance(devices, dict) else ():
         ports = device.get("ports") if isinstance(device, dict) else None
         for number, port in ports.items() if isinstance(ports, dict) else ():
@@ -100,7 +100,7 @@ def _port(root: Path, folder: str) -> dict[str, Fact]:
 
 
 def _module(root: Path, name: str) -> str | Unknown:
-    """Return a kernel module's version; ``loaded`` where it has no version, ``absent`` where it is not loaded."""
+    """Return a kernel module's version, ``loaded`` for a module without a version, or ``absent``."""
     if not locate(root, "/sys/module").exists():
         return Unknown("/sys/module absent")
     if not locate(root, f"/sys/module/{name}").exists():

@@ -1,4 +1,4 @@
-"""Make the manifest of one node: every probe by its section.  A new probe needs a module and a line here."""
+"""Make the manifest of one node from all probes.  To add a probe, write a module and add a line here."""
 
 from collections.abc import Callable
 from pathlib import Path

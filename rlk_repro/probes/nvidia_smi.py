@@ -1,7 +1,7 @@
-"""Read NVIDIA GPUs from nvidia-smi's fixed CSV fields, without NVML's Python package; and read the topology.
+"""Read NVIDIA GPUs from the CSV output of nvidia-smi, where NVML's Python package is missing; and read the topology.
 
-The facts have the same names as in ``nvml``.  Facts that need more than one plain field come from NVML only, because a
-driver that does not know a field fails the whole query.
+The facts have the same names as in ``nvml``.  Facts that need more than one plain field come only from NVML: a driver
+that does not know a field refuses the whole query.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ NVML_ONLY: Final = ("throttle_reasons", "remapped_rows", "fabric", "nvlinks_up")
 
 
 def read_system() -> dict[str, Fact]:
-    """Return the driver and the CUDA version that it supports."""
+    """Return the version of the driver, and the CUDA version that the driver supports."""
     version = derive(ask([TOOL, "--version"]), _find_cuda)
     return {"driver": derive(_query("driver_version"), lambda rows: rows[0][0]), "cuda_driver_version": version}
 
 
 def read_devices() -> list[dict[str, Fact]] | Unknown:
-    """Return every fact of every GPU that this job was given; Unknown where nvidia-smi gives no list."""
+    """Return every fact of every GPU that this job was given, or Unknown if nvidia-smi lists no GPU."""
     rows = _query(*(field for field, _ in FIELDS.values()))
     if isinstance(rows, Unknown):
         return rows
@@ -96,7 +96,7 @@ def read_use() -> list[GpuUse] | Unknown:
 
 
 def read_topology() -> dict[str, Fact]:
-    """Return ``nvidia-smi topo -m`` as text, and how many pairs each kind of link joins."""
+    """Return the text of ``nvidia-smi topo -m``, and the number of pairs that each kind of link joins."""
     text = ask([TOOL, "topo", "-m"])
     return {
         "topology_text": derive(text, _without_colour),
@@ -105,7 +105,7 @@ def read_topology() -> dict[str, Fact]:
 
 
 def parse_topology(text: str) -> dict[str, Fact]:
-    """Count pairs by link in the matrix: ``{"gpu_gpu": {"NV18": 28}, "gpu_nic": {"PIX": 8, "SYS": 24}}``."""
+    """Count the pairs in the matrix by link: ``{"gpu_gpu": {"NV18": 28}, "gpu_nic": {"PIX": 8, "SYS": 24}}``."""
     lines = [line.split() for line in text.splitlines()]
     header = next((words for words in lines if words[:1] == ["GPU0"] and "X" not in words[:2]), [])
     columns = [name for name in header if re.fullmatch(r"(GPU|NIC)\d+|mlx\S+", name)]

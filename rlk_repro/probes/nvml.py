@@ -1,6 +1,6 @@
-"""Read NVIDIA GPUs from NVML (the optional package nvidia-ml-py).  A refusal of NVML is recorded.
+"""Read NVIDIA GPUs from NVML, by the optional package nvidia-ml-py.  Where NVML refuses an answer, its reason is kept.
 
-The caller passes the ``pynvml`` module in, so that tests can pass a stand-in.
+The caller passes the module ``pynvml``, so that tests can pass another one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _ask(nvml: Any, question: Question, gpu: Any) -> Any:
 
 
 def throttle_reasons(mask: int) -> list[str]:
-    """Return the names of NVML's throttle reason bits; an idle GPU has ``gpu_idle``."""
+    """Return the names of the reasons for a lower clock, from NVML's bits; an idle GPU has ``gpu_idle``."""
     return [name for bit, name in THROTTLE_REASONS if mask & bit]
 
 
@@ -59,7 +59,7 @@ def _remapped_rows(nvml: Any, gpu: Any) -> dict[str, Fact]:
 
 
 def _memory(nvml: Any, gpu: Any) -> Any:
-    """Read memory with version 2 of the call, which reports the driver's reserved memory separately."""
+    """Read the memory by version 2 of the call, which does not count the driver's reserve as used."""
     return nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
 
 
@@ -68,7 +68,7 @@ def _ecc_errors(nvml: Any, gpu: Any, kind: int) -> int:
 
 
 def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
-    """Count links in use; NVML refuses a link that this GPU does not have."""
+    """Count the NVLinks in use.  For a link that this GPU does not have, NVML returns an error."""
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states: list[int | Unknown] = [
         _ask(nvml, lambda module, link: module.nvmlDeviceGetNvLinkState(gpu, link), link) for link in links
@@ -78,9 +78,9 @@ def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
-    """Return the registration with the NVLink fabric; cluster and clique are equal within an NVLink domain.
+    """Return the GPU's registration with the NVLink fabric.  GPUs of one NVLink domain have one cluster and one clique.
 
-    The driver fills in the rest only once registration is complete.
+    The driver fills in status, cluster and clique only after the registration is complete.
     """
     info = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
@@ -135,7 +135,7 @@ QUESTIONS: Final[dict[str, Question]] = {
 
 @contextmanager
 def session(nvml: Any) -> Iterator[Unknown | None]:
-    """Open NVML for the block; yield the reason where it cannot be opened."""
+    """Open NVML for the block.  Yield None, or the reason why NVML cannot be opened."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -148,7 +148,7 @@ def session(nvml: Any) -> Iterator[Unknown | None]:
 
 
 def load_pynvml() -> Any | None:
-    """Return the module ``pynvml``, or None where nvidia-ml-py is not installed."""
+    """Return the module ``pynvml``, or None if nvidia-ml-py is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -157,7 +157,7 @@ def load_pynvml() -> Any | None:
 
 
 def read_system(nvml: Any) -> dict[str, Fact]:
-    """Return the driver and the CUDA version that it supports, such as ``13.0``."""
+    """Return the version of the driver, and the CUDA version that the driver supports, such as ``13.0``."""
     version = _ask(nvml, lambda module, _: module.nvmlSystemGetCudaDriverVersion_v2(), None)
     return {
         "driver": _ask(nvml, lambda module, _: _text(module.nvmlSystemGetDriverVersion()), None),
@@ -166,7 +166,7 @@ def read_system(nvml: Any) -> dict[str, Fact]:
 
 
 def read_devices(nvml: Any) -> list[dict[str, Fact]]:
-    """Return every fact of every GPU that this job was given, in driver order."""
+    """Return every fact of every GPU that this job was given, in the driver's order."""
     return [
         {"index": index, **{name: _ask(nvml, question, gpu) for name, question in QUESTIONS.items()}}
         for index, gpu in given_handles(nvml)
@@ -186,9 +186,9 @@ def read_use(nvml: Any) -> list[GpuUse]:
 
 
 def given_handles(nvml: Any) -> list[tuple[int, Any]]:
-    """Return the answering GPUs of this job by number; a GPU that fell off the bus is missing here.
+    """Return the GPUs of this job that answer, by number.
 
-    Preflight finds such a GPU by the count.
+    A GPU that fell off the bus is missing here; preflight finds the wrong count.
     """
     count = _ask(nvml, lambda module, _: module.nvmlDeviceGetCount(), None)
     handles = []

@@ -1,6 +1,6 @@
-"""Read facts from files below a given root and from tools.  A missing answer is Unknown, with a reason.
+"""Read facts from files below a root folder and from tools.  A missing answer is Unknown, with a reason.
 
-This module does not interpret the answers; the probes do.
+This module only reads; each probe interprets what it read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def locate(root: Path, path: str) -> Path:
 
 
 def read_text(root: Path, path: str) -> str | Unknown:
-    """Return the stripped text of a file, or ``/proc/x absent`` or the kernel's error as the reason."""
+    """Return the text of a file without blanks at its ends, or Unknown with ``<path> absent`` or the kernel's error."""
     try:
         return locate(root, path).read_text(errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -44,12 +44,12 @@ def parse_int(text: str, what: str) -> int | Unknown:
 
 
 def derive(value: T | Unknown, convert: Callable[[T], U]) -> U | Unknown:
-    """Return ``convert(value)``, or the reason why there is no value."""
+    """Return ``convert(value)``; an Unknown value stays as it is."""
     return value if isinstance(value, Unknown) else convert(value)
 
 
 def list_names(root: Path, folder: str) -> list[str]:
-    """Sorted names in a folder; empty where it is absent or unreadable."""
+    """Return the sorted names in a folder; a folder that is absent or unreadable has none."""
     try:
         return sorted(path.name for path in locate(root, folder).iterdir())
     except OSError:
@@ -57,7 +57,7 @@ def list_names(root: Path, folder: str) -> list[str]:
 
 
 def link_name(root: Path, path: str) -> str | Unknown:
-    """Return the last part of a symbolic link's target (the driver behind ``…/device/driver``)."""
+    """Return the last part of a symbolic link's target.  The link ``…/device/driver`` gives the driver's name."""
     try:
         return locate(root, path).readlink().name
     except OSError:
@@ -65,7 +65,7 @@ def link_name(root: Path, path: str) -> str | Unknown:
 
 
 def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
-    """Return the output of a tool, or the beginning of its error message when it fails."""
+    """Return the output of a tool; if the tool fails, return Unknown with the first line of its error message."""
     try:
         done = proc.run(argv, timeout_s=timeout_s)
     except EnvironmentMissing as error:
@@ -80,7 +80,7 @@ def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
 
 
 def agreed(values: Iterable[T | Unknown]) -> T | str | Unknown:
-    """Return the value that all share, or all values sorted and joined (``performance,powersave``)."""
+    """Return the one value that all facts share, or all values, sorted and joined: ``performance,powersave``."""
     found = list(values)
     known = [value for value in found if not isinstance(value, Unknown)]
     if not known:

@@ -1,4 +1,4 @@
-"""Select the GPUs that ``CUDA_VISIBLE_DEVICES`` gives to a job; the driver's own tools show all GPUs of the machine.
+"""Select the GPUs that ``CUDA_VISIBLE_DEVICES`` gives to a job.  NVML and nvidia-smi show all GPUs of the machine.
 
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
 """
@@ -18,11 +18,11 @@ Gpu = TypeVar("Gpu")
 
 
 def select_given(gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, object]]) -> list[Gpu]:
-    """Select the ``gpus`` whose number or uuid is listed, in the driver's order; ``identify`` gives both.
+    """Select the ``gpus`` whose number or uuid is in the variable, in the driver's order; ``identify`` returns both.
 
-    Like CUDA, this stops at the first entry that is neither, and accepts a shortened uuid.  A list that selects no GPU
-    hides no GPU, because the machine's GPUs are still a fact.  Numbers are the driver's; CUDA's are equal where all
-    GPUs of a node are alike.
+    As in CUDA, an entry that is neither ends the list, and a uuid may be shortened.  A list that selects no GPU selects
+    all of them, because the machine has them.  Numbers here are the driver's; they equal CUDA's if all GPUs of a node
+    are of one kind.
     """
     listed = os.environ.get(NAME)
     if listed is None:

@@ -1,7 +1,7 @@
-"""Define the classes in which tokens are counted by the difference between the trainer's and the rollout's log-prob.
+"""Define the classes by which tokens are counted: how far the trainer's and the rollout's log-probs differ.
 
-The trainer writes a table for every step and rank; ``analysis.agreement`` adds the tables up; a report shows them.  In
-an agreement run the trainer also records its engines, and ``analysis.checks`` compares them.
+The trainer writes a table for every step and rank.  ``analysis.agreement`` adds the tables up, and a report shows the
+sum.  In an agreement run the trainer also records its engines, and ``analysis.checks`` compares the records.
 """
 
 from __future__ import annotations
@@ -13,19 +13,25 @@ from enum import StrEnum
 from typing import Final
 
 LADDER: Final = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Bounds of \\|training minus rollout\\|.  Class i holds tokens beyond the first i bounds and not beyond the next."""
+"""Bounds of \\|training minus rollout\\|.  A token of class i exceeds the first i bounds and no other bound."""
 NUM_CLASSES: Final = len(LADDER) + 1
 NUM_POSITIONS: Final = 17
-"""Band i holds positions 2^i - 1 to 2^(i+1) - 2 of a response, counted from 0; the last band has no upper end."""
+"""Number of bands of positions in a response.  Band i holds positions 2^i - 1 to 2^(i+1) - 2, the first position is 0.
+
+The last band has no upper end.
+"""
 LOG_PROBS: Final = (-10.0, -3.0, -1.0, -0.1, -0.01)
-"""Bounds between bands of the rollout's own log-prob, the least probable tokens first."""
+"""Bounds between the bands of the rollout's own log-prob; the first band holds the least probable tokens."""
 NUM_LOG_PROBS: Final = len(LOG_PROBS) + 1
 MOST_CHANGED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestDifference:
-    """One token: ``place`` says its step, rank, microbatch and sample; positions count from 0 in the response."""
+    """The token with the largest difference.
+
+    ``place`` is its step, rank, microbatch and sample.  ``position`` counts from 0 in the response.
+    """
 
     abs_difference: float
     place: str
@@ -60,7 +66,7 @@ class AgreementResult:
     reason: str = ""
 
 
-# The engines whose records are compared, and the cases in which one engine computes the same tokens.
+# the engines whose records are compared, and the two ways in which one engine computes the same tokens
 ROLLOUT: Final = "rollout"
 GENERATED: Final = "rollout, generated"
 PROMPTS: Final = "rollout, prompts"
@@ -71,7 +77,7 @@ ALONE: Final = "alone"
 
 
 class CheckKind(StrEnum):
-    """What is compared, in the order in which a failure explains those after it."""
+    """What is compared.  A failure of one kind explains failures of later kinds."""
 
     INPUTS = "inputs"
     WEIGHTS = "weights"
@@ -88,12 +94,16 @@ class CheckWord(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AgreementCheck:
-    """Two engines, or one engine in two cases, on the same tokens of one step.
+    """One comparison on the same tokens of one step: two engines, or one engine in two ways.
 
-    ``variant`` is that of the trial, ``both`` where trials of both variants are compared.  ``found`` names what differs
-    first, or says why there is nothing to compare.  Of ``num`` compared values ``num_unequal`` differ, at most by
-    ``largest`` and in the mean by ``mean``; ``bound`` is the contract's for ``dtype``.  Of layers ``curve`` is the
-    relative difference at each of ``points``, in the order of computation; None where a value is not finite.
+    ``variant`` is the trial's, or ``both`` if trials of both variants are compared.  ``found`` names the first
+    difference, or says why nothing could be compared.
+
+    ``num`` values were compared and ``num_unequal`` of them differ: the largest difference is ``largest``, the mean is
+    ``mean``.  ``bound`` is the contract's bound for ``dtype``.
+
+    For layers, ``curve`` is the relative difference at each of ``points`` in the order of computation, and None for a
+    value that is not finite.
     """
 
     kind: CheckKind
@@ -115,19 +125,19 @@ class AgreementCheck:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells this check from the others of its run."""
+        """The values that distinguish this check from the other checks of its run."""
         return self.kind.value, self.pair, self.variant, f"step {self.step}", f"{self.first} against {self.second}"
 
 
 def list_failures(checks: Iterable[AgreementCheck]) -> list[AgreementCheck]:
-    """The failed checks: earlier steps first, in a step by kind."""
+    """Return the failed checks: earlier steps first, and within a step by kind."""
     order = list(CheckKind)
     failed = [item for item in checks if item.word is CheckWord.FAIL]
     return sorted(failed, key=lambda item: (item.step, order.index(item.kind)))
 
 
 def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:
-    """Say which checks have another word than before; nothing where neither side has checks."""
+    """Yield which checks have another result than the recorded ones; without checks there is no text."""
     was, now = _number(recorded), _number(new)
     keys = list(was | now)
     changed = [key for key in keys if was.get(key) != now.get(key)]
@@ -138,7 +148,7 @@ def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCh
 
 
 def _number(checks: Iterable[AgreementCheck]) -> dict[tuple[tuple[str, ...], int], str]:
-    """The word by key and number: the two trials of a control pair have checks with the same key."""
+    """Return each check's result by key and number, because both trials of a control pair have equal keys."""
     seen: Counter[tuple[str, ...]] = Counter()
     words: dict[tuple[tuple[str, ...], int], str] = {}
     for item in checks:

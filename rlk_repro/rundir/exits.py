@@ -1,4 +1,4 @@
-"""Read from ``exit.json`` how a trial ended; an agent that resumes and the analysis use it."""
+"""Read from ``exit.json`` how a trial ended.  The analysis and an agent that resumes use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_SCHEMA: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ExitRecord:
-    """The end of a trial: its status, place and time; times are Unix seconds, None where they cannot be read."""
+    """The end of a trial.  Times are Unix seconds, or None if they cannot be read."""
 
     status: TrialStatus
     reason: str = ""
@@ -28,7 +28,7 @@ class ExitRecord:
 
 
 def read_exit(folder: TrialDir) -> ExitRecord:
-    """Read the exit record; a trial without a readable record was cut off or never began."""
+    """Read the exit record.  A trial without a readable record was interrupted or never began."""
     if not folder.path.is_dir():
         return ExitRecord(status=TrialStatus.MISSING, reason="never started")
     if not folder.exit.is_file():
@@ -49,7 +49,7 @@ def read_exit(folder: TrialDir) -> ExitRecord:
 
 
 def _read_duration(value: Any) -> float | None:
-    """Read a duration; raises ValueError for a value that no clock can give."""
+    """Read a duration; raise ValueError for a number that is not above 0 and finite."""
     if value is None:
         return None
     duration_s = float(value)

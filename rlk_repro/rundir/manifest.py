@@ -1,6 +1,6 @@
-"""Manifests: the facts of one node, and how much a difference between two manifests matters.
+"""A manifest holds the facts of one node; this module also says how much a difference between two manifests matters.
 
-A fact is a plain JSON value, or ``Unknown`` with a reason; it is never null.  In JSON an unknown fact is the object
+A fact is a plain JSON value or ``Unknown`` with a reason, and never null.  In JSON an unknown fact is the object
 ``{"unknown": "reason"}``.  ``rlk_repro.probes`` collects the facts.
 """
 
@@ -20,16 +20,19 @@ from rlk_repro.rundir.paths import RunDir
 SCHEMA: Final = 1
 DIFF: Final = "diff_sha256"
 OWN_PATCH: Final = "patch"
-"""The fact whether the bundle has the changes of rlk-repro's checkout: PATCH_IS_WHOLE or PATCH_IS_SCRUBBED."""
+"""The name of a fact: whether the bundle holds the changes of rlk-repro's checkout.
+
+Its value is PATCH_IS_WHOLE or PATCH_IS_SCRUBBED.
+"""
 PATCH_IS_WHOLE: Final = "whole"
 PATCH_IS_SCRUBBED: Final = "without secrets"
 MAX_FACTS: Final = 5000
-"""A node with 72 GPUs has about 2000 facts."""
+"""Largest number of facts of one node; a node with 72 GPUs has about 2000."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A fact that could not be determined, and why (``nvidia-smi is not on PATH``)."""
+    """A fact that could not be found, and the reason, such as ``nvidia-smi is not on PATH``."""
 
     reason: str
 
@@ -43,7 +46,7 @@ Section: TypeAlias = Mapping[str, Fact]
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Facts of one node by section (``host``, ``gpu``, ``network``, ``code``, ``container``, ``environment``)."""
+    """The facts of one node, by section: ``host``, ``gpu``, ``network``, ``code``, ``container``, ``environment``."""
 
     node: str
     sections: Mapping[str, Section] = field(default_factory=dict)
@@ -66,12 +69,12 @@ class Manifest:
         return manifest
 
     def facts(self) -> Iterator[tuple[str, Fact]]:
-        """Every fact with its dotted path, nested dicts and lists flattened (``gpu.devices.0.name``)."""
+        """Yield every fact with its dotted path, such as ``gpu.devices.0.name``."""
         for name, section in self.sections.items():
             yield from _flatten(name, dict(section))
 
 
-# A trainer computes with these packages or runs on them; another version of a linter does not change a measurement.
+# A trainer uses these packages.  Another version of a package such as a linter does not change a measurement.
 TRAINER_PACKAGES: Final = (
     *("apex", "cupy*", "flash-attn*", "flashinfer*", "megatron-core", "numpy", "nvidia-*", "ray", "rl-engine"),
     *("safetensors", "sglang*", "tokenizers", "torch-memory-saver", "torchvision", "transformer-engine*"),
@@ -135,15 +138,15 @@ def severity(path: str) -> Level:
 
 
 def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
-    """List a finding for every fact that differs; a fact unknown on either side gives at most a warning."""
+    """Return a finding for every fact that differs.  A fact that one side does not know gives at most a warning."""
     left, right = dict(expected.facts()), dict(found.facts())
     return list(_diff_facts(left, right, left.keys() | right.keys()))
 
 
 def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
-    """List how the nodes of a run differ from its first node, where that may matter; stop after very many differences.
+    """Yield each difference between a node and the run's first node that may matter; stop after very many differences.
 
-    Comparing costs time for each fact of a node; a fact that only the first node has is compared only if it may matter.
+    Comparing a fact takes time.  So a fact that only the first node has is compared only if its level is not ``info``.
     """
     first = dict(manifests[0].facts()) if manifests else {}
     telling = {path for path, fact in first.items() if not isinstance(fact, Unknown)}
@@ -170,19 +173,22 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
         if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
             level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
         elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
-            level = Level.INFO  # the definition of this fact changed once; equal trees are equal files
+            level = Level.INFO  # the definition of this fact changed once; equal trees prove equal files
         yield Finding(level, path, shorten(str(was)), shorten(str(now)))
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Tell whether equal Python files prove equal sources: an archive has no commit, an installation has no tree."""
+    """Return whether equal Python files prove that the sources are equal.
+
+    An unpacked archive has no commit, and an installed package has no tree, but both have Python files.
+    """
     source, _, name = path.rpartition(".")
     is_of_sources = name in {"commit", "is_dirty", DIFF, "tree", "version"}
     return is_of_sources and _has_same(f"{source}.package_tree", left, right)
 
 
 def _has_same(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Tell whether both sides know a fact and it is equal."""
+    """Return whether both sides know a fact and it is equal."""
     was, now = left.get(path), right.get(path)
     return was is not None and was == now and not isinstance(was, Unknown)
 
@@ -212,7 +218,7 @@ def _decode_section(body: Any) -> dict[str, Fact]:
 
 
 def _flatten(path: str, value: Any) -> Iterator[tuple[str, Fact]]:
-    """List leaves with their paths; an empty mapping holds no fact."""
+    """Yield each value with its dotted path; an empty mapping holds no fact."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(f"{path}.{key}", item)

@@ -1,4 +1,4 @@
-"""The values that an analysis holds for operators measured one by one; other modules compute them."""
+"""Define the values that an analysis holds of operators that are measured one by one; other modules compute them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 REFERENCE: Final = "vime"
-"""Speedups are relative to this implementation: vime's own function without the entropy metric."""
+"""The implementation that speedups are relative to: vime's own function without the entropy metric."""
 
 
 class OperatorStatus(StrEnum):
@@ -20,9 +20,10 @@ class OperatorStatus(StrEnum):
 
 
 class OperatorKind(StrEnum):
-    """``vime``: vime's own functions; ``fused`` and ``native``: RL-Kernel's, by class; ``peer``: another project's.
+    """The origin of an implementation: ``vime`` itself, RL-Kernel (``fused`` or ``native``), or another project
+    (``peer``).
 
-    ``unresolved``: RL-Kernel's, but it resolved to no class.
+    ``unresolved`` means that RL-Kernel named no class for the operator.
     """
 
     TRAINER = "vime"
@@ -34,10 +35,10 @@ class OperatorKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorCase:
-    """The input of an operator's measurement.  ``density`` is the fraction of rows whose value is wanted.
+    """The input of an operator's measurement.
 
-    ``work`` is forward or forward_backward.  Policy losses build their graph in both, log-probs only in
-    forward_backward.
+    ``density`` is the fraction of rows whose value is wanted.  ``work`` is ``forward`` or ``forward_backward``.  Policy
+    losses build a graph for gradients in both, log-probs only in ``forward_backward``.
     """
 
     operator: str
@@ -51,12 +52,11 @@ class OperatorCase:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTrial:
-    """One implementation in one case in one process, over the calls of its scored sweeps; numbers are None unless it
-    passed.
+    """One implementation in one case in one process, over the calls of its scored sweeps.
 
-    ``speedup`` is the median time of vime's own function in the same case and process, divided by this median time.
-    ``floor_fraction`` is the shortest possible time on this device, divided by this median.  ``line`` is its first
-    line.
+    Numbers are None unless the implementation passed.  ``speedup`` is the median time of vime's own function in the
+    same case and process, divided by ``median_s``.  ``floor_fraction`` is the shortest possible time on this device,
+    divided by ``median_s``.  ``line`` is the first line of the log with this measurement.
     """
 
     trial: str
@@ -75,11 +75,11 @@ class OperatorTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorResult:
-    """One implementation in one case.
+    """One implementation in one case, over all processes.
 
-    ``error`` is the largest difference from float64 over the checked rows; ``gradient_error`` is the largest difference
-    of a gradient, as a fraction of the largest gradient element.  Both are the worst of all processes.
-    ``process_spread`` is the range of the processes' medians, as a fraction of the smallest.
+    ``error`` is the largest difference from float64 over the checked rows.  ``gradient_error`` is the largest
+    difference of a gradient, divided by the largest gradient element.  Both are the worst values of all processes.
+    ``process_spread`` is the range of the processes' medians, divided by the smallest median.
     """
 
     case: OperatorCase

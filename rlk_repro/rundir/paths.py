@@ -1,4 +1,4 @@
-"""Define every file name inside a run directory or a bundle; no other module does (docs/results-directory.md)."""
+"""Define every file name inside a run directory or a bundle (docs/results-directory.md); no other module does."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TrialDir:
         return _by_rank(self.ops, OPS_SUFFIX)
 
     engines = Within("engines")
-    """What each engine computed of the same tokens, in runs that ask whether engines agree."""
+    """What each engine computed from the same tokens, in runs that compare engines."""
 
     def engines_files(self) -> dict[int, Path]:
         """The existing records of engines, by rank."""
@@ -85,7 +85,7 @@ class NodeDir:
     ray = Within("ray")
 
     def ray_logs(self, use: str) -> Path:
-        """Return the folder of this node's Ray logs for one trial, or for stored rollouts (``rollouts-<seed>``)."""
+        """Return the folder of this node's Ray logs for a trial, or for stored rollouts (``rollouts-<seed>``)."""
         return self.ray / use
 
     earlier = Within("earlier")
@@ -105,7 +105,7 @@ class RolloutDir:
 
     @property
     def template(self) -> str:
-        """The files' path as trainers get it; the trainer fills in ``{rollout_id}``."""
+        """The path of the files as a trainer gets it; the trainer replaces ``{rollout_id}`` by a number."""
         return str(self.path.absolute() / "{rollout_id}.pt")
 
     def file(self, rollout_id: int) -> Path:
@@ -114,16 +114,16 @@ class RolloutDir:
 
 @dataclass(frozen=True)
 class RunDir:
-    """Every path of one submission, from its root."""
+    """Every path of one run directory."""
 
     root: Path
 
     @property
     def run_id(self) -> str:
-        """The name by which commands find the run; the plan file keeps it when the folder is moved (plan.py)."""
+        """The name by which commands find the run.  The plan records it too, for a folder that was moved."""
         return self.root.absolute().name
 
-    # The author's bytes.
+    # the author's files, byte for byte
     run_yaml = Within("run.yaml")
     stack_yaml = Within("stack.yaml")
     hardware_yaml = Within("hardware.yaml")
@@ -134,13 +134,13 @@ class RunDir:
     scheduler = Within("scheduler")
 
     def scheduler_file(self, topic: str) -> Path:
-        """The scheduler's own words on one topic, such as ``config``."""
+        """Return the file with the scheduler's own text on one topic, such as ``config``."""
         return self.scheduler / f"{topic}.txt"
 
     accounting_fields = Within("scheduler/accounting-fields.txt")
-    """Names of sacct's fields to query inside the job, separated by commas; empty without accounting."""
+    """The names of sacct's fields to query inside the job, separated by commas; empty without accounting."""
     own_patch = Within("rlk-repro.patch")
-    """The changes of rlk-repro's checkout, where it was not its commit."""
+    """A patch with the changes of rlk-repro's checkout, if the checkout differed from its commit."""
     prepared = Within("prepared.json")
     image = Within("image.json")
     rollouts = Within("rollouts")
@@ -149,7 +149,8 @@ class RunDir:
         return RolloutDir(self.rollouts / str(seed))
 
     def session_rollouts(self, trial: str) -> RolloutDir:
-        """The stored rollouts by number of a session's rollout; never packed, because they follow from the plan."""
+        """Return the folder with a session's rollouts, by number; the plan determines them, so they are never
+        packed."""
         return RolloutDir(self.root / f".rollouts-{trial}")
 
     nodes = Within(NODES)
@@ -171,7 +172,7 @@ class RunDir:
         return [TrialDir(path) for path in sorted(found, key=lambda path: int(path.name.partition("-")[0]))]
 
     interrupted = Within("interrupted")
-    """Trials that ``--resume`` set aside, in folders ``1``, ``2``, …; kept as evidence, never counted."""
+    """The trials that ``--resume`` set aside, in folders ``1``, ``2``, …; they are kept and never counted."""
 
     def interrupted_trial(self, attempt: int, name: str) -> TrialDir:
         return TrialDir(self.interrupted / str(attempt) / name)
@@ -187,21 +188,24 @@ class RunDir:
     reserve = Within(".reserve")
     """A file that reserves disk space; on a full disk the leading agent removes it to write its last message."""
     state = Within(".state.json")
-    """Live progress for ``status``; not part of the evidence."""
+    """The progress that ``status`` shows; it is no evidence."""
     agent_output = Within(".agent.log")
     """The output of a local agent itself; it is empty unless the agent crashes."""
     cancelled = Within(".cancelled")
     """The time at which a user asked the scheduler to end the job."""
 
     def job_output(self, job_id: str) -> Path:
-        """Output of the batch script and Slurm's own tools; sbatch names it, so ``%j`` stands for an unknown id."""
+        """Return the file for the output of the batch script and of Slurm's tools.
+
+        Slurm replaces ``%j`` by the job's id, so ``%j`` stands for an id that is not known yet.
+        """
         return self.root / f".slurm-{job_id}.log"
 
     roster = Within(".roster.json")
     """The pods that take part in a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
-        """Return a file that changes as long as this pod asks to take part."""
+        """Return the file that changes as long as this pod waits to take part in the job."""
         return self.root / f"{_POD_JOIN}{pod}"
 
     def pod_joins(self) -> list[Path]:
@@ -210,24 +214,23 @@ class RunDir:
     pod_end = Within(".pod-end.json")
     """The exit code of the leading pod's work."""
     pod_note = Within(".pod.json")
-    """Messages of the first process of the leading pod, or of the pod that serves a run afterwards."""
+    """Messages of the first process of the leading pod, or of a pod that gives out files after the run."""
     pod_read = Within(".pod-read.json")
-    """The amount of the trials' logs that was read from outside the cluster, with the time."""
+    """How much of the trials' logs was read from outside the cluster, and when."""
     kubernetes_record = Within(".kubernetes.json")
-    """The cluster's facts about job and pods when the run was collected; they are known after sealing, so never packed.
-    """
+    """The cluster's facts about job and pods at collection time; a bundle lacks them, because it is sealed before."""
 
     @property
     def live(self) -> RunDir:
-        """Return this machine's facts about a run whose directory is on another machine, until it is collected."""
+        """Facts that this machine holds about a run on another machine, until the run is collected."""
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:
-        """The received part of a bundle, named by the bundle's checksum, so that parts of two bundles never mix."""
+        """Return the file for the received part of a bundle.  Its name has the checksum, so two bundles never mix."""
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")
-    """The allocation whose leader wrote this file; a node that sees it shares the leader's file system."""
+    """The allocation of the leading agent.  A node that sees this file shares the leader's file system."""
 
     def pulse(self, node: str) -> Path:
         """Return a file that changes as long as this node's agent lives."""
@@ -238,14 +241,14 @@ class RunDir:
     all_reduce_result = Within(".all-reduce-result.json")
     """The result of the all-reduce, before it is in the manifests."""
     ray_order = Within(".ray.json")
-    """The leading agent's order to Ray on all nodes."""
+    """The leading agent's order to start or end Ray on all nodes."""
 
     def ray_report(self, node: str) -> Path:
         """Return the file with the state of Ray on this node."""
         return self.root / f".ray-{node}.json"
 
     ray_token = Within(".ray-token")
-    """The token by which processes of one Ray cluster authenticate; a secret of this allocation."""
+    """The token by which the processes of one Ray cluster recognize each other; it is a secret."""
 
     again = Within(".again")
     """The name of an allocation that ended after complete pairs; another allocation continues the run."""
@@ -261,12 +264,12 @@ class RunDir:
         return self.checksums.is_file()
 
     def is_packed(self, relative: str) -> bool:
-        """Tell whether a file, named by its path relative to the root, goes into the bundle."""
+        """Return whether a file goes into the bundle; ``relative`` is its path relative to the root."""
         first = relative.split("/", 1)[0]
         return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
 
 
-# A trainer knows these two folders from its environment, but not the trial's folder.
+# A trainer learns these two folders from its environment, and does not learn the trial's folder.
 def ops_file(folder: Path, rank: int) -> Path:
     return folder / f"{rank}{OPS_SUFFIX}"
 
@@ -284,12 +287,12 @@ def traces_beside(ops_folder: Path) -> Path:
 
 
 def runs_root() -> Path:
-    """The folder of run directories: ``$RLK_REPRO_RUNS``, else ``./runs``."""
+    """Return the folder of all run directories: ``$RLK_REPRO_RUNS``, otherwise ``./runs``."""
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 
 def next_number(parent: Path) -> int:
-    """The number of the next folder in ``earlier`` or ``interrupted``."""
+    """Return the number of the next folder in ``earlier`` or ``interrupted``."""
     return max((int(path.name) for path in _folders(parent) if path.name.isdecimal()), default=0) + 1
 
 

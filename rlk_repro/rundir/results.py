@@ -1,7 +1,7 @@
-"""The values that an analysis consists of; other modules compute them.
+"""Define the values of an analysis.  Only ``analysis`` makes them; reports, comparison and replay read them.
 
-Only ``analysis`` makes them; reports, compare and replay read them.  All are frozen and survive a JSON round trip.
-Times are seconds, memory is bytes; a missing number is None together with a reason or an ``n``, never 0.
+All are frozen, and their JSON gives the same values again.  Times are seconds, memory is bytes.  A missing number is
+None with a reason or an ``n``, and never 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMA: Final = 1
 
 
 class TrialStatus(StrEnum):
-    """The way a trial ended.  A trial that is not ``ok`` stays in the tables and is never scored."""
+    """How a trial ended.  A trial that is not ``ok`` stays in the tables and is never scored."""
 
     OK = "ok"
     FAILED = "failed"
@@ -33,7 +33,7 @@ class TrialStatus(StrEnum):
 
 
 class PairStatus(StrEnum):
-    """``scored``: the pair counts; ``dropped``: a trial of the pair did not finish.
+    """Whether a pair counts.  ``dropped``: a trial of the pair did not finish.
 
     ``void``: RL-Kernel was not proved to run, or one agent did not run both trials in one allocation.
     """
@@ -57,18 +57,19 @@ class VerdictWord(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARABLE = "not comparable"
     NO_COMPARISON = "no comparison"
-    """The run does not compare variants: it measures operators one by one."""
+    """The run compares no variants, because it measures operators one by one."""
 
     @property
     def is_of_speed(self) -> bool:
-        """Whether the run could compare the two variants; the comparison may have any result."""
+        """Whether the run could compare the two variants, with any result."""
         return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
 
 
 class ProofStatus(StrEnum):
     """Whether RL-Kernel ran in a trial, according to its ops files.
 
-    ``native``: an RL-Kernel op was invoked, but it is plain PyTorch (CPU, or ``logp`` on ROCm): never a speed verdict.
+    ``native``: RL-Kernel's operator ran, but as plain PyTorch (on CPU, or ``logp`` on ROCm); no verdict on speed
+    follows.
     """
 
     PROVED = "proved"
@@ -80,7 +81,7 @@ class ProofStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One metric over the training steps of one trial; ``lines[i]`` is the line of ``source`` that printed it."""
+    """One metric over the training steps of one trial; line ``lines[i]`` of the file ``source`` holds ``values[i]``."""
 
     metric: str
     source: str
@@ -90,7 +91,10 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One metric of one trial over its scored steps.  Percentiles: Hyndman–Fan 7, None where ``n`` is too small."""
+    """One metric of one trial over its scored steps.
+
+    Percentiles are of Hyndman and Fan's type 7, and None if ``n`` is too small.
+    """
 
     metric: str
     n: int
@@ -107,7 +111,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSummary:
-    """Which implementation an operator resolved to in one trial, with totals over ranks."""
+    """The implementation that an operator used in one trial, with totals over ranks."""
 
     op: str
     implementation: str
@@ -140,7 +144,7 @@ class TrialResult:
 
     @property
     def folder(self) -> str:
-        """The name of the trial's folder; both arms of a session share one folder."""
+        """The name of the trial's folder; the two arms of a session have one folder."""
         return self.name.partition(":")[0]
 
     def summary(self, metric: str) -> Summary | None:
@@ -152,7 +156,10 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PairMetric:
-    """One metric of one pair: two trial values and ln(second / first), or None where one is missing or not above 0."""
+    """One metric of one pair: the two trials' values, and ln(second / first).
+
+    ``log_ratio`` is None if a value is missing or not above 0.
+    """
 
     metric: str
     first: float | None
@@ -162,9 +169,10 @@ class PairMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class PairResult:
-    """One comparison: a pair of trials, or a session with its two arms, ``first`` and ``second``.
+    """One comparison: a pair of trials, or the two arms of a session.
 
-    ``first`` is the baseline; in a control pair ``second`` is a baseline too, or an enabled trial that fell back.
+    ``first`` is the baseline.  In a control pair, ``second`` is a baseline too, or an enabled trial that used vime's
+    own path.
     """
 
     pair: str
@@ -183,10 +191,11 @@ class PairResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockResult:
-    """One block of a session; ``reason`` says why the block does not count and is empty where it counts.
+    """One block of a session.  A block that does not count has a ``reason``; a block that counts has an empty one.
 
-    ``log_ratio`` is ln(B / A) of the step time over its scored steps, adjusted for tokens in lane live.
-    ``first_log_ratio`` uses the first step of each period.  In a control block A and B are both the baseline.
+    ``log_ratio`` is ln(B / A) of the step time over the scored steps; in the lane ``live`` it is adjusted for the
+    number of tokens.  ``first_log_ratio`` is that of the first step of each period.  In a control block, A and B are
+    both the baseline.
     """
 
     session: str
@@ -200,11 +209,10 @@ class BlockResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowResult:
-    """One case of a session's shadow steps, with the worst value over ranks; ``error`` says why a comparison is
-    missing.
+    """One case of a session's shadow steps, with the worst value of all ranks.  ``error`` says why a value is missing.
 
-    ``log_prob_max`` and ``log_prob_mean`` describe the absolute difference of log-probs; ``gradient_share`` is the
-    largest difference of gradients at the logits, divided by the largest such gradient.
+    ``log_prob_max`` and ``log_prob_mean`` describe the absolute difference of log-probs.  ``gradient_share`` is the
+    largest difference of gradients at the logits, divided by the largest of these gradients.
     """
 
     session: str
@@ -243,7 +251,7 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A condition that a speed verdict needs: ``estimate`` with its one-sided bounds, against ``margin``."""
+    """A condition that a verdict on speed needs: ``estimate`` and its one-sided bounds, compared with ``margin``."""
 
     name: str
     status: GateStatus
@@ -257,7 +265,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """The noise that control pairs measured: the farther end of the interval of their effect, as a fraction."""
+    """The noise that control pairs measured, as a fraction: the end of their interval that is farther from 0."""
 
     is_measured: bool
     fraction: float | None
@@ -267,7 +275,10 @@ class NoiseFloor:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``threshold`` is the larger of the smallest effect of interest and the noise floor, as a fraction of 1."""
+    """The conclusion of a run.
+
+    ``threshold`` is the smallest effect of interest or the noise floor, whichever is larger, as a fraction of 1.
+    """
 
     word: VerdictWord
     headline: str
@@ -312,7 +323,7 @@ class Analysis:
 
     @property
     def unit(self) -> str:
-        """The unit that is counted: ``session`` for the design crossover, else ``pair``."""
+        """What is counted: ``session`` in the design crossover, otherwise ``pair``."""
         return "session" if self.is_crossover else "pair"
 
     @property
@@ -320,14 +331,14 @@ class Analysis:
         return any(trial.name != trial.folder for trial in self.trials)
 
     def compare_checks(self, new: Analysis) -> Iterator[str]:
-        """Say which checks of engines have another word in the new analysis."""
+        """Yield which checks of engines have another result in the new analysis."""
         return compare_checks(self.checks, new.checks)
 
     def effect(self, metric: str) -> Effect | None:
         return next((item for item in self.effects if item.metric == metric), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values; a key that only some runs have is left out where it is empty."""
+        """Return plain JSON values.  A key that only some runs have is left out if it is empty."""
         fields = dataclasses.asdict(self)
         for name in ("operators", "blocks", "shadows", "pooled", "agreement", "checks", "switch"):
             if not fields[name]:

@@ -1,7 +1,7 @@
-"""Check what a file of stored rollouts may hold, with a reader that executes nothing.
+"""Check what a file of stored rollouts holds, with a reader that executes nothing.
 
-vime loads these files as pickles, which may call any function. A file passes if its pickle names only the functions
-that rebuild tensors and arrays; the reader replaces each call by an inert stand-in.
+vime loads these files as pickles, and a pickle may call any function.  A file passes if its pickle names only functions
+that rebuild tensors and arrays.  The reader replaces each call by an object that does nothing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CALLED: Final = frozenset(
         *((module, name) for module in _BUILTINS for name in ("bytearray", "complex", "frozenset", "set")),
     }
 )
-"""Modules and names that a pickle may call; docs/prepare.md lists them."""
+"""The functions that a pickle may call, as module and name; docs/prepare.md lists them."""
 NAMED: Final = frozenset(
     {("numpy", "ndarray")}
     | {("torch", f"{kind}Storage") for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half")}
     | {("torch", f"{kind}Storage") for kind in ("Int", "Long", "Short")}
 )
-"""Names that a pickle may pass to these functions, but not call."""
+"""The names that a pickle may pass to these functions but may not call."""
 PICKLE: Final = "data.pkl"
 PROGRAM: Final = "constants.pkl"
-"""Folder in archives of compiled programs, which torch runs even where it refuses pickles."""
+"""An archive of a compiled program holds this file.  torch runs such a program even when it refuses pickles."""
 _ARCHIVE: Final = b"PK\x03\x04"
 _HINT: Final = "docs/prepare.md lists what stored rollouts may hold"
 _BROKEN_PICKLE: Final = (
@@ -44,7 +44,7 @@ _BROKEN_PICKLE: Final = (
 
 
 class _StandIn(dict[Any, Any]):
-    """The result of an allowed call: it can be filled, used as a key and given a state, and it executes nothing."""
+    """The result of an allowed call.  It can be filled, used as a key and given a state, and it executes nothing."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _Reader(pickle.Unpickler):
 
 
 def check_file(path: Path) -> None:
-    """Check one file; raises BundleUnreadable where it holds more than data or was not written by torch.save."""
+    """Check one file.  Raise BundleUnreadable if it holds more than data, or if torch.save did not write it."""
     check_archive(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -82,14 +82,14 @@ def check_file(path: Path) -> None:
 
 
 def check_archive(path: Path) -> None:
-    """Check that a file is an archive; raises BundleUnreadable for a file that torch would load as a bare pickle."""
+    """Check that a file is an archive.  Raise BundleUnreadable for another file, which torch would load as a pickle."""
     with path.open("rb") as stream:
         if stream.read(len(_ARCHIVE)) != _ARCHIVE:
             raise _refuse(path, "is not an archive of torch.save")
 
 
 def check_records(path: Path, data: bytes, *, has_program: bool) -> None:
-    """Check an archive that was read already, like ``check_file``: its pickle, and that it holds no program."""
+    """Check the pickle ``data`` of an archive; ``has_program`` says whether the archive holds a compiled program."""
     if has_program:
         raise _refuse(path, "is a compiled program")
     try:

@@ -1,6 +1,7 @@
-"""Read and write ``.state.json``, a run's progress: the leading agent writes it; commands, backends and pods read it.
+"""Read and write ``.state.json``, the progress of a run.
 
-The file helps people and is no evidence; results come from logs.  Its last state is written after sealing and packing.
+The leading agent writes the file; commands, backends and pods read it.  It is no evidence: results come from logs.  The
+last state is written after sealing and packing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(Answer):
-    """``trial_index`` counts from 0; ``step`` is the last finished step; ``exit_code`` is the ended agent's."""
+    """The progress of a run.
+
+    ``trial_index`` counts from 0, ``step`` is the last finished step, and ``exit_code`` is that of an agent that ended.
+    """
 
     phase: Phase
     num_trials: int
@@ -60,7 +64,7 @@ class Progress(Answer):
 
 
 def read_state(run_dir: RunDir) -> Progress | None:
-    """Return the last written state, or None where no agent has begun."""
+    """Return the last written state, or None if no agent has begun."""
     try:
         return Progress.from_json(load_json(run_dir.state, schema=SCHEMA))
     except (BundleUnreadable, KeyError, TypeError, ValueError):
@@ -68,5 +72,5 @@ def read_state(run_dir: RunDir) -> Progress | None:
 
 
 def read_last_word(run_dir: RunDir) -> Progress:
-    """Return the last written state, or an empty one without any; ``exit_code`` is None until the agent ends."""
+    """Return the last written state, or an empty one.  ``exit_code`` is None until the agent ends."""
     return read_state(run_dir) or Progress(phase=Phase.PREFLIGHT, num_trials=0, num_steps=0)

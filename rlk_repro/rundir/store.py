@@ -1,7 +1,7 @@
-"""Find run directories (all, one by id or path, or the newest), and say which of them this user submitted.
+"""Find run directories: all, one by its id or path, or the newest one.  Say which of them this user submitted.
 
-A run directory may come from another person's bundle and hold that person's job id or site.  So the user's state
-folder, which no archive can write, records what this user submitted, by the hash of the plan with its run id.
+A run directory may come from another person's bundle and hold that person's job id or site.  So a file in the user's
+state folder records what this user submitted.  The file's name is the hash of the plan, which holds the run id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMA: Final = 1
 
 
 def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> None:
-    """Record that this user staged a run directory and, once it was sent, its submission to the cluster.
+    """Record that this user staged a run directory and, after the cluster accepted the job, its submission.
 
     Raises:
         EnvironmentMissing: the user's state folder cannot be written.
@@ -31,7 +31,7 @@ def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> No
 
 
 def recall(run_dir: RunDir) -> dict[str, Any] | None:
-    """Return what ``remember`` recorded for a run directory; None where this user did not stage it."""
+    """Return what ``remember`` recorded for a run directory, or None if this user did not stage it."""
     if not run_dir.plan.is_file() or not (path := _state_file(run_dir)).is_file():
         return None
     value: dict[str, Any] = load_json(path, schema=SCHEMA)
@@ -43,7 +43,7 @@ def _state_file(run_dir: RunDir) -> Path:
 
 
 def list_run_dirs() -> list[RunDir]:
-    """List every run directory below the runs root, oldest first; the list is empty without such a folder.
+    """List every run directory, oldest first; without the folder of run directories the list is empty.
 
     Raises:
         SpecError: a folder cannot be read.
@@ -67,11 +67,11 @@ def _list_folders(parent: Path) -> list[Path]:
 
 
 def find_run_dir(name: str | None) -> RunDir:
-    """Find a run directory by id, unambiguous prefix of an id, or path; the newest when ``name`` is None.
+    """Find a run directory by its path, its id or the id's beginning; find the newest one if ``name`` is None.
 
     Raises:
-        SpecError: no directory or more than one matches (the message lists the newest ids), or a folder cannot be read.
-        BundleUnreadable: the directory holds a link, so that writes would go elsewhere.
+        SpecError: no directory or more than one matches, or a folder cannot be read.
+        BundleUnreadable: the directory holds a link, through which a write would reach another place.
     """
     run_dir = _find(name)
     links = sorted(path for path in run_dir.root.rglob("*") if path.is_symlink())
@@ -119,5 +119,5 @@ def read_plan(path: Path) -> Any:
 def _is_run_dir(path: Path) -> bool:
     try:
         return RunDir(path).plan.is_file()
-    except OSError as error:  # not permitted, or the name is too long
+    except OSError as error:  # no permission, or the name is too long
         raise SpecError(Problem(str(path), f"cannot be read ({error.strerror})", expected="an id or a path")) from error
