@@ -148,7 +148,7 @@ def test_the_dry_run_says_what_the_pairs_can_show() -> None:
     text = "\n".join(plan_lines(plan))
     assert "p1:b p1:e p2:e p2:b" in text
     assert plan.plan_hash in text
-    assert "no size is detected reliably: the gates on rewards and lengths pass in 55.4 % of runs" in text
+    assert "none: without a true difference, the gates on rewards and lengths pass in only 55.4 % of runs" in text
     few = "\n".join(plan_lines(plan_smoke("measure.pairs=2")))
     assert "2 pairs can never show faster or slower" in few
     assert "measure.pairs (--set measure.pairs)" in few

@@ -1,6 +1,6 @@
 """Find the shipped data: runs, hardware, stacks, profiles.  A checkout has it beside the package, a wheel inside it.
 
-Every name is looked up in one order: as a path, in the user's folder (profiles only), among the shipped files.
+A name is looked up as a path, then in the user's folder (profiles only), then among the shipped files.
 """
 
 from __future__ import annotations

@@ -95,7 +95,9 @@ def _check_events(name: str, text: str) -> None:
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         line = event.start_mark.line + 1 if event.start_mark is not None else 0
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise SpecError(Problem(f"{name}:{line}", "anchors and aliases are not allowed", expected="the value"))
+            raise SpecError(
+                Problem(f"{name}:{line}", "anchors and aliases are not allowed", expected="the value itself")
+            )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):

@@ -67,7 +67,8 @@ class Measure(GrowingModel):
     added_later: ClassVar[frozenset[str]] = of_crossover | {"design", "replay_margin_pct"}
 
     design: Literal["parallel", "crossover"] = Field(
-        "parallel", description="pairs of trials, or both variants by turns in each session; --set may choose the other"
+        "parallel",
+        description="parallel: pairs of trials; crossover: sessions, each of which runs both variants by turns",
     )
     pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="number of pairs, baseline and enabled")
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")
@@ -89,7 +90,9 @@ class Measure(GrowingModel):
     sessions: Annotated[int, Field(ge=1, le=64)] = Field(
         4, description="number of sessions, each one set of training processes that runs both variants"
     )
-    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = Field(8, description="blocks in a session, of four periods")
+    blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = Field(
+        8, description="blocks in a session; a block has four periods"
+    )
     control_blocks: Annotated[int, Field(ge=0, le=MAX_BLOCKS)] = Field(
         2, description="number of further blocks that run the baseline only"
     )

@@ -107,7 +107,9 @@ class KubernetesSettings(GrowingModel):
     priority_class: ObjectName | None = None
     service_account: ObjectName | None = None
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="names of image pull secrets in the namespace")
-    secrets: dict[EnvName, SecretKey] = Field({}, description="Secret keys of the variables that env takes from_env")
+    secrets: dict[EnvName, SecretKey] = Field(
+        {}, description="for each variable that env takes from_env: its Secret and key"
+    )
     results: Results = Results()
     claims: tuple[VolumeClaim, ...] = Field((), description="further claims that every pod mounts")
     cpu: Quantity | None = Field(None, description="CPUs of a pod; together with memory it makes the pods Guaranteed")

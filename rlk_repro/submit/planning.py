@@ -183,12 +183,12 @@ def _offer_dry_run(error: EnvironmentMissing) -> EnvironmentMissing:
 
 
 def _list_profile_overrides(request: Request) -> list[Override]:
-    """Turn ``--max-job-time`` into a value of the profile.  Only Slurm jobs can go on after their time limit."""
+    """Turn ``--max-job-time`` into a value of the profile.  Only a run on Slurm can continue in a further job."""
     if request.max_job_time is None:
         return []
     flag = "--max-job-time"
     if request.cluster != "slurm":
-        raise SpecError(Problem(flag, "cannot be kept here", got=request.cluster or LOCAL, expected="--cluster slurm"))
+        raise SpecError(Problem(flag, "works on Slurm only", got=request.cluster or LOCAL, expected="--cluster slurm"))
     time_min = parse_minutes(request.max_job_time)
     if time_min is None:
         raise SpecError(Problem(flag, "not a time", got=request.max_job_time, expected="a time such as 4h or 90m"))

@@ -61,7 +61,8 @@ def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launc
         EnvironmentMissing: this machine has no such cluster.
         SchedulerRefused: the scheduler refused the job.
     """
-    from rlk_repro.submit.stage import stage, stage_again  # commands that only list submissions need no stage
+    # This import is here, because commands that only list submissions do not need it.
+    from rlk_repro.submit.stage import stage, stage_again
 
     run_dir = prepared.run_dir
     backend = get_backend(prepared.plan.cluster)

@@ -43,7 +43,7 @@ class DryRun(Answer):
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
-    """The figures of a plan: trials, GPU-hours, smallest effect, operators."""
+    """Return the figures of a plan: trials, GPU-hours, smallest effect, operators."""
     measure = plan.run.measure
     controls = [first.is_control for first, _ in plan.pairs().values()]
     num_pairs = controls.count(False)
@@ -258,8 +258,8 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     gates = _find_gates_chance(measure, plan.run.lane)
     if effect is None:
         return (
-            f"no size is detected reliably: the gates on rewards and lengths pass in {gates * 100:.1f} % of runs "
-            "without a true difference; more pairs or steps decide them"
+            f"none: without a true difference, the gates on rewards and lengths pass in only {gates * 100:.1f} % of "
+            "runs; take more pairs or steps"
         )
     return (
         f"{effect * 100:.1f} % of step time, reliably detected by {summary['num_pairs']} pairs if pair effects "

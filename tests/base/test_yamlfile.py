@@ -46,7 +46,7 @@ def test_every_key_knows_its_line() -> None:
     ("data", "message"),
     [
         (b"a: 1\na: 2\n", "x.yaml:2: a: key given twice (first on line 1), expected one value"),
-        (b"a: &x 1\nb: *x\n", "x.yaml:1: anchors and aliases are not allowed, expected the value"),
+        (b"a: &x 1\nb: *x\n", "x.yaml:1: anchors and aliases are not allowed, expected the value itself"),
         (b"a: !!python/name:os.system x\n", "x.yaml:1: a: tag tag:yaml.org,2002:python/name:os.system is not allowed,"
          " expected a plain value"),
         (b"a: .nan\n", "x.yaml:1: a: .nan is not a finite number, expected a finite number"),

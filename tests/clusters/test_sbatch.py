@@ -196,7 +196,7 @@ def test_a_job_time_of_the_command_line_is_the_profile_s(call) -> None:
     for words, answer in {
         ("--cluster", "slurm", "--max-job-time", "soon"): "--max-job-time: not a time, got 'soon'",
         ("--cluster", "slurm", "--max-job-time", "2m"): "is shorter than the time limit of one pair of trials",
-        ("--max-job-time", "4h"): "--max-job-time: cannot be kept here, got 'local', expected --cluster slurm",
+        ("--max-job-time", "4h"): "--max-job-time: works on Slurm only, got 'local', expected --cluster slurm",
     }.items():
         code, _, err = call(*flags[:-1], *words)
         assert code == 2
