@@ -1,4 +1,4 @@
-"""Make a data set of sums as JSON lines with ``prompt`` and ``label``.  Its bytes follow from the settings alone."""
+"""Make a data set of sums, as JSON lines with ``prompt`` and ``label``.  The settings determine its bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlk_repro.base.files import write_bytes
 from rlk_repro.spec import ArithmeticData
 
 RECIPE: Final = 1
-"""Version number: increase it whenever equal settings would give other bytes."""
+"""Version number: increase it when equal settings give other bytes."""
 BYTES_PER_PROMPT: Final = 100
 
 
@@ -32,6 +32,6 @@ def _list_lines(source: ArithmeticData) -> Iterator[str]:
 
 
 def _draw(source: ArithmeticData, number: int, which: int) -> int:
-    """Draw a number from 0 to ``max_operand``; with 64 random bits its bias is negligible."""
+    """Draw a number from 0 to ``max_operand``.  It comes from 64 random bits, so its bias is negligible."""
     digest = hashlib.sha256(f"{source.seed}/{number}/{which}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % (source.max_operand + 1)

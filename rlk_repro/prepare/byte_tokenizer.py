@@ -1,6 +1,6 @@
-"""Make a tokenizer whose tokens are the 256 bytes and three chat marks; it encodes every text without a download.
+"""Make a tokenizer whose tokens are the 256 bytes and three marks of a chat, so that it can encode every text.
 
-It is written as the files that transformers' AutoTokenizer reads.
+Its files are those that transformers' AutoTokenizer reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEMPLATE: Final = (
 
 
 def tokenizer_files() -> dict[str, dict[str, Any]]:
-    """Return the tokenizer's files: content by name."""
+    """Return the contents of the tokenizer's files, by file name."""
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     vocabulary |= {text: token_id for token_id, text in _MARKS.items()}
     config = {
@@ -48,7 +48,7 @@ def make_tokenizer(
     merges: Sequence[str] = (),
     pre_tokenizer: Mapping[str, Any] = BYTE_LEVEL,
 ) -> dict[str, Any]:
-    """Return ``tokenizer.json`` of a byte-level BPE; the ``marks`` are tokens that no merge can make."""
+    """Return ``tokenizer.json`` of a byte-level BPE tokenizer; no merge makes one of the tokens ``marks``."""
     flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
     return {
         "version": "1.0",
@@ -75,9 +75,10 @@ def make_tokenizer(
 
 
 def _byte_characters() -> list[str]:
-    """Return the printable character of each byte in a byte-level BPE: the byte's own, otherwise one from 256 on.
+    """Return a printable character for each byte, as byte-level BPE writes it.
 
-    https://github.com/openai/gpt-2/blob/master/src/encoder.py names the three printable ranges.
+    A byte that is not printable gets a character from number 256 on.  The three printable ranges are those of
+    https://github.com/openai/gpt-2/blob/master/src/encoder.py.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters = []

@@ -1,8 +1,7 @@
-"""Record one prepared folder file by file, and check the folder against the record.
+"""Record the files of a prepared folder, and compare the folder with its record.
 
-The record is written last, so a folder with a record is complete.  The quick check reads sizes, small files such as an
-index, and both ends of large files: it finds a changed header or a file that was cut off.  The full check reads every
-byte.
+The record is written last, so a folder with a record is complete.  The quick check reads all sizes, all small files,
+and both ends of large files: it finds a changed header and a file that was cut off.  The full check reads every byte.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from rlk_repro.base.findings import Finding, Level
 
 SCHEMA: Final = 1
 END_BYTES: Final = 1 << 20
-# even the quick check reads these files completely: configurations, indices, tokenizers
+# The quick check reads files up to this size completely, such as configurations, indices and tokenizers.
 SMALL_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """One file.  ``ends_sha256`` covers its first and last MiB, or all of a small file."""
+    """The size and hashes of one file.  ``ends_sha256`` covers the first and the last MiB, or all of a small file."""
 
     size_bytes: int
     sha256: str
@@ -34,7 +33,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path, sha256: str | None = None) -> FileRecord:
-        """Describe a file; pass ``sha256`` if it was just computed."""
+        """Describe a file.  ``sha256`` is the file's hash, if the caller knows it."""
         size_bytes = path.stat().st_size
         digest = sha256_file(path) if sha256 is None else sha256
         return cls(size_bytes=size_bytes, sha256=digest, ends_sha256=hash_ends(path, size_bytes, digest))
@@ -47,13 +46,13 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """One prepared folder.
+    """The record of one prepared folder.
 
     Attributes:
         kind: model, checkpoint, data or rollouts.
-        name: the name of its folder.
-        source: repository and revision, or the recipe that made it.
-        made: the command that made it and the commits of its tools, if a command did.
+        name: the name of the folder.
+        source: repository and revision, or the recipe that made the folder.
+        made: the command that made the folder and the commits of its tools, if a command did.
     """
 
     kind: str
@@ -68,7 +67,7 @@ class Contents:
 
     @property
     def digest(self) -> str:
-        """The sha256 of what ``sha256sum`` prints for the files in the order of their names."""
+        """The sha256 of the text that ``sha256sum`` prints for the files, sorted by name."""
         return digest_of({name: item.sha256 for name, item in self.files.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class Contents:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> Contents:
-        """Rebuild a record; raise BundleUnreadable where it is invalid or its digest does not fit its files."""
+        """Read a record; raise BundleUnreadable if it is invalid or its digest does not fit its files."""
         try:
             files = {str(name): FileRecord.from_json(item) for name, item in value["files"].items()}
             contents = cls(kind=str(value["kind"]), name=str(value["name"]), source=dict(value["source"]), files=files,
@@ -89,7 +88,7 @@ class Contents:
 
 
 def digest_of(sha256s: Mapping[str, str], order: Mapping[str, int] | None = None) -> str:
-    """Return the sha256 over lines ``<sha256>  <name>``, in the order of the names or in the given order."""
+    """Return the sha256 over lines ``<sha256>  <name>``, sorted by name or in the given order."""
     names = sorted(sha256s, key=None if order is None else order.__getitem__)
     return sha256_bytes("".join(f"{sha256s[name]}  {name}\n" for name in names).encode())
 
@@ -109,7 +108,7 @@ def record_path(folder: Path) -> Path:
 
 
 def load_contents(folder: Path) -> Contents | None:
-    """Load the record of a folder; None where the folder was never finished.
+    """Load the record of a folder, or return None if the folder was never finished.
 
     Raises:
         BundleUnreadable: the file is not such a record.
@@ -121,7 +120,7 @@ def load_contents(folder: Path) -> Contents | None:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Describe every file below a folder, by relative path; reads all of them."""
+    """Describe every file below a folder, by relative path; this reads all files completely."""
     return {name: FileRecord.of(folder / name) for name in list_files(folder)}
 
 
@@ -130,7 +129,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -> Iterator[Finding]:
-    """List a blocking finding for each file that is absent or has another size or content; extra files are allowed."""
+    """Yield a blocking finding for each file that is absent or has another size or content; extra files are allowed."""
     for name, expected in contents.files.items():
         path = folder / name
         where = f"prepared.{contents.kind}.{name}"
@@ -150,7 +149,7 @@ def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -
 
 
 def write_parts(path: Path, parts: Mapping[str, Contents]) -> None:
-    """Write the records of a run's parts into its ``prepared.json``, and keep the file's other keys."""
+    """Write the records of a run's folders into its ``prepared.json``, and keep the file's other keys."""
     held = _load_records(path) if path.is_file() else {}
     write_json(path, {**held, **parts_json(parts)})
 
@@ -160,7 +159,7 @@ def parts_json(parts: Mapping[str, Contents]) -> dict[str, Any]:
 
 
 def load_parts(path: Path) -> dict[str, Contents]:
-    """Load the records in a run's ``prepared.json``; empty without records.
+    """Load the records in a run's ``prepared.json``; the result is empty without such a file.
 
     Raises:
         BundleUnreadable: the file cannot be read.
@@ -176,16 +175,16 @@ def _load_records(path: Path) -> Any:
 
 
 def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
-    """Load the record of each finished folder."""
+    """Load the record of each folder that is complete, by kind."""
     found = ((kind, load_contents(folder)) for kind, folder in folders.items())
     return {kind: contents for kind, contents in found if contents is not None}
 
 
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:
-    """List differences in what two runs trained on, by kind; blocking where weights or data differ.
+    """Yield the differences between the folders that two runs used; other weights or other data are blocking.
 
-    The bytes of a converted checkpoint depend on the tool's threads, so two conversions of equal weights by equal
-    commits count as equal.
+    The bytes of a converted checkpoint depend on the tool's threads.  So two checkpoints count as equal if equal
+    commits converted equal weights.
     """
     for kind in sorted(recorded.keys() | here.keys()):
         was, now = recorded.get(kind), here.get(kind)

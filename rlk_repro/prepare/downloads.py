@@ -1,6 +1,6 @@
 """Limit a download: only https or the requested address, no internal address, and at most the announced size.
 
-A server is not trusted: it may redirect the client to any address, or send without end.
+A server is not trusted: it may redirect to any address, or send without end.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _PLAIN: Final = frozenset({"", "identity"})
 
 
 class _RedirectRefused(OSError):
-    """A redirect led to an address that is not allowed."""
+    """A server redirected to an address that is not allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """``asked`` is the address that the user gave; ``what`` names the download, of at most ``limit`` bytes."""
+    """The limits of one download.  ``asked`` is the address that the user gave, ``what`` is the download's name."""
 
     asked: str
     what: str
     limit: int
 
     def check_address(self, url: str) -> None:
-        """Check a redirect's address; raise OSError where it is not allowed."""
+        """Check an address; raise OSError if a redirect may not lead there."""
         if _origin(url) == _origin(self.asked):
             return
         if urlsplit(url).scheme != "https":
@@ -46,12 +46,12 @@ class Bounds:
             raise _RedirectRefused(f"redirected to {url}, an address of this machine or its network")
 
     def check_size(self, num_bytes: int) -> None:
-        """Check a size; raise BundleUnreadable beyond the limit."""
+        """Check a number of bytes; raise BundleUnreadable if it exceeds the limit."""
         if num_bytes > self.limit:
             self._refuse(f"over {format_bytes(num_bytes)}")
 
     def check_headers(self, headers: Any) -> None:
-        """Check headers; raise BundleUnreadable for a size beyond the limit, or for compression."""
+        """Check an answer's headers; raise BundleUnreadable if the answer is too large or compressed."""
         packing = headers.get("content-encoding") or ""
         if packing.lower() not in _PLAIN:
             self._refuse(f"compressed as {packing}")
@@ -59,7 +59,7 @@ class Bounds:
         self.check_size(int(length) if length.isdecimal() else 0)
 
     def count(self, pieces: Any) -> Iterator[bytes]:
-        """Pass the pieces through while they stay within the limit."""
+        """Yield the pieces of an answer; raise BundleUnreadable when their sum exceeds the limit."""
         total = 0
         for piece in pieces:
             total += len(piece)
@@ -74,16 +74,16 @@ class Bounds:
 
 @contextmanager
 def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
-    """Open ``bounds.asked`` as a stream; reading beyond the limit raises BundleUnreadable."""
+    """Open the address ``bounds.asked`` as a stream; a read beyond the limit raises BundleUnreadable."""
     opener = urllib.request.build_opener(_Redirects(bounds))
     with opener.open(bounds.asked, timeout=TIMEOUT_S) as answer:
         bounds.check_headers(answer.headers)
-        yield cast("IO[bytes]", _Counted(answer, bounds))  # the caller only reads from the stream
+        yield cast("IO[bytes]", _Counted(answer, bounds))  # the caller uses only the stream's method read
 
 
 @contextmanager
 def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
-    """Keep the hub's client within the bounds during the block, at every redirect.
+    """During the block, apply the limits to each request of huggingface_hub's client and to each redirect.
 
     Raises:
         EnvironmentMissing: the client is older than version 1.0, which has no hook for these checks.
@@ -124,7 +124,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Counted:
-    """A stream that reads at most the limit."""
+    """A stream that ends with an error beyond the limit."""
 
     def __init__(self, stream: IO[bytes], bounds: Bounds) -> None:
         self._stream = stream
@@ -139,7 +139,7 @@ class _Counted:
 
 
 def _count_stream(response: Any, bounds: Bounds) -> Any:
-    """Make a stream of the class that the client expects: httpx, or httpx2 under newer versions of the hub's client."""
+    """Return a counted stream of the class that the client expects, from httpx or from httpx2."""
     base: Any = import_module(type(response).__module__.partition(".")[0]).SyncByteStream
     inner = response.stream
     kind = type("Counted", (base,), {"__iter__": lambda _: bounds.count(inner), "close": lambda _: inner.close()})
@@ -152,7 +152,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _is_inside(url: str) -> bool:
-    """Whether the host is this machine or in a private network; a name that only a proxy can resolve is not."""
+    """Whether a host is this machine or in a private network.  A host that only a proxy can find counts as outside."""
     host = urlsplit(url).hostname or ""
     try:
         found = {item[4][0] for item in socket.getaddrinfo(host, None)}

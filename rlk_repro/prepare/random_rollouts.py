@@ -1,7 +1,7 @@
-"""Store rollouts of random tokens for models with random weights: made from a seed, without a rollout engine.
+"""Store rollouts of random tokens for a model with random weights.  A seed determines them; no engine runs.
 
-A model with random weights chooses all tokens almost equally often and very seldom ends an answer.  So every sample has
-the longest prompt and the longest response that the run allows.
+A model with random weights chooses all tokens with almost equal probability and very seldom ends an answer.  So every
+sample has the longest prompt and the longest response that the run allows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.spec import Run, VimeWorkload
 
 RECIPE: Final = 1
-"""Version number: increase it whenever equal settings would give other values."""
+"""Version number: increase it when equal settings give other values."""
 MODULE: Final = "rlk_repro.refengine.random_rollouts"
 _TIME_LIMIT_S: Final = 3600.0
 _BYTES_PER_TOKEN: Final = 5
@@ -25,7 +25,7 @@ _BYTES_PER_EXPERT: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RandomRollouts:
-    """The settings of one set of files; layers and experts are 0 where the run replays no routing (R3)."""
+    """The settings of one set of files.  Layers and experts are 0 if the run replays no routing (R3)."""
 
     seed: int
     num_files: int
@@ -39,7 +39,7 @@ class RandomRollouts:
 
     @classmethod
     def of(cls, run: Run, workload: VimeWorkload) -> RandomRollouts | None:
-        """Read the settings; None where the run does not use random rollouts."""
+        """Return the run's settings, or None if the run does not use random rollouts."""
         if workload.rollouts_seed is None:
             return None
         grpo, size = workload.grpo, workload.model.size
@@ -60,12 +60,12 @@ class RandomRollouts:
 
     @property
     def num_bytes(self) -> int:
-        """Estimate the size of the files."""
+        """About how many bytes the files have."""
         num_tokens = self.num_files * self.num_samples * (self.prompt_len + self.response_len)
         return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
 
     def write(self, folder: Path) -> None:
-        """Write the files; raise EnvironmentMissing where Python has no torch, which defines their format."""
+        """Write the files.  Their format is torch's, so without torch this raises EnvironmentMissing."""
         sizes = [word for name, value in asdict(self).items() for word in (f"--{name.replace('_', '-')}", str(value))]
         done = proc.run([sys.executable, "-m", MODULE, *sizes, str(folder)], timeout_s=_TIME_LIMIT_S)
         if not done.is_ok:

@@ -1,4 +1,4 @@
-"""The steps that prepare one run: check for free space, then make one folder after another."""
+"""Prepare one run: check for free space, and then make one folder after the other."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlk_repro.spec import Hardware, Run, Stack
 
 T = TypeVar("T")
 
-# space that stays free: full file systems are slow, and jobs write too
+# This much space stays free, because a full file system is slow and jobs write too.
 SPARE_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """What to prepare, where to put it, and where it may come from."""
+    """What to prepare, the folder for it, and the mirror that may have it."""
 
     run: Run
     stack: Stack
@@ -72,14 +72,14 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """The keys whose revision the run leaves to the hub, with the served revision."""
+        """The key whose revision the run leaves to the hub, and the revision that the hub served."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}
 
 
 def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *, is_live: bool) -> list[Done]:
-    """Do every step that is not done.
+    """Do every step whose folder is not complete.
 
     Raises:
         EnvironmentMissing: there is no space, or something cannot be fetched here.
@@ -95,14 +95,14 @@ def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *
 
 
 def verify(done: Sequence[Done], tell: Tell) -> None:
-    """Read every byte again; raise CheckFailed that names each file that differs from its record."""
+    """Read every byte again; raise CheckFailed, which names each file that differs from its record."""
     for item in done:
         tell(f"{item.contents.name}: hashing {format_bytes(item.contents.size_bytes)}")
         require_unchanged(item.step.folder, item.contents, is_full=True)
 
 
 def require_room(root: Path, needed: int) -> None:
-    """Check for space; raise EnvironmentMissing where this many bytes would fill the file system."""
+    """Check for free space; raise EnvironmentMissing if the file system has too little for ``needed`` bytes."""
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed + SPARE_BYTES > free and needed:
@@ -114,7 +114,7 @@ def require_room(root: Path, needed: int) -> None:
 
 
 def describe_steps(steps: Sequence[PrepareStep]) -> Iterator[str]:
-    """Describe the steps for ``--dry-run``: what exists and what would be written; the origins give sizes."""
+    """Describe the steps for ``--dry-run``: what exists, and what would be written.  Origins give the sizes."""
     for step in steps:
         kind = f"{step.kind:<10}"
         if step.is_there:
@@ -132,7 +132,7 @@ def _describe_size(step: PrepareStep) -> str:
 
 
 def _try(ask: Callable[[], T], default: T) -> T:
-    """Call a function that needs an origin; return ``default`` where the origin cannot be reached."""
+    """Call a function that asks a mirror or the hub; return ``default`` if neither can be reached."""
     try:
         return ask()
     except EnvironmentMissing:

@@ -1,6 +1,7 @@
-"""Fetch stored rollouts from a mirror or from the archives that the run names; the run pins their digest.
+"""Fetch stored rollouts from a mirror or from the archives that the run names.  The run pins their digest.
 
-An archive is any tar that holds ``0.pt`` … in any folder, such as the bundle of the run that stored them.
+An archive is any tar file that holds ``0.pt``, ``1.pt``, … in some folder, such as the bundle of the run that stored
+them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"
 _NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
-# the size of an archive is not known in advance: at most this much is read and unpacked
+# The size of an archive is not known in advance.  At most this much is read and unpacked.
 MAX_ARCHIVE_BYTES: Final = 64 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """The places from which the files of one set of rollouts may come."""
+    """The places that may have the files of one set of rollouts."""
 
     stored: StoredRollouts
     mirror: Path | None
@@ -44,8 +45,8 @@ class Storage:
         """Fetch the files and check them.
 
         Raises:
-            EnvironmentMissing: no source has the files.
-            BundleUnreadable: the files are other ones, or hold more than data.
+            EnvironmentMissing: no place has the files.
+            BundleUnreadable: the files differ from those that the run names, or hold more than data.
         """
         found = self._copy(work) or self._fetch(work, tell)
         if not found:
@@ -60,7 +61,7 @@ class Storage:
         return Made(source=self.source, files=files)
 
     def check(self, files: Mapping[str, FileRecord]) -> None:
-        """Check the files; raise BundleUnreadable unless they are exactly those that the run names by digest."""
+        """Check the files; raise BundleUnreadable unless they are those that the run names by their digest."""
         where = f"rollouts {self.stored.name}"
         wanted = {file_name(number): number for number in range(self.stored.num_files)}
         if files.keys() != wanted.keys():
@@ -118,11 +119,11 @@ def _clear(work: WorkDir) -> None:
 
 
 def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> None:
-    """Unpack only the numbered files, under their base names, from any path in the archive.
+    """Unpack the numbered files from any folder of the archive, and no other files.
 
     Raises:
         SpecError: two files have one number.
-        BundleUnreadable: the archive is larger than the limits allow, packed or unpacked.
+        BundleUnreadable: the archive exceeds the limit, packed or unpacked.
     """
     unpacked_bytes = 0
     with tarfile.open(fileobj=stream, mode="r|*") as archive:

@@ -1,4 +1,4 @@
-"""The trainers that a run can measure.  To add one, write a module, a line here and a test file."""
+"""The kinds of trainer that a run can measure.  To add one, write a module, a line here and a test file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WORKLOADS: dict[str, Workload] = {"reference": reference, "module": module, "ope
 
 
 def get_workload(kind: str) -> Workload:
-    """Find the workload by the run's kind."""
+    """Return the workload of a run's kind."""
     return WORKLOADS[kind]
 
 
 def find_words(kind: str) -> Words:
-    """Find how a report speaks of a workload; a bundle may come from a version that knows others."""
+    """Return how a report speaks of a workload.  A bundle of another version may have an unknown kind."""
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
 
 

@@ -1,4 +1,4 @@
-"""The interface of a workload, a module with these functions, and the values that they pass."""
+"""Define the functions that the module of a workload has, and the values that they pass."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 class Command:
     """One trainer process: its arguments, and the variables added to the node agent's environment.
 
-    ``from_env`` maps a variable of the trainer to the node agent's variable that holds its value; no plan or file holds
-    the value.  If it ``needs_ray``, the agents first start Ray on all nodes with this environment, which Ray's workers
-    inherit; the process finds Ray by ``RAY_ADDRESS``, and each worker its node's address in the variables
-    ``address_names``.  ``stored`` are the rollouts that a session trains on; the node agent lays them out in a folder.
+    ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value.  No plan and no
+    file holds the value itself.
+
+    For a command that ``needs_ray``, the agents first start Ray on all nodes, and Ray's workers inherit this
+    environment.  The process finds Ray by ``RAY_ADDRESS``.  Each worker finds its node's address in the variables
+    ``address_names``.
+
+    ``stored`` are the rollouts that a session trains on; the node agent puts them into one folder.
     """
 
     argv: tuple[str, ...]
@@ -38,7 +42,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """A flag or source with the code that it names; ``is_known`` if that is in this package or pinned sources."""
+    """A flag or source, and the code that it names.  Known code is in this package or in sources that a stack pins."""
 
     where: str
     value: str
@@ -50,7 +54,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """What a plan brings from outside: sources by topic, environment of its trainers, and named code."""
+    """What a plan brings from outside: sources by topic, environment variables, and named code."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -61,9 +65,9 @@ class Brought:
 class Words:
     """How a report speaks of a workload.
 
-    ``takes`` begins the sentence about a step's time.  ``scope`` says for what the result does not stand.  Optimizer
-    steps are counted per ``updates_per``.
-    ``baseline_trainer`` names the trainer whose entropy metric the baseline may leave out.
+    ``takes`` begins the sentence about a step's time.  ``scope`` says what the result does not show.  Optimizer steps
+    are counted per ``updates_per``.  ``baseline_trainer`` names the trainer whose entropy metric the baseline may leave
+    out.
     """
 
     step: str
@@ -75,36 +79,36 @@ class Words:
 
 
 class TrialCommands(Protocol):
-    """The functions that the node agent calls.  All four are pure."""
+    """The functions of a workload that the node agent calls.  All four are pure."""
 
     def find_problems(self, plan: Plan) -> list[Problem]:
-        """Find why this plan cannot run on any machine."""
+        """Return the reasons why this plan cannot run on any machine."""
 
     def find_warnings(self, plan: Plan) -> list[Finding]:
-        """Find what may go wrong in this plan, or measure less than a reader expects."""
+        """Return what may go wrong in this plan, or what it may not measure."""
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         """Return the trainer's command for one trial."""
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-        """Return, by seed, the commands that fill ``run_dir.rollouts_of(seed)`` before the trials, if any."""
+        """Return, by seed, the commands that fill ``run_dir.rollouts_of(seed)`` before the trials."""
 
 
 class Workload(TrialCommands, Protocol):
-    """The module interface; mypy checks each module at its line of the registry."""
+    """The interface of a workload's module; mypy checks each module in the table ``WORKLOADS``."""
 
     @property
     def WORDS(self) -> Words:  # noqa: N802  (a constant of the module)
-        """The workload's name and limits in reports."""
+        """How reports speak of the workload."""
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield names and values that distinguish this run for a reader, from the plan's own record."""
+        """Yield names and values that distinguish this run from others, from the plan's record of the workload."""
 
     def find_brought(self, plan: Plan) -> Brought:
-        """Return what a replay shows before it runs another person's plan."""
+        """Return what a replay shows its user before it runs another person's plan."""
 
     def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-        """Return, by kind, the folders needed before the first trial; none if the workload makes everything itself."""
+        """Return, by kind, the folders that must exist before the first trial."""
 
     def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:
-        """Return the steps by which ``rlk-repro prepare`` gets or makes those folders, in order."""
+        """Return the steps by which ``rlk-repro prepare`` makes these folders, in order."""

@@ -1,4 +1,4 @@
-"""Shared parts of the workloads' command lines: flags from settings, and layouts that are too large."""
+"""Shared parts of workloads: flags from settings, checks of layouts, and texts for reports."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MOST_PAIRS_WITHOUT_VERDICT: Final = 5
 
 
 def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[str]:
-    """Return the flags that every trainer gets: seed, number of rollouts (by default a trial's), device."""
+    """Return the flags that every trainer gets.  By default ``--num-rollout`` is the number of steps of a trial."""
     device = "cpu" if plan.hardware.platform == "cpu" else "cuda"
     return ["--seed", str(seed), "--num-rollout", str(num_rollouts or plan.num_steps), "--device", device]
 
 
 def setting_flags(settings: BaseModel) -> Iterator[str]:
-    """Turn settings into flags of the same names; True is a bare flag, False leaves the flag out."""
+    """Yield settings as flags of the same names.  True is a flag without a value; False has no flag."""
     for name, value in settings.model_dump(exclude={"kind"}).items():
         if value is False:
             continue
@@ -31,7 +31,7 @@ def setting_flags(settings: BaseModel) -> Iterator[str]:
 
 
 def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> list[Problem]:
-    """Find sizes of the layout above 1, except the ``free`` ones; ``what`` describes the trainer in messages."""
+    """Find sizes of the layout above 1, except those in ``free``; ``what`` says what the trainer is limited to."""
     where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}"
     return [
         Problem(f"{where}.{name}", what, got=value, expected="at most 1")
@@ -41,7 +41,7 @@ def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> l
 
 
 def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
-    """Find whether a run that does not measure time has a design or pairs that could give a verdict on speed."""
+    """Find a design or a number of pairs that could give a verdict on speed, in a run that measures no time."""
     purpose, measure = plan.run.workload.purpose, plan.run.measure
     if purpose == "timing":
         return
@@ -54,6 +54,6 @@ def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def describe_rollouts(grpo: Mapping[str, Any]) -> str:
-    """Describe a rollout's prompts and samples for a report, from the plan's record of the GRPO settings."""
+    """Describe a rollout's prompts and samples for a report; ``grpo`` is the plan's record of the GRPO settings."""
     prompts, samples = format_count(grpo["rollout_batch_size"]), grpo["n_samples_per_prompt"]
     return f"{prompts} prompts × {samples} samples, at most {count(grpo['rollout_max_response_len'], 'token')} long"

@@ -1,6 +1,6 @@
-"""Make checkouts of vime, Megatron-LM and RL-Kernel, which are not installed, visible to child processes.
+"""Let child processes find checkouts of vime, Megatron-LM and RL-Kernel that are not installed.
 
-Children find them by ``PYTHONPATH``, which no record holds; the manifest takes their commits from the variables.
+Children find them by ``PYTHONPATH``, which no file records.  The manifest finds their commits by other variables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLAGS: Final[Mapping[CodeSource, str]] = {VIME: "--vime-src", MEGATRON: "--megat
 
 
 def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
-    """Put the checkouts first on the path of this process's children, and name them in their variables.
+    """Put the checkouts first on the path of this process's children, and set the variable of each.
 
     Raises:
         SpecError: a folder does not hold its package.
@@ -50,14 +50,14 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
 
 
 def find_given() -> list[CodeSource]:
-    """Return the checkouts that this process was told to use."""
+    """Return the checkouts whose folders are in this process's variables and on its path."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [source for source in FLAGS if os.environ.get(source.variable) in path and os.environ[source.variable]]
 
 
 @contextmanager
 def trainer_path(plan: Plan) -> Iterator[None]:
-    """Let this process's children find packages where the plan's trainer does, as the profile says."""
+    """During the block, let child processes find packages where the profile lets the plan's trainer find them."""
     before, path = os.environ.get("PYTHONPATH"), profile_env(plan)[0].get("PYTHONPATH")
     if path is None:
         yield
@@ -78,10 +78,10 @@ def require_importable(
     pins: Mapping[Any, Pin] = MappingProxyType({}),
     commits: Iterable[str] = (),
 ) -> None:
-    """Check packages; raise EnvironmentMissing for those that a child would not find, each with its flag.
+    """Raise EnvironmentMissing for packages that a child process would not find, and name the flag for each.
 
-    ``path`` is the child's PYTHONPATH, if it differs from this process's; ``pins`` say where to get the packages.
-    ``commits`` are RL-Kernel commits that the caller already found missing.
+    ``path`` is the child's PYTHONPATH, if it differs from this process's.  ``pins`` say where to get the packages.
+    ``commits`` are RL-Kernel commits that are already known to be missing.
     """
     problems = [
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",
@@ -97,7 +97,7 @@ def require_importable(
 
 
 def find_missing_commits(plan: Plan) -> list[str]:
-    """Return RL-Kernel commits that the plan compares and that are absent where its trainers look for them."""
+    """Return the RL-Kernel commits that the plan compares and that its trainers would not find."""
     plain, named = profile_env(plan)
     parent = plain.get(COMMITS) or os.environ.get(named.get(COMMITS, COMMITS), "")
     commits = filter(None, map(plan.run.rl_kernel.find_commit, plan.variants))
@@ -112,6 +112,6 @@ def _name_clone(pin: Pin | None) -> str:
 
 
 def is_found(module: str, path: str) -> bool:
-    """Whether a module exists in this Python or in the folders of a ``PYTHONPATH``."""
+    """Whether this Python or one of the folders in a ``PYTHONPATH`` has a module."""
     folders = [folder for folder in path.split(os.pathsep) if folder]
     return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None

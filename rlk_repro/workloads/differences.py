@@ -1,8 +1,9 @@
-"""What differs between the trials of a pair: arguments, environment and loaded libraries, side by side.
+"""Find what differs between the two trials of a pair: arguments, environment and loaded libraries.
 
 Three differences are allowed: the declared switches, the folders for each trial's own records, and the libraries that
-RL-Kernel loads.  A plan with any other difference compares more than RL-Kernel and is refused.  Secrets are compared by
-the name of their variable.  A missing record is named and never counts as equal.
+RL-Kernel loads.  A plan with any other difference compares more than RL-Kernel, so it is refused.
+
+Secrets are compared by the names of their variables.  A missing record is named and never counts as equal.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES, find_switches
 from rlk_repro.workloads.vime.contract import split_arguments
 
-# Libraries that RL-Kernel loads.
+# The records of loaded libraries that may differ, because RL-Kernel loads these libraries.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
 
 COMMAND: Final = "command"
@@ -43,7 +44,7 @@ NOWHERE: Final = RunDir(Path("/runs/run/id"))
 
 
 class Kind(StrEnum):
-    """``FOLDER``: equal values except for the name of the trial that writes there."""
+    """Whether a difference is allowed.  ``FOLDER``: the values are equal except for the name of the trial."""
 
     SWITCH = "declared switch"
     FOLDER = "record folder"
@@ -52,7 +53,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Answer):
-    """One variable or flag, with its value in each variant."""
+    """A variable or flag with another value in each variant."""
 
     name: str
     baseline: str
@@ -62,7 +63,7 @@ class Difference(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The arguments and environment of a trial.  A secret variable has the name of its source instead of its value."""
+    """The arguments and environment of a trial.  A secret variable has the name of its source as its value."""
 
     trial: str
     variant: str
@@ -71,15 +72,15 @@ class Started:
 
     @property
     def placeholder(self) -> str:
-        """A placeholder for the name of any trial of this variant."""
+        """The text that replaces the name of a trial of this variant."""
         return f"<nn>-<pair>-{self.variant}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairRecord:
-    """The recorded differences between the trials of one pair, by kind of record: ``command``, ``libraries.0``, ….
+    """The recorded differences between the trials of a pair, by kind of record: ``command``, ``libraries.0``, ….
 
-    A kind that only one trial recorded is absent; ``missing`` lists missing records by path, with the reason.
+    A kind that only one trial recorded is absent.  ``missing`` has the reason for each missing record, by path.
     """
 
     differences: Mapping[str, tuple[Difference, ...]]
@@ -87,7 +88,7 @@ class PairRecord:
 
 
 def compare(baseline: Started, enabled: Started, switches: Collection[str] = VARIANT_SWITCHES) -> Iterator[Difference]:
-    """List every difference between two trials, flags before variables."""
+    """Yield every difference between two trials, first the flags and then the variables."""
     yield from _compare_arguments(baseline, enabled)
     yield from _compare_values((baseline, enabled), baseline.env, enabled.env, switches)
 
@@ -102,7 +103,7 @@ def _compare_arguments(first: Started, second: Started) -> Iterator[Difference]:
 
 
 def list_differences(plan: Plan) -> tuple[Difference, ...]:
-    """List the differences of all pairs of a plan, as its workload renders them, each once."""
+    """Return the differences between the trials of all pairs of a plan, each difference once."""
     command = get_workload(plan.run.workload.kind).trainer_command
     pairs = (
         [_from_command(trial, command(plan, trial, NOWHERE)) for trial in (first, second)]
@@ -112,7 +113,7 @@ def list_differences(plan: Plan) -> tuple[Difference, ...]:
 
 
 def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | None:
-    """List the differences of all pairs that a run directory records, each once; None without a recorded pair."""
+    """Return the differences between the trials of all recorded pairs, each once; None if no pair is recorded."""
     records = [read_pair(run_dir, *pair, find_switches(plan)).differences for pair in _list_pairs(plan)]
     found = [record[part] for record in records for part in (COMMAND, ENVIRONMENT) if part in record]
     return _merge(found) if found else None
@@ -142,7 +143,7 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
 
 
 def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Keep the first differences of a long list, and add one that says that the others may be undeclared."""
+    """Keep the first differences of a long list, and add one that says that the others were not compared."""
     found = tuple(islice(differences, MAX_DIFFERENCES + 1))
     if len(found) <= MAX_DIFFERENCES:
         return found
@@ -151,14 +152,14 @@ def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
 
 
 class _RecordReader:
-    """Reads JSON records of trials; ``missing`` collects unreadable records, by path in the bundle, with the reason."""
+    """A reader of trials' JSON records; ``missing`` has the reason for each unreadable record, by path."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.missing: dict[str, str] = {}
         self._root = run_dir.root
 
     def read(self, path: Path, key: str | None = None, kind: type = dict) -> Any:
-        """Read the record, or its value under ``key``; None where the value does not have the type ``kind``."""
+        """Read the record, or its value under ``key``; return None if the value does not have the type ``kind``."""
         try:
             value = load_json(path)
         except BundleUnreadable as error:
@@ -172,7 +173,7 @@ class _RecordReader:
 
 
 def _find_ranks(folder: TrialDir) -> set[int]:
-    """Find every rank that left a record; every trial has the first rank."""
+    """Return the ranks that left a record, and always rank 0."""
     return {0, *folder.ops_files(), *folder.libraries_files()}
 
 
@@ -189,7 +190,7 @@ def _flatten(libraries: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_undeclared(plan: Plan) -> list[Problem]:
-    """Find undeclared differences between the pairs' trials; a plan that may run has none."""
+    """Return the differences that are not allowed; a plan with such a difference may not run."""
     return [
         Problem(
             f"run {plan.run.run}: {item.name}",
@@ -203,7 +204,7 @@ def find_undeclared(plan: Plan) -> list[Problem]:
 
 
 def describe_differences(differences: Sequence[Difference]) -> str:
-    """Describe the differences in one line, undeclared ones marked."""
+    """Describe the differences in one line, and mark those that are not declared."""
     names = {kind: ", ".join(item.name for item in differences if item.kind is kind) for kind in Kind}
     parts = [names[Kind.SWITCH] or "no switch"]
     if names[Kind.FOLDER]:
@@ -228,7 +229,7 @@ def _from_command(trial: Trial, command: Command) -> Started:
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:
-    """Values by flag; a flag that is given twice has both values."""
+    """Return the values by flag; a flag that is given twice has both values."""
     found: dict[str, str] = {}
     for flag, values in split_arguments(argv):
         shown = " ".join(values) or GIVEN
@@ -254,7 +255,7 @@ def _compare_values(
 
 
 def _show(name: str, value: str | None, started: Started) -> str:
-    """Format a value without secrets, and with one name for all trials of a variant."""
+    """Return a value as a report shows it: without secrets, and with one name for all trials of a variant."""
     if value is None:
         return ABSENT
     if looks_secret(name, value):

@@ -1,7 +1,7 @@
-"""The environment of a trainer: variables of both variants, of enabled only, and variables that are removed.
+"""Make the environment of a trainer: variables of both variants, variables of enabled only, and removed variables.
 
-Variants differ only in the declared switches and in where each trial writes.  Values of ``from_env`` are read right
-before the start.
+Variants differ only in the declared switches and in the folders that each trial writes to.  Values of ``from_env`` are
+read just before the start.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rlk_repro.workloads.api import Command
 
 JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 OVERRIDE_JOB_CONFIG: Final = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
-"""With it a trainer that has a runtime environment of its own gets both."""
+"""With this variable, a trainer that has its own runtime environment of Ray gets both environments."""
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
-"""Variables of every trainer; a workload with its own setting for threads replaces that one."""
+"""The variables of every trainer.  A workload that has a setting for threads replaces the number of threads."""
 
 VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT})
-"""The declared switches: variables that make a trial an enabled one."""
+"""The declared switches: the variables that make a trial an enabled one."""
 
 # If the user's shell exported one of these, it could turn a baseline into an enabled trial, or change both.
 DECLARED: Final = VARIANT_SWITCHES | {
@@ -47,7 +47,7 @@ DECLARED: Final = VARIANT_SWITCHES | {
     *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS),
 }
 
-# what sets each switch, for a user who exported it
+# by switch, where a user changes it instead of exporting it
 SWITCHES: Final = {
     SWITCH: "the variants decide, --variants",
     SWITCH_MODE: "the run decides, --set rl_kernel.mode=…",
@@ -59,7 +59,7 @@ SWITCHES: Final = {
     PROFILED_STEPS: "the run decides, --set workload.profiler=…",
 }
 
-# if the user's shell exported one of these, the trainer could reach another Ray, or this Ray through a proxy
+# If the user's shell exported one of these, the trainer could reach another Ray, or this Ray through a proxy.
 ASTRAY: Final = frozenset(
     {"RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "http_proxy", "https_proxy", "all_proxy"}
     | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
@@ -80,11 +80,11 @@ RUN_ENV: Final[Mapping[str, str]] = {
     "CUBLAS_WORKSPACE_CONFIG": r":\d{1,6}:\d{1,3}",
     "PYTORCH_CUDA_ALLOC_CONF": r"[a-z_0-9]+:(True|False|[\d.]+)(,[a-z_0-9]+:(True|False|[\d.]+))*",
 }
-"""The variables that a run may set, with the form of their values.  Another variable could load foreign code."""
+"""The variables that a run may set, each with a pattern for its values.  Other variables could load foreign code."""
 
 
 def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
-    """Find variables of a run that only the user's own profile may set, and values of the wrong form."""
+    """Find variables that a run may not set, because only the user's profile may, and values of the wrong form."""
     problems = []
     for name, value in sorted(env.items()):
         pattern = RUN_ENV.get(name)
@@ -101,13 +101,13 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
 
 
 def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
-    """Return the variables that rlk-repro sets for a trial: record folders, the run's metrics, declared switches."""
+    """Return the variables that rlk-repro sets for a trial: record folders, metrics, declared switches."""
     folder = run_dir.trial(trial.name)
     env = record_env(folder)
     if plan.run.workload.compares_engines:
         env[ENGINES_DIR] = str(folder.engines.absolute())
     if plan.num_gpus >= 2:
-        # NCCL logs its transport at its start; the log holds addresses and is never packed
+        # NCCL logs at its start how ranks are connected.  The log holds addresses and is never packed.
         log = folder.libraries.absolute() / ".partial-nccl-%h-%p.log"
         env |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": str(log)}
     if not plan.run.entropy_metric:
@@ -118,7 +118,7 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
-    """Return the declared switches.  A baseline without RL-Kernel has none; a session has its schedule."""
+    """Return the declared switches of a trial.  A baseline without RL-Kernel has none; a session has its schedule."""
     if plan.run.switch is not None:
         return dict(plan.run.switch.baseline if trial.variant == BASELINE else plan.run.switch.enabled)
     if not plan.run.has_rl_kernel(trial.variant):
@@ -132,14 +132,14 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
 
 
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
-    """Return the folders where the trainer writes what ran and which libraries it loaded."""
+    """Return the variables for two folders of records: of the operators that ran, and of loaded libraries."""
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the profile's variables: those with a value, and those that take a variable of the node agent.
+    """Return the profile's variables: those with a value, and those that take the value of a node agent's variable.
 
-    The profile's network interface applies to all traffic between nodes, not only to Ray.
+    The profile's network interface applies to all traffic between nodes, not only to Ray's.
     """
     items, interface = plan.profile.env.items(), plan.profile.ray.interface
     sockets = {} if interface is None else {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
@@ -167,7 +167,7 @@ def find_env_problems(plan: Plan) -> list[Problem]:
 
 
 def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of the process: ``environ`` without the declared switches, then the command's own.
+    """Return the whole environment of the process: ``environ`` without the declared switches, and the command's own.
 
     Raises:
         SpecError: variables that ``from_env`` names are not set; the error lists all of them.

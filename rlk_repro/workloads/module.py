@@ -1,4 +1,4 @@
-"""The module tier as a workload: a plan becomes the arguments and environment of ``rlk_repro.bench.module``.
+"""The module tier as a workload: make the command of ``rlk_repro.bench.module`` from a plan.
 
 This module starts no process and reads only the plan.
 """
@@ -33,7 +33,7 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find layouts other than one node with a GPU per tensor parallel rank, and variables that the launcher sets."""
+    """Find a layout that is not one node with a GPU per tensor parallel rank, and variables that the launcher sets."""
     what = "the module tier can only split the vocabulary over the GPUs of one node"
     problems = [
         *find_env_problems(plan),
@@ -48,7 +48,7 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial; the trials of a pair differ only in switches and output folders."""
+    """Return the command of one trial.  The trials of a pair differ only in switches and output folders."""
     workload = plan.run.workload
     assert isinstance(workload, ModuleWorkload)
     num_ranks = plan.layout.tensor_parallel
@@ -65,7 +65,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Describe what distinguishes this run from others, from the plan's record of the workload."""
+    """Yield what distinguishes this run from others; ``settings`` is the plan's record of the workload."""
     batch = settings["batch"]
     yield (
         "batches",

@@ -1,6 +1,6 @@
-"""The operator tier as a workload: a plan becomes the arguments and environment of ``rlk_repro.bench.operators``.
+"""The operator tier as a workload: make the command of ``rlk_repro.bench.operators`` from a plan.
 
-All its trials are baseline: each one measures every implementation, and two trials show the spread between processes.
+All trials are baseline trials.  Each trial measures every implementation, and two trials show how processes differ.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find layouts with more than one node or device, and profile variables that the launcher sets itself."""
+    """Find a layout with more than one node or device, and variables of the profile that the launcher sets."""
     what = "the operator tier is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what)]
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial; ``--num-rollout`` is its number of sweeps, ``--suite`` the workload as JSON."""
+    """Return the command of one trial; ``--num-rollout`` is the number of sweeps, ``--suite`` the workload."""
     workload = plan.run.workload
     assert isinstance(workload, OperatorsWorkload)
     suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)
@@ -49,7 +49,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Describe what distinguishes this run from others, from the plan's record of the workload."""
+    """Yield what distinguishes this run from others; ``settings`` is the plan's record of the workload."""
     names = dict.fromkeys(grid["operator"] for grid in settings["grids"])
     calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']}, per cell and sweep"
     chosen = ", ".join(settings["implementations"]) or "all implementations that serve them"

@@ -1,4 +1,4 @@
-"""The reference trainer as a workload: a plan becomes the arguments and environment of ``rlk_repro.refengine``.
+"""The reference trainer as a workload: make the command of ``rlk_repro.refengine`` from a plan.
 
 This module starts no process and reads only the plan.
 """
@@ -39,14 +39,13 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find layouts with more than one node or device, profile variables that the launcher sets itself, and more pairs
-    than a run that measures no time may have."""
+    """Find why the plan cannot run: its layout, variables that the launcher sets, or too many pairs without timing."""
     what = "the reference trainer is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what), *find_untimed_problems(plan)]
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial; the trials of a pair differ only in ``switch_env`` and ``record_env``."""
+    """Return the command of one trial.  The trials of a pair differ only in ``switch_env`` and ``record_env``."""
     flags, stored = ["--custom-megatron-init-path", INIT_PATH], None
     if plan.run.lane == "train-only":
         stored = run_dir.rollouts_of(trial.seed)
@@ -57,10 +56,10 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Return the commands that store rollouts for the train-only lane: one plain live run per pair.
+    """Return the commands that store rollouts for the train-only lane: one live run without records per pair.
 
-    The seed determines the weights, and training changes them.  Other rollouts would come from another policy, and
-    train_rollout_logprob_abs_diff would measure that difference instead of the variants'.
+    The seed determines the weights, and training changes them.  Rollouts of another run come from another policy, so
+    train_rollout_logprob_abs_diff would measure the policies' difference and not the variants'.
     """
     if plan.run.lane != "train-only":
         return {}
@@ -89,7 +88,7 @@ def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str,
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Describe what distinguishes this run from others, from the plan's record of the workload."""
+    """Yield what distinguishes this run from others; ``settings`` is the plan's record of the workload."""
     model = settings["model"]
     if settings.get("what_for", "timing") != "timing":
         yield "meant for", settings["what_for"]

@@ -1,4 +1,4 @@
-"""Answer for a workload that makes model, data and rollouts itself: no warnings and no steps to prepare."""
+"""Functions of a workload that makes its model, data and rollouts itself, so that nothing is prepared or brought."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
 
 
 def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
-    """Return nothing: model, data and code are this package's own."""
+    """Return nothing: model, data and code belong to this package."""
     return Brought()
 
 

@@ -1,7 +1,7 @@
-"""vime's own trainer as a workload: a plan becomes the arguments and environment of vime's ``train.py`` on Ray.
+"""vime's own trainer as a workload: make the command of vime's ``train.py`` on Ray from a plan.
 
-This module starts no process and reads only the plan and the argument contract of the plan's vime.  Upstream's launch
-scripts are not used, because they end every Python process of the host.
+This module starts no process.  It reads only the plan and the list of flags that the plan's vime knows.  vime's own
+launch scripts are not used, because they end every Python process of the host.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 TRAINER: Final = "rlk_repro.integration.start_vime"
 ADDRESS_NAMES: Final = ("VIME_HOST_IP",)
-"""Where vime reads the address of its node."""
+"""The variables in which vime reads the address of its node."""
 WORDS: Final = Words(
     step="training",
     baseline_trainer="vime",
@@ -54,7 +54,7 @@ WORDS: Final = Words(
     ),
 )
 NOWHERE: Final = Path("/runs/run/id")
-"""A placeholder for a run directory where only flags and types are checked."""
+"""A placeholder for a run directory, used where only flags and types are checked."""
 
 
 def find_problems(plan: Plan) -> list[Problem]:
@@ -67,7 +67,9 @@ def find_problems(plan: Plan) -> list[Problem]:
     except SpecError as error:
         return [*problems, *error.problems]
     where = f"run {plan.run.run}"
-    if problems:  # for such a plan only the author's own flags can add information: a mistake there may be the cause
+    if (
+        problems
+    ):  # A mistake in a flag that the author wrote may be the cause of these problems, so those flags are checked too.
         return [*problems, *contract.find_problems(_spell_written(plan), where, is_whole=False)]
     found: dict[str, Problem] = {}
     for argv in _all_arguments(plan):
@@ -76,7 +78,7 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial; the trials of a pair differ only in ``switch_env`` and ``record_env``."""
+    """Return the command of one trial.  The trials of a pair differ only in ``switch_env`` and ``record_env``."""
     files, stored = find_files(plan, run_dir), None
     if plan.is_crossover and plan.run.lane != "live":
         stored = _find_stored(plan, run_dir)
@@ -88,7 +90,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Return the commands that store rollouts for a lane that generates none: one live run of the baseline.
+    """Return the command that stores rollouts for a lane that generates none: a live run of the baseline.
 
     All trials train on the same rollouts, so pairs differ only in time.
     """
@@ -100,15 +102,15 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    """Return the steps by which ``rlk-repro prepare`` gets or makes the run's folders, in order."""
-    # imported here: the clients that download would cost every other command 0.1 s
+    """Return the steps by which ``rlk-repro prepare`` makes the run's folders, in order."""
+    # The import is here, because the download clients would cost every other command 0.1 s.
     from rlk_repro.workloads.vime import prepare
 
     return prepare.list_steps(request)
 
 
 def find_files(plan: Plan, run_dir: RunDir) -> Files:
-    """Return where this plan's model, data and rollouts are."""
+    """Return the places of this plan's model, data and rollouts."""
     workload = vime_of(plan)
     prepared = PreparedDir.of(plan.profile, run_dir)
     return Files(
@@ -125,14 +127,14 @@ def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
 
 
 def _all_arguments(plan: Plan) -> list[list[str]]:
-    """Return the arguments of a trial, and of a live run, which takes flags that other lanes leave out."""
+    """Return the arguments of a trial, and those of a live run, which has flags that other lanes leave out."""
     run_dir = RunDir(NOWHERE)
     trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
     return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
 
 
 def _spell_written(plan: Plan) -> list[str]:
-    """Return the flags that the run's author wrote, those for this hardware included."""
+    """Return the flags that the run's author wrote, with those for this hardware."""
     workload = vime_of(plan)
     return spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
 

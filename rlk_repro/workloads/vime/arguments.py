@@ -1,7 +1,6 @@
-"""Make the argument list of vime's ``train.py`` and its environment from a plan.
+"""Make the arguments of vime's ``train.py`` and its environment from a plan.
 
-This module only makes values: the argument contract says whether vime knows the flags, and ``rules`` whether they fit
-together.
+Other modules check them: ``contract`` whether vime knows the flags, and ``rules`` whether they fit together.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ INIT_PATH: Final = "rlk_repro.integration.vime.install"
 FORGE: Final = "vime.rollout.forge_load.generate_rollout"
 NUM_PROFILED_STEPS: Final = 3
 
-# flags that upstream's scripts give every model; a run may change them in its arguments
+# vime's own scripts give these flags to every model; a run may change them in its arguments.
 USUAL: Final[Mapping[str, Any]] = {
     "accumulate-allreduce-grads-in-fp32": True,
     "attention-backend": "flash",
@@ -65,7 +64,7 @@ DETERMINISTIC_ENV: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Places of a run's files; ``rollouts`` is a template with ``{rollout_id}``, which vime fills in."""
+    """Places of a run's files.  ``rollouts`` is a path with ``{rollout_id}``, which vime replaces by a number."""
 
     model: Path
     checkpoint: Path
@@ -74,25 +73,25 @@ class Files:
 
 
 def render_arguments(plan: Plan, files: Files, *, seed: int, traces: Path) -> list[str]:
-    """Render everything after ``train.py`` for a trial with this seed."""
+    """Return the arguments of ``train.py`` for a trial with this seed."""
     return _to_words({**_common(plan, files, seed), **_lane(plan, files), **_purpose(plan, traces)})
 
 
 def render_store_arguments(plan: Plan, files: Files, *, seed: int) -> list[str]:
-    """Render the arguments of the live run that stores rollouts for another lane."""
+    """Return the arguments of the live run that stores rollouts for another lane."""
     common = {**_common(plan, files, seed, lane="live"), "num-rollout": plan.run.measure.num_stored}
     return _to_words({**common, **_live(plan, files), "save-debug-rollout-data": files.rollouts})
 
 
 def render_env(plan: Plan) -> dict[str, str]:
-    """Return the environment of the driver and, through Ray, of every vime process, without a profiler's own."""
+    """Return the environment of the driver and of every vime process, without the variables of a profiler."""
     workload = vime_of(plan)
     own = DETERMINISTIC_ENV if workload.what_for in {"agreement", "deterministic"} else {}
     return {**ENV, **own, **workload.placements[plan.hardware.hardware].env}
 
 
 def list_decided(plan: Plan, files: Files, traces: Path) -> frozenset[str]:
-    """List the flags that follow from other settings; a run's ``arguments`` may not hold them."""
+    """Return the flags that follow from other settings; a run's ``arguments`` may not hold them."""
     decided = {
         **_decided(plan, files, 0, plan.run.lane),
         **_live(plan, files),
@@ -129,7 +128,7 @@ def _decided(plan: Plan, files: Files, seed: int, lane: str) -> dict[str, Any]:
 
 
 def _weights(model: VimeModel, files: Files) -> dict[str, Any]:
-    """Return the flags for the initial weights.  Without ``load``, vime starts from the reference's weights."""
+    """Return the flags for the initial weights.  Without ``load``, vime starts from the reference weights."""
     if model.checkpoint == "bridge":
         return {"hf-checkpoint": files.model, "ref-load": files.model, "megatron-to-hf-mode": "bridge"}
     return {"hf-checkpoint": files.model, "ref-load": files.checkpoint}
@@ -157,7 +156,7 @@ def _parallel(division: Division) -> dict[str, Any]:
 
 
 def _place(division: Division, lane: str) -> dict[str, Any]:
-    """Return the flags for nodes and GPUs; by default vime assumes 8 GPUs per node."""
+    """Return the flags for nodes and GPUs.  Without them vime assumes 8 GPUs per node."""
     placement = division.placement
     where: dict[str, Any] = {
         "actor-num-nodes": division.actor_num_nodes,
@@ -243,5 +242,5 @@ def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
 
 
 def _to_words(arguments: Mapping[str, Any]) -> list[str]:
-    """Join flags in the order of their names, so that two argument lists can be compared line by line."""
+    """Return the flags as words, sorted by name, so that two argument lists can be compared line by line."""
     return spell_flags(dict(sorted(arguments.items())))

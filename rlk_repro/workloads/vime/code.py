@@ -1,7 +1,7 @@
 """Find the code that a vime run executes because its author named it: Python functions, and flags that lead to code.
 
-vime imports the functions that its flags name, and loads a model's own Python files. Code outside this package and
-outside the sources that the stack pins is foreign: a replay runs it only if its user trusts it.
+vime imports the functions that its flags name, and it loads a model's own Python files.  Code is foreign if neither
+this package nor a source that the stack pins holds it.  A replay runs foreign code only if its user trusts it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from rlk_repro.workloads.vime.contract import Contract, load_contract, spell_fla
 from rlk_repro.workloads.vime.layout import vime_of
 
 KNOWN_PACKAGES: Final = frozenset({"rlk_repro", "vime", "vime_plugins", "megatron"})
-"""This package and the packages of the checkouts that a stack pins."""
+"""This package, and the packages of the checkouts that a stack pins."""
 CODE_SWITCHES: Final = frozenset(
     {"--trust-remote-code", "--vllm-trust-request-chat-template"}
     | {"--run-workload-inspector-server", "--langrl-external-server"}
 )
-"""Flags without a value that let other files decide what runs."""
+"""Flags without a value that let other files decide which code runs."""
 PLAIN_TEXTS: Final = frozenset(
     {"--cp-comm-type", "--offload-modules", "--recompute-modules"}
     | {"--vllm-attention-backend", "--vllm-optimization-level", "--vllm-quantization"}
 )
-"""Flags whose text is a word from a fixed list that no parser checks; it never names code, a file or an address."""
+"""Flags whose value is one of some fixed words, which no parser checks.  The value never names code or a file."""
 _NUMBERS: Final = re.compile(r"(?=.*\d)[\d\[\]()*+,. kKmMgGtT-]*")
 _FUNCTIONS: Final = re.compile(
     r"--(custom-(?!config).*-path|.*-(filter|process|postprocess|function)-path|data-source-path|spec)"
 )
-"""Flags whose value vime or Megatron-LM imports: a path, or a module and the function in it."""
+"""Flags whose value vime or Megatron-LM imports: a path, or a module with a function."""
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def find_brought(plan: Plan) -> Brought:
-    """Find the sources of model, data and rollouts, the run's environment, and all code that a vime plan names."""
+    """Find what a vime plan brings: its model, data and rollouts, its environment, and all code that it names."""
     workload = vime_of(plan)
     env = workload.placements[plan.hardware.hardware].env
     code = (*_find_model_code(workload), *_list_flags(plan))
@@ -82,7 +82,7 @@ def _list_shipped_models() -> frozenset[HubSource]:
 
 
 def _list_flags(plan: Plan) -> Iterator[Code]:
-    """List flags as vime reads them: a value that begins with two dashes counts as a flag."""
+    """Yield the flags as vime reads them: a value that begins with two dashes is a flag."""
     workload = vime_of(plan)
     data = workload.data
     words = spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
@@ -97,12 +97,12 @@ def _list_flags(plan: Plan) -> Iterator[Code]:
 def _find_contract(plan: Plan) -> Contract | None:
     try:
         return load_contract(plan.stack.pins["vime"].commit)
-    except (KeyError, SpecError):  # such a plan is refused because of exactly this
+    except (KeyError, SpecError):  # a plan without a contract is refused anyway
         return None
 
 
 def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
-    """Whether a value is plain data: a number, one of the parser's choices, or a word that is not code or a path."""
+    """Whether a value is plain data: a number, a choice that the parser checks, or one of some fixed words."""
     definitions = contract.by_flag.get(flag, ())
     if not definitions or flag in CODE_SWITCHES:
         return False
@@ -114,7 +114,7 @@ def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
 
 
 def _is_known(flag: str, values: Sequence[str]) -> bool:
-    """Whether a text names a known module; other things that it may name, such as a file, are not known."""
+    """Whether a flag's text names a function of a known package; a file, for example, is not known."""
     dotted = [value for value in values if not value.isidentifier()]
     are_known = all(_DOTTED.fullmatch(value) and value.partition(".")[0] in KNOWN_PACKAGES for value in dotted)
     return bool(dotted) and are_known and _FUNCTIONS.fullmatch(flag) is not None

@@ -1,6 +1,6 @@
-"""Argument contracts: which flags a pinned vime reads, recorded from its own parsers by ``python -m tools.contract``.
+"""An argument contract lists the flags that one commit of vime reads; ``python -m tools.contract`` makes it.
 
-vime silently ignores unknown flags, so every argument list is checked against a contract before the start.
+vime silently ignores unknown flags, so every argument list is compared with a contract before the start.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlk_repro.spec.values import Commit, Schema
 
 Nargs: TypeAlias = int | Literal["?", "*", "+"] | None
 Kind: TypeAlias = Literal["text", "int", "float", "bool", "json", "other"]
-"""The type of a value; ``other`` means that a parser's own function reads the value, so it is not checked."""
+"""The type of a value.  ``other`` means that a function of the parser reads the value; such a value is not checked."""
 
 
 class Flag(BaseModel):
-    """One flag as one parser defines it.  ``flags`` are all spellings; without ``takes_value`` it has no value."""
+    """One flag as one parser defines it.  ``flags`` are all its spellings.  ``takes_value`` is false for a switch."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -42,7 +42,7 @@ class Flag(BaseModel):
 
 
 class Contract(BaseModel):
-    """All flags of one vime.  ``missing`` names the part of the command line whose parser was not available."""
+    """All flags of one vime.  ``missing`` names the parts of the command line whose parsers were not available."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -56,7 +56,7 @@ class Contract(BaseModel):
 
     @cached_property
     def by_flag(self) -> Mapping[str, tuple[Flag, ...]]:
-        """Definitions by spelling; a flag that several parsers read has one definition from each."""
+        """The definitions by spelling.  A flag that several parsers read has several definitions."""
         found: dict[str, tuple[Flag, ...]] = {}
         for item in self.flags:
             for spelling in item.flags:
@@ -68,7 +68,7 @@ class Contract(BaseModel):
 
         Args:
             argv: the arguments after ``train.py``, or some of them.
-            where: the prefix of problems.
+            where: how problems begin.
             is_whole: whether ``argv`` is complete, so that it must hold the flags that vime requires.
         """
         problems: list[Problem] = []
@@ -93,7 +93,7 @@ class Contract(BaseModel):
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return flags as words, in their order: True is a flag without a value; a tuple or list gives several values."""
+    """Return flags as words, in their order.  True is a flag without a value; a tuple or list gives several values."""
     return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
 
 
@@ -104,7 +104,7 @@ def _spell_flag(flag: str, value: Any) -> Iterator[str]:
 
 
 def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield flags with their values; values before any flag belong to the flag ``""``."""
+    """Yield flags with their values.  Values before the first flag belong to the flag ``""``."""
     flag = ""
     values: list[str] = []
     for word in argv:
@@ -141,7 +141,7 @@ _NUMBERS: Final[Mapping[Nargs, tuple[str, int, float]]] = {
 
 
 def _find_range(item: Flag) -> tuple[str, float, float]:
-    """Return how many values a flag takes: in words, the least and the most."""
+    """Return how many values a flag takes: a text, the smallest and the largest number."""
     if not item.takes_value:
         return "no value", 0, 0
     if isinstance(item.nargs, int):
@@ -175,7 +175,7 @@ def contract_file(vime_commit: str) -> str:
 
 @cache
 def load_contract(vime_commit: str) -> Contract:
-    """Load the contract of one vime.
+    """Load the contract of one commit of vime.
 
     Raises:
         SpecError: there is no contract for this commit, or it names another commit.

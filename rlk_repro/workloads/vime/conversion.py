@@ -1,6 +1,6 @@
 """Convert a model to Megatron's format with vime's own tool, at the stack's commits of vime and Megatron-LM.
 
-The tool needs a GPU per process.  Its output counts only if it ended with exit code 0 and marked the checkpoint as
+The tool needs a GPU for each process.  Its output counts only if the exit code is 0 and the checkpoint is marked as
 complete.  After an interruption the conversion begins again.
 """
 
@@ -32,18 +32,18 @@ TOOL: Final = Path("tools") / "convert_hf_to_torch_dist.py"
 TRACKER: Final = "latest_checkpointed_iteration.txt"
 RELEASE: Final = "release"
 TIME_LIMIT_S: Final = 4 * 3600.0
-# memory for weights on one GPU of any supported hardware, besides what the conversion itself needs
+# Weights up to this size fit on one GPU of any supported hardware, with all else that the conversion needs.
 ONE_PROCESS_BYTES: Final = 30 << 30
 _LOG: Final = "convert.log"
-# the tool does not train; without this flag Megatron-LM needs an extension of apex to build the model
+# The tool does not train.  Without this flag Megatron-LM needs an extension of apex to build the model.
 _WORDS: Final = ("--no-gradient-accumulation-fusion",)
-# upstream's own recipe for AMD GPUs
+# vime's own scripts for AMD GPUs have this flag.
 _ROCM_WORDS: Final = ("--attention-backend", "flash")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """One model's conversion: its arguments, the stack's commits, and the number of processes."""
+    """The conversion of one model, at the stack's commits."""
 
     model: VimeModel
     folder: Path
@@ -66,7 +66,7 @@ class Conversion:
         return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
-        """Return the tool's command line, as its first lines and vime's docs show it: one process per GPU."""
+        """Return the tool's command line, with one process per GPU, as vime's documentation shows it."""
         launcher = [sys.executable]
         num_processes = self.num_processes(num_bytes)
         if num_processes > 1:
@@ -74,13 +74,18 @@ class Conversion:
         return [*launcher, str(tool), *self.words, "--hf-checkpoint", str(self.folder), "--save", str(save)]
 
     def num_processes(self, num_bytes: int) -> int:
-        """Return the number of processes; the tool splits the layers over them, so layers limit their number."""
+        """Return the number of processes; the tool splits the layers over them, so it is at most that of layers."""
         if num_bytes <= ONE_PROCESS_BYTES:
             return 1
         return max(1, min(self.layout.gpus_per_node, self.model.size("num-layers", 1)))
 
     def run(self, work: WorkDir, tell: Tell) -> Made:
-        """Convert; raise EnvironmentMissing without vime at the pinned commit, CheckFailed where the tool failed."""
+        """Convert the model.
+
+        Raises:
+            EnvironmentMissing: vime is not here at the pinned commit.
+            CheckFailed: the tool failed.
+        """
         vime, megatron = (_find_root(source) for source in (VIME, MEGATRON))
         commits = _require_pinned(self.stack)
         contents = load_contents(self.folder)
@@ -101,7 +106,7 @@ class Conversion:
         return Made(source=self.source, files=record_files(work.files), made=made)
 
     def _hide_places(self, word: str, work: WorkDir) -> str:
-        """Replace folders by names, since records hold no folder of a machine."""
+        """Replace folders by names, because records hold no folder of a machine."""
         own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
         return hide_places(own)
 
@@ -122,9 +127,9 @@ def _where_to_run(source: CodeSource) -> str:
 
 
 def _require_pinned(stack: Stack) -> dict[str, str]:
-    """Check that vime and Megatron-LM here are at the pinned commits, which the checkpoint's record names.
+    """Require that vime and Megatron-LM here are at the pinned commits; return both commits for the record.
 
-    Files with the pinned hash count as the commit, even without git (an unpacked archive).
+    Files that have the pinned hash count as the commit, so an unpacked archive without git is enough.
     """
     facts = code.probe()
     commits, problems = {}, []
@@ -152,7 +157,7 @@ def _make_env(vime: Path, megatron: Path) -> dict[str, str]:
 
 
 def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-    """Run the tool under the guard, so that it ends with this process and two tools never write into one folder."""
+    """Run the tool under the guard: it ends with this process, so two tools never write into one folder."""
     with log.open("wb") as stream:
         tool = Guarded(argv, env, stream.fileno())
         try:
@@ -176,7 +181,7 @@ def _describe(code_: int) -> str:
 
 
 def _require_whole(work: WorkDir) -> None:
-    """Check for the file ``release``, which the tool writes as its last step."""
+    """Require the file by which the tool marks a complete checkpoint; it writes this file last."""
     tracker = work.files / TRACKER
     found = tracker.read_text().strip() if tracker.is_file() else "no such file"
     if found != RELEASE or not (work.files / RELEASE).is_dir():

@@ -1,4 +1,4 @@
-"""Divide a plan's GPUs between training and inference, and list the folders that a run needs on disk."""
+"""Divide a plan's GPUs between training and generation, and list the folders that a run needs on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlk_repro.spec.vime import Placement
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """``actor`` GPUs train and ``rollout`` GPUs generate; they are the same GPUs if ``is_colocated``."""
+    """The division of GPUs: ``actor`` GPUs train, ``rollout`` GPUs generate.  All do both if ``is_colocated``."""
 
     layout: Layout
     placement: Placement
@@ -29,7 +29,7 @@ class Division:
 
     @property
     def actor_num_nodes(self) -> int:
-        """The number of training nodes: one node gives the GPUs that engines leave; several nodes give whole nodes."""
+        """The number of nodes that train: 1 of 1, which generation may share, or all nodes that do not generate."""
         if self.layout.num_nodes == 1:
             return 1
         return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node
@@ -50,12 +50,12 @@ class Division:
 
     @property
     def model_parallel(self) -> int:
-        """The number of GPUs for one copy of the dense part, with sequences split by context parallelism."""
+        """The number of GPUs that hold one copy of the dense part; context parallelism multiplies it."""
         return self.layout.tensor_parallel * self.layout.pipeline_parallel * self.layout.context_parallel
 
     @property
     def expert_model_parallel(self) -> int:
-        """The number of GPUs for one copy of the experts."""
+        """The number of GPUs that hold one copy of the experts."""
         layout = self.layout
         return self.placement.expert_tensor_parallel * layout.expert_parallel * layout.pipeline_parallel
 
@@ -75,10 +75,10 @@ def divide(plan: Plan) -> Division:
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-    """Return the folders of model, checkpoint, data and rollouts, by kind, as far as the run's lane needs them.
+    """Return, by kind, the folders of model, checkpoint, data and rollouts that the run's lane needs.
 
     Raises:
-        SpecError: the model needs a conversion, and the stack has no vime that could do it.
+        SpecError: the model needs a conversion, and the stack has no vime for it.
     """
     workload = run.workload
     assert isinstance(workload, VimeWorkload)

@@ -1,6 +1,6 @@
-"""Estimate how much memory a vime plan needs, from the sizes of the model and the layout, without measuring.
+"""Estimate, without measuring, how much memory a vime plan needs, from the sizes of model and layout.
 
-The error is a few tens of percent: allocator fragmentation, communication buffers and CUDA graphs are left out.
+The error is some tens of percent: the estimate leaves out fragmentation, communication buffers and CUDA graphs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 WEIGHT_BYTES: Final = 2
 GRADIENT_BYTES: Final = 4  # accumulated and reduced in fp32
-OPTIMIZER_BYTES: Final = 12  # fp32 copy and two moments, divided among the data parallel ranks
-LOGIT_COPIES: Final = 3  # fp32 logits, softmax saved for the backward pass, gradient
-ACTIVATIONS_PER_LAYER: Final = 34  # bytes per token and hidden unit of a layer that keeps all (Korthikanti et al. 2022)
+OPTIMIZER_BYTES: Final = 12  # a copy in fp32 and two moments, divided among the data parallel ranks
+LOGIT_COPIES: Final = 3  # logits in fp32, the softmax that the backward pass needs, and the gradient
+ACTIVATIONS_PER_LAYER: Final = (
+    34  # bytes per token and hidden unit, for a layer that recomputes nothing (Korthikanti et al. 2022)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Memory of one GPU in GiB."""
+    """The memory of one GPU in GiB."""
 
     states_gib: float
     activations_gib: float
@@ -52,7 +54,10 @@ class Estimate:
 
 
 def count_parameters(model: VimeModel) -> Parameters:
-    """Count a decoder's parameters, with gated feed-forward layers; grouped-query and latent attention count alike."""
+    """Count the parameters of a decoder whose feed-forward layers are gated.
+
+    Latent attention is counted like grouped-query attention.
+    """
     size = model.size
     hidden, layers = size("hidden-size"), size("num-layers")
     heads, groups = size("num-attention-heads"), size("num-query-groups", size("num-attention-heads"))
@@ -92,7 +97,7 @@ def estimate_memory(plan: Plan) -> Estimate:
 
 
 def _states_bytes(parameters: Parameters, division: Division) -> float:
-    """Return the bytes of this GPU's weights and gradients, and of its share of the optimizer's state."""
+    """Return the bytes of one GPU's weights, gradients, and share of the optimizer's state."""
     layout, number = division.layout, division.actor_num_gpus
     dense = parameters.dense / (layout.tensor_parallel * layout.pipeline_parallel)
     experts = parameters.experts / division.expert_model_parallel
@@ -105,7 +110,7 @@ def _states_bytes(parameters: Parameters, division: Division) -> float:
 
 
 def _activation_bytes(model: VimeModel, division: Division) -> float:
-    """Return the bytes of activations: with full recomputation of each layer's input and one layer, else of all."""
+    """Return the bytes of activations.  With full recomputation only one layer and all layers' inputs are kept."""
     tokens, hidden = division.placement.max_tokens_per_gpu, model.size("hidden-size")
     layers = model.size("num-layers") / division.layout.pipeline_parallel
     split = division.layout.tensor_parallel if division.placement.sequence_parallel else 1

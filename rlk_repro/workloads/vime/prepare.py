@@ -1,4 +1,4 @@
-"""Make the steps that get or make what a run of vime needs before its first trial."""
+"""Make the steps by which ``rlk-repro prepare`` makes the folders of a vime run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlk_repro.workloads.vime.layout import list_folders
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    """Return the steps for the folders that the run needs, in a possible order.
+    """Return the steps for the folders that the run needs, in an order in which they can be done.
 
     Raises:
         SpecError: the mirror is not a folder, or a random model lacks a size.
@@ -101,7 +101,7 @@ def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) 
 def _recipe_step(
     kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int | None
 ) -> PrepareStep:
-    """Return a step that makes a folder with equal bytes on every machine; after an interruption it begins again."""
+    """Return a step whose folder has equal bytes on every machine.  After an interruption the step begins again."""
 
     def make(work: WorkDir, tell: Tell) -> Made:
         shutil.rmtree(work.files, ignore_errors=True)
@@ -131,12 +131,12 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
         wanted = conversion.source
-        # an unknown model is fetched first, and this function is called again after that
+        # An unknown model is fetched first; then this function is called again.
         is_known = wanted["model"] is not None
         return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
 
     def estimate() -> int | None:
-        """Return the checkpoint's bytes: as many as the weights have."""
+        """Return the bytes of the weights; the checkpoint has about as many."""
         contents = load_contents(model.folder)
         return model.estimate() if contents is None else contents.size_bytes
 

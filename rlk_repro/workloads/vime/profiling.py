@@ -1,7 +1,7 @@
-"""Profilers beside torch's own: Ray starts each worker of a profiled trial under nsys or rocprofv3.
+"""Start Ray's workers under nsys or rocprofv3, the profilers besides torch's own.
 
-Both record only between two calls that ``integration`` makes in the training ranks, around the same steps that torch's
-profiler would trace; a worker that makes no such call leaves no trace.
+Both record only between two calls that ``integration`` makes in the training ranks, during the steps that torch's
+profiler would trace.  A worker that makes no such call writes no trace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def profiler_env(plan: Plan, traces: Path) -> dict[str, str]:
-    """The variables by which Ray starts workers under the run's profiler; empty where torch profiles, or nothing."""
+    """Return the variables by which Ray starts workers under the run's profiler; none if torch profiles."""
     programs = vime_of(plan).programs
     if not programs:
         return {}

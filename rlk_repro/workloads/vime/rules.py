@@ -1,4 +1,4 @@
-"""Rules for vime plans: find what vime, Megatron-LM or vLLM would refuse after minutes or silently change."""
+"""Find what vime, Megatron-LM or vLLM would refuse after minutes, or silently change."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlk_repro.workloads.vime.memory import estimate_memory
 
 _NO_FILES: Final = Files(model=Path(), checkpoint=Path(), prompts=Path(), rollouts="")
 FULL: Final = 0.9
-MOST_TOKENS: Final = 10**8  # tokens of a sequence: far beyond any model
+MOST_TOKENS: Final = 10**8  # the largest accepted length of a sequence, far beyond any model's
 
-# a benchmark may not use these: each would add its time to some step, write checkpoints of hundreds of gigabytes,
-# publish, or change what is trained
+# A benchmark may not use these flags: they add time to some steps, write checkpoints of hundreds of gigabytes, publish
+# results, or change what is trained.
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("eval-interval", "eval-prompt-data", "eval-config", "eval-function-path"), "evaluates between steps"
@@ -37,7 +37,7 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("loss-type", "custom-loss-function-path"), "replaces the loss that is measured"),
     **dict.fromkeys(("custom-config-path", "yaml-cfg"), "sets arguments that are not checked"),
 }
-# the keys that upstream's recipes use for these data sets; under other keys vime finds no data and fails late
+# These are the keys in the recipes of vime.  With other keys vime finds no data and fails late.
 KNOWN_DATA: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "zhuzilin/gsm8k": {"input_key": ("messages",), "label_key": ("label",), "rm_type": ("math",)},
     "zhuzilin/dapo-math-17k": {
@@ -51,7 +51,7 @@ Rule: TypeAlias = Callable[[Plan, Division], Iterator[Problem]]
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Apply all rules; rules about sizes apply only to a possible layout."""
+    """Apply all rules.  Rules about sizes apply only to a layout that is possible."""
     division = divide(plan)
     first = [problem for rule in FIRST_RULES for problem in rule(plan, division)]
     return first or [problem for rule in RULES for problem in rule(plan, division)]
@@ -94,7 +94,7 @@ def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_parallel(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Check that the product of parallel sizes divides the training GPUs, for the dense part and for the experts."""
+    """Check that the parallel sizes of the dense part and of the experts divide the number of training GPUs."""
     number = division.actor_num_gpus
     if number % division.model_parallel:
         what = f"tensor x pipeline x context parallel is {division.model_parallel}"
@@ -108,7 +108,7 @@ FIRST_RULES: Final[tuple[Rule, ...]] = (_check_platform, _check_division, _check
 
 
 def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Check that each parallel size divides what it splits."""
+    """Check that each parallel size divides the heads, layers or experts that it splits."""
     model, layout = vime_of(plan).model, division.layout
     splits = [
         ("tensor_parallel", "num-attention-heads", layout.tensor_parallel),
@@ -131,7 +131,7 @@ def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Check that each optimizer step gives every data parallel rank equally many samples."""
+    """Check that each optimizer step gives every data parallel rank the same number of samples."""
     size = vime_of(plan).grpo.global_batch_size
     if size % division.data_parallel:
         yield Problem(_where(plan, "workload.grpo.global_batch_size"), "does not divide among the data parallel ranks",
@@ -139,7 +139,7 @@ def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Check that the longest sample fits a microbatch, which context parallelism spreads over several GPUs."""
+    """Check that the longest sample fits a microbatch; context parallelism spreads a microbatch over several GPUs."""
     workload = vime_of(plan)
     longest = workload.grpo.max_sample_len
     room = division.placement.max_tokens_per_gpu * division.layout.context_parallel
@@ -148,7 +148,7 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
                       got=division.placement.max_tokens_per_gpu,
                       expected=f"{-(-longest // division.layout.context_parallel)} or more")  # fmt: skip
     model_len = _written(plan, "vllm-max-model-len")
-    # vLLM also accepts texts such as "8k", which are not checked here
+    # vLLM also accepts texts such as "8k", which this rule refuses.
     if model_len is not None and not (isinstance(model_len, int) and longest <= model_len <= MOST_TOKENS):
         yield Problem(_where(plan, "workload.arguments.vllm-max-model-len"), f"the longest sample has {longest} tokens",
                       got=model_len, expected=f"a number from {longest} to {MOST_TOKENS}")  # fmt: skip
@@ -182,7 +182,8 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Refuse vLLM kernels that choose experts themselves: they report expert 0 for every token, and vime replays it.
+    """Refuse vLLM kernels that choose experts themselves: they report expert 0 for every token, and vime would replay
+    it.
 
     https://github.com/vllm-project/vllm/issues/44116
     """
@@ -196,7 +197,7 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
 
 
 def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Check the number of stored rollouts: vime's forge loading silently takes file 0 for any missing file."""
+    """Check the number of stored rollouts.  For a missing file, vime's forge loading silently takes file 0."""
     stored = vime_of(plan).rollouts
     if stored is None:
         return
@@ -250,7 +251,7 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
 
 
 def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """A profiler is for one vendor's GPUs, and for runs that measure no time."""
+    """Check that the profiler fits the GPUs' vendor, and that the run measures no time."""
     workload, where = vime_of(plan), _where(plan, "workload.profiler")
     if workload.profiler == "torch":
         return
@@ -264,7 +265,7 @@ def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
 
 
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Report operators that cannot run before the job, because ``require`` would refuse to start with them."""
+    """Report operators that cannot run here; with ``require`` the trainer would refuse to start because of them."""
     if plan.run.rl_kernel.mode != "require" or not plan.needs_rl_kernel:
         return
     for item in plan.eligibilities():
