@@ -18,10 +18,11 @@ from rlk_repro.base import proc, procfs
 from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.disk import open_stream
-from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Finding, sort_findings
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
+from rlk_repro.clusters.asking import require_ended
 from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
@@ -48,15 +49,12 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     Raises:
         SpecError: the stack has only images, or the plan needs several nodes, or another node is asked for.
     """
-    problems = list(_find_problems(plan, nodes))
+    problems = [*_find_problems(plan, nodes)]
     if problems:
         raise SpecError(*problems)
     options = ("--resume",)
-    record = {
-        "schema": SCHEMA,
-        "argv": ["python", *AGENT, "RUN_DIR", *options],
-        "experiment_hash": plan.experiment_hash,
-    }
+    argv = ["python", *AGENT, "RUN_DIR", *options]
+    record = {"schema": SCHEMA, "argv": argv, "experiment_hash": plan.experiment_hash}
     command = (sys.executable, *AGENT, str(run_dir.root.absolute()), *options)
     return Job(files={COMMAND_FILE: dump_json(record).decode()}, command=command)
 
@@ -66,19 +64,12 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     if set(nodes) - {here}:
         yield Problem("--same-nodes", "the local cluster is this machine", got=", ".join(nodes), expected=here)
     if plan.stack.images and plan.hardware.image_platform not in plan.stack.locks:
-        yield Problem(
-            f"stack {plan.stack.stack}",
-            "has images, but the local cluster starts no containers",
-            expected="a stack without images or with a lock",
-            hint="--stack host uses the software of this machine",
-        )
+        yield Problem(f"stack {plan.stack.stack}", "has images, but the local cluster starts no containers",
+                      expected="a stack without images or with a lock",
+                      hint="--stack host uses the software of this machine")  # fmt: skip
     if plan.layout.num_nodes > 1:
-        yield Problem(
-            f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes",
-            "the local cluster is one node",
-            got=plan.layout.num_nodes,
-            expected="1",
-        )
+        where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes"
+        yield Problem(where, "the local cluster is one node", got=plan.layout.num_nodes, expected="1")
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
@@ -149,10 +140,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
     if run_dir.is_sealed and run_dir.bundle.is_file():
         return run_dir.bundle
     _require_this_host(submission, run_dir)
-    if poll(submission, run_dir).state is JobState.RUNNING:
-        raise CheckFailed(
-            Problem(run_dir.run_id, "is still running", hint=f"rlk-repro status --watch {run_dir.run_id}")
-        )
+    require_ended(poll(submission, run_dir), run_dir)
     tell(f"packing what {run_dir.root} holds")
     return pack(run_dir)
 

@@ -23,15 +23,8 @@ def get_backend(cluster: str) -> Backend:
         SpecError: no such cluster exists.
     """
     if cluster not in BACKENDS:
-        raise SpecError(
-            Problem(
-                "--cluster",
-                "unknown",
-                got=cluster,
-                expected=f"one of {', '.join(BACKENDS)}",
-                hint=suggest(cluster, list(BACKENDS)),
-            )
-        )
+        raise SpecError(Problem("--cluster", "unknown", got=cluster, expected=f"one of {', '.join(BACKENDS)}",
+                                hint=suggest(cluster, list(BACKENDS))))  # fmt: skip
     return BACKENDS[cluster]
 
 

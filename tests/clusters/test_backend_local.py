@@ -61,7 +61,7 @@ def test_a_submission_runs_to_a_sealed_bundle(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "".join(WEIRD_NAMES), ["measure.pairs=1"])
     submission = submit(run_dir, *QUICK)
     assert local.poll(submission, run_dir).state is JobState.RUNNING
-    with pytest.raises(CheckFailed, match="is still running"):
+    with pytest.raises(CheckFailed, match="has not ended: running"):
         local.collect(submission, run_dir)
     assert next(local.logs(submission, run_dir, is_following=True)).trial == "00-p1-baseline"
     assert wait_for_end(submission, run_dir) is JobState.DONE

@@ -190,7 +190,7 @@ def test_records_of_a_run_outrank_slurms_state_of_its_script(fake: FakeSlurm, ru
 
 def test_accounting_answers_for_jobs_that_the_controller_forgot(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue()
-    fake.answer("sacct", "12|NODE_FAIL|0:0|node-[0-1]\n12.batch|CANCELLED|0:15|node-0\n")
+    fake.answer("sacct", "12|NODE_FAIL|node-[0-1]\n12.batch|CANCELLED|node-0\n")
     assert slurm.poll(SUBMISSION, run_dir).reason == "Slurm says NODE_FAIL, its agent ended without a report"
 
 

@@ -18,7 +18,8 @@ from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import data_dir
 from rlk_repro.clusters.k8s.base import load_base
 from rlk_repro.clusters.k8s.naming import MAX_NAME, make_name
-from rlk_repro.clusters.k8s.objects import dump_objects, make_collector, render_objects
+from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
+from rlk_repro.clusters.k8s.pods import make_collector
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from tests.support.example_files import find_changed

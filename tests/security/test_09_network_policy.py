@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.clusters.k8s.objects import make_collector, render_objects
+from rlk_repro.clusters.k8s.objects import render_objects
+from rlk_repro.clusters.k8s.pods import make_collector
 from rlk_repro.plan import Plan
 from tests.clusters.test_k8s_sites import check, write_profile
 from tests.support.kube.cluster import Cluster

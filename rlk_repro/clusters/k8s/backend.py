@@ -60,14 +60,8 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     settings = kubernetes_settings(plan)
     context = (f"--context={settings.context}",) if settings.context else ()
     file = RunDir(run_dir.root.absolute()).job / OBJECTS
-    command = (
-        "kubectl",
-        *context,
-        f"--namespace={settings.namespace}",
-        "apply",
-        "--validate=strict",
-        f"--filename={file}",
-    )
+    options = (f"--namespace={settings.namespace}", "apply", "--validate=strict", f"--filename={file}")
+    command = ("kubectl", *context, *options)
     text = dump_objects(render_objects(plan, run_dir, nodes=nodes))
     return Job(files={OBJECTS: text}, command=command, remarks=tuple(find_remarks(plan, settings)))
 
@@ -83,16 +77,11 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     sent = Sent.of_plan(plan, run_dir)
     text = job.files[OBJECTS].encode()
     _remove_earlier(sent)
-    tested = sent.place.send("apply", text, "--dry-run=server")
-    if not tested.is_ok:
-        raise kubectl.explain(tested)
+    kubectl.require(sent.place.send("apply", text, "--dry-run=server"))
     for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled, run_dir.live.state):
         earlier.unlink(missing_ok=True)
-    done = sent.place.send("apply", text)
     try:
-        if not done.is_ok:
-            raise kubectl.explain(done)
-        made = _find_made(done.stdout)
+        made = _find_made(kubectl.require(sent.place.send("apply", text)).stdout)
         submission = _make_submission(sent, made[0])
         _send_inputs(sent, run_dir, made[0], submission)
         _own(sent, made)
@@ -113,7 +102,7 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
     """Yield the lines of the trials in order: live from the leading pod, or from the collected run directory."""
-    if read_sent(submission) is None or _is_collected(run_dir):
+    if read_sent(submission) is None or run_dir.bundle.is_file():
         return read_logs(run_dir, lambda: True)
 
     def bring_lines() -> bool:
@@ -149,9 +138,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
         if leader is not None and leader.ask_to_stop():
             return True
     # the pods get SIGTERM, and kubernetes.grace_s seconds to record and pack
-    done = delete_all(sent)
-    if not done.is_ok:
-        raise kubectl.explain(done)
+    kubectl.require(delete_all(sent))
     return True
 
 
@@ -196,10 +183,6 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 def _is_here(run_dir: RunDir) -> bool:
     return run_dir.is_sealed and run_dir.bundle.is_file()
-
-
-def _is_collected(run_dir: RunDir) -> bool:
-    return run_dir.bundle.is_file()
 
 
 def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod, Facts] | None]:
@@ -270,7 +253,8 @@ def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
     facts, last = _recall(run_dir), read_last_word(run_dir)
     if facts is not None and facts.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)
-    gone = "" if _is_collected(run_dir) else f"no {sent.kind} {sent.name} in namespace {sent.place.namespace} any more"
+    absent = f"no {sent.kind} {sent.name} in namespace {sent.place.namespace} any more"
+    gone = "" if run_dir.bundle.is_file() else absent
     if run_dir.cancelled.exists():
         return JobStatus(state=JobState.CANCELLED, reason=join_words(gone, last.message))
     return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.message or "its agent ended without a report"))
@@ -280,9 +264,7 @@ def _remove_earlier(sent: Sent) -> None:
     """Remove an earlier submission's objects, because a job's template cannot be changed."""
     if find_objects(sent).is_empty:
         return
-    done = delete_all(sent)
-    if not done.is_ok:
-        raise kubectl.explain(done)
+    kubectl.require(delete_all(sent))
     until = time.monotonic() + GONE_TIMEOUT_S
     while not find_objects(sent).is_empty:
         if time.monotonic() >= until:
@@ -315,9 +297,8 @@ def _send_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission
     files[run_dir.submission.name] = dump_json(submission.to_json())
     files["job-objects.yaml"] = (run_dir.job / OBJECTS).read_bytes()
     labels = job["metadata"]["labels"]
-    done = sent.place.send("create", kubectl.make_config_map(sent.name, sent.place.namespace, labels, job, files))
-    if not done.is_ok:
-        raise kubectl.explain(done)
+    inputs = kubectl.make_config_map(sent.name, sent.place.namespace, labels, job, files)
+    kubectl.require(sent.place.send("create", inputs))
 
 
 def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
@@ -325,9 +306,8 @@ def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
     patch = json.dumps({"metadata": {"ownerReferences": [kubectl.make_owner(made[0])]}})
     for item in made[1:]:
         kind = str(item["kind"]).lower()
-        done = sent.place.run("patch", kind, str(item["metadata"]["name"]), "--type=merge", f"--patch={patch}")
-        if not done.is_ok:
-            raise kubectl.explain(done)
+        name = str(item["metadata"]["name"])
+        kubectl.require(sent.place.run("patch", kind, name, "--type=merge", f"--patch={patch}"))
 
 
 def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> None:

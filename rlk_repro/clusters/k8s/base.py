@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from functools import cache
 from typing import Any
 
 from rlk_repro.base.resources import data_dir
 
 
 def load_base(name: str) -> dict[str, Any]:
-    """Return a fresh copy of ``<name>.yaml``."""
-    return copy.deepcopy(_load(name))
-
-
-@cache
-def _load(name: str) -> dict[str, Any]:
+    """Return the object of ``<name>.yaml``, read anew, so that the caller may change it."""
     import yaml
 
     text = (data_dir("k8s") / "base" / f"{name}.yaml").read_text()

@@ -49,9 +49,7 @@ class Target:
         Raises:
             Unreachable, SchedulerRefused: kubectl failed; the error quotes it.
         """
-        done = self.run("get", kinds, *words, "--ignore-not-found", "--output=json")
-        if not done.is_ok:
-            raise explain(done)
+        done = require(self.run("get", kinds, *words, "--ignore-not-found", "--output=json"))
         if not done.stdout.strip():
             return []
         value: Any = json.loads(done.stdout)
@@ -118,6 +116,13 @@ def explain(done: proc.Completed) -> SchedulerRefused:
     if done.is_timeout or _UNREACHABLE.search(done.stderr):
         return Unreachable(Problem("kubernetes", f'did not answer: "{words}"'))
     return SchedulerRefused(Problem("kubernetes", f'refused: "{words}"'))
+
+
+def require(done: proc.Completed) -> proc.Completed:
+    """Return kubectl's answer; raise the error of ``explain`` where kubectl failed."""
+    if not done.is_ok:
+        raise explain(done)
+    return done
 
 
 def is_not_found(done: proc.Completed) -> bool:

@@ -30,7 +30,6 @@ from rlk_repro.clusters.k8s.pods import (
     POD_PROGRAM,
     find_pod_problems,
     kubernetes_settings,
-    make_collector_pod,
     make_pod,
     pod_command,
     pod_run_dir,
@@ -41,7 +40,6 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import KubernetesSettings, kubernetes_problems
 from rlk_repro.spec.ray import knows_tokens
 
-COLLECTOR_DEADLINE_S: Final = 3600
 DASHBOARD_PORT: Final = 8265
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 _HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", DASHBOARD_PORT), ("client", 10001))
@@ -74,10 +72,6 @@ def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) ->
     if settings.network_policy:
         objects.append(_make_network_policy(plan, run_dir))
     return objects
-
-
-def make_collector(plan: Plan, run_dir: RunDir) -> Object:
-    return make_collector_pod(plan, run_dir, COLLECTOR_DEADLINE_S)
 
 
 def dump_objects(objects: Sequence[Object]) -> str:

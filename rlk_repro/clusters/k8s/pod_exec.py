@@ -18,8 +18,7 @@ from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.facts import BUNDLE, Facts, make_log_name, unwrap_block
 from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.naming import COLLECTOR
-from rlk_repro.clusters.k8s.objects import make_collector
-from rlk_repro.clusters.k8s.pods import kubernetes_settings, pod_words
+from rlk_repro.clusters.k8s.pods import kubernetes_settings, make_collector, pod_words
 from rlk_repro.clusters.k8s.sent import Sent, find_objects
 from rlk_repro.clusters.k8s.states import explain_pod, is_ready, judge, role_of
 from rlk_repro.plan import Plan
@@ -175,9 +174,7 @@ def _start_collector(sent: Sent, plan: Plan, run_dir: RunDir) -> str:
         if is_ready(earlier):
             return name
         sent.place.run("delete", "pod", name, "--ignore-not-found")
-    done = sent.place.send("create", dump_json(pod))
-    if not done.is_ok:
-        raise kubectl.explain(done)
+    kubectl.require(sent.place.send("create", dump_json(pod)))
     return name
 
 

@@ -38,6 +38,7 @@ INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml",
 POD_PROGRAM: Final = ("-m", "rlk_repro.pod")
 GROUP_VARIABLE: Final = "RLK_REPRO_GROUP"
 RDMA_CAPABILITY: Final = "IPC_LOCK"
+COLLECTOR_DEADLINE_S: Final = 3600
 _CHANNEL: Final = "channel"
 _COLLECTOR_RESOURCES: Final = {"cpu": "1", "memory": "2Gi"}
 
@@ -130,7 +131,7 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
     return overlay_pod({"metadata": metadata, "spec": spec}, settings)
 
 
-def make_collector_pod(plan: Plan, run_dir: RunDir, deadline_s: int) -> Object:
+def make_collector(plan: Plan, run_dir: RunDir) -> Object:
     """Make a small pod with the results claim and no GPU.  It serves a run directory whose own pods are gone."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     pod = load_base("pod")
@@ -142,7 +143,7 @@ def make_collector_pod(plan: Plan, run_dir: RunDir, deadline_s: int) -> Object:
     }
     spec = pod["spec"]
     _fill_common(plan, settings, spec, pod_command(plan, "serve", run_dir))
-    spec["activeDeadlineSeconds"] = deadline_s
+    spec["activeDeadlineSeconds"] = COLLECTOR_DEADLINE_S
     spec["terminationGracePeriodSeconds"] = 5
     terms = make_node_terms(plan, settings, ())[:1]
     arch = [item for term in terms for item in term["matchExpressions"] if item["key"] == "kubernetes.io/arch"]

@@ -154,13 +154,12 @@ def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
         state = RAYJOB_STATES.get(word, JobState.UNKNOWN)
         if word == "Complete":
             state = RAY_ENDS.get(str(status.get("jobStatus", "")), JobState.DONE)
-        reason = _explain(str(status.get("reason", "")), str(status.get("message", "")))
-        return state, reason or ("held back by its queue" if word == "Suspended" else "")
-    conditions = {str(as_map(item).get("type")): as_map(item) for item in as_list(status.get("conditions"))}
+        return state, _explain(status) or ("held back by its queue" if word == "Suspended" else "")
+    conditions = _read_conditions(job)
     for name, state in CONDITIONS:
         found = conditions.get(name, {})
         if found.get("status") == "True":
-            return state, _explain(str(found.get("reason", "")), str(found.get("message", "")))
+            return state, _explain(found)
     if spec.get("suspend"):
         return JobState.PENDING, "held back by its queue"
     return JobState.RUNNING, ""  # the pods tell more than the job
@@ -168,22 +167,20 @@ def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
 
 def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a pod does not run, or how it ended."""
-    status = as_map(pod.get("status"))
-    conditions = {str(as_map(item).get("type")): as_map(item) for item in as_list(status.get("conditions"))}
-    disrupted = conditions.get(DISRUPTED, {})
-    if disrupted.get("status") == "True":
-        yield _explain(str(disrupted.get("reason", "")), str(disrupted.get("message", "")))
+    status, conditions = as_map(pod.get("status")), _read_conditions(pod)
+    if is_disrupted(pod):
+        yield _explain(conditions[DISRUPTED])
     elif status.get("reason"):
-        yield _explain(str(status["reason"]), str(status.get("message", "")))
+        yield _explain(status)
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        yield _explain(str(scheduled.get("reason", "")), str(scheduled.get("message", "")))
+        yield _explain(scheduled)
     for container in (*as_list(status.get("initContainerStatuses")), *as_list(status.get("containerStatuses"))):
         for kind in ("waiting", "terminated"):
             found = as_map(as_map(as_map(container).get("state")).get(kind))
             reason = str(found.get("reason", ""))
             if reason and reason not in _NOT_A_REASON:
-                yield _explain(reason, str(found.get("message", "")))
+                yield _explain(found)
             elif found.get("exitCode"):
                 ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with {found['exitCode']}"
                 # an error of this tool ends with the problem and the next step
@@ -195,13 +192,12 @@ def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the last event that explains why a pod does not start."""
     telling = [event for event in events if event.get("reason") in TELLING_EVENTS and event.get("type") == "Warning"]
     for event in sorted(telling, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or ""))[-1:]:
-        yield _explain(str(event.get("reason", "")), str(event.get("message", "")))
+        yield _explain(event)
 
 
 def is_disrupted(pod: Mapping[str, Any] | None) -> bool:
     """Whether the cluster took the pod away: it was evicted, preempted, or its node went."""
-    conditions = [] if pod is None else map(as_map, as_list(as_map(pod.get("status")).get("conditions")))
-    return any(item.get("type") == DISRUPTED and item.get("status") == "True" for item in conditions)
+    return pod is not None and _read_conditions(pod).get(DISRUPTED, {}).get("status") == "True"
 
 
 def is_running(pod: Mapping[str, Any] | None) -> bool:
@@ -241,8 +237,15 @@ def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
-def _explain(reason: str, message: str) -> str:
-    """Explain a reason, for example: ``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
+def _read_conditions(item: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the conditions in an object's status, by their types."""
+    conditions = map(as_map, as_list(as_map(item.get("status")).get("conditions")))
+    return {str(condition.get("type")): condition for condition in conditions}
+
+
+def _explain(item: Mapping[str, Any]) -> str:
+    """Explain reason and message, for example: ``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
+    reason, message = str(item.get("reason", "")), " ".join(str(item.get("message", "")).split())
     words = WORDS.get(reason, "")
-    detail = ": ".join(part for part in (reason, " ".join(message.split())) if part)
+    detail = ": ".join(part for part in (reason, message) if part)
     return f"{words} ({detail})" if words and detail else words or detail

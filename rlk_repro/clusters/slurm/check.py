@@ -17,7 +17,7 @@ from rlk_repro.clusters.profiles import load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.container import host_python
 from rlk_repro.clusters.slurm.judge import Needs, UserHere, judge_profile, list_paths
-from rlk_repro.clusters.slurm.options import list_options, time_limit_min
+from rlk_repro.clusters.slurm.options import list_options, list_site_values, time_limit_min
 from rlk_repro.clusters.slurm.site import probe_site
 from rlk_repro.plan import Plan
 from rlk_repro.probes.folder import find_filesystem
@@ -90,15 +90,9 @@ def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, 
     if plan is not None:
         return list_options(plan, RunDir(runs_root() / "check"), ())
     settings, needs = profile.slurm or SlurmSettings(), find_needs(profile, None, hardware)
-    values: dict[str, str | float | None] = {
-        "account": settings.account,
-        "constraint": settings.constraint,
-        "exclude": settings.exclude,
-        "gres": f"{settings.gres}:{needs.gpus_per_node}" if settings.gres != "none" and needs.gpus_per_node else None,
+    values: dict[str, str | int | None] = {
+        **list_site_values(settings, needs.gpus_per_node),
         "nodes": needs.num_nodes,
-        "partition": settings.partition,
-        "qos": settings.qos,
-        "reservation": settings.reservation,
         "time": f"{needs.time_limit_min:.0f}",
     }
     whole = ["--exclusive", "--mem=0"] if settings.exclusive else []

@@ -90,7 +90,6 @@ class JobFacts:
     reason: str = ""
     nodes: str = ""
     start: str = ""
-    exit_code: str = ""
 
 
 def parse_job_id(text: str) -> JobId | None:
@@ -192,10 +191,10 @@ def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
     for cluster, numbers in _by_cluster(jobs):
         done = run_client(
             "sacct", *_name_cluster(cluster), "--noheader", "--parsable2", "--allocations",
-            f"--jobs={','.join(numbers)}", "--format=JobIDRaw,State,ExitCode,NodeList",
+            f"--jobs={','.join(numbers)}", "--format=JobIDRaw,State,NodeList",
         )  # fmt: skip
         if done.is_ok:
-            found |= {JobId(fields[0], cluster): _read_accounting(fields) for fields in _split_rows(done.stdout, 4)}
+            found |= {JobId(fields[0], cluster): _read_accounting(fields) for fields in _split_rows(done.stdout, 3)}
     return found
 
 
@@ -270,4 +269,4 @@ def _read_queue(fields: list[str]) -> JobFacts:
 
 def _read_accounting(fields: list[str]) -> JobFacts:
     word, state = parse_state(fields[1])
-    return JobFacts(word=word, state=state, exit_code=fields[2], nodes=fields[3])
+    return JobFacts(word=word, state=state, nodes=fields[2])

@@ -192,6 +192,21 @@ _UNSAYABLE: Final = {
 }
 
 
+_AMD_DEVICE_OPTIONS: Final = tuple(f"--device={device}" for device in _AMD_DEVICES)
+_SHOW_GPUS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("apptainer", "cuda"): ("--nv",),
+    ("apptainer", "rocm"): ("--rocm",),
+    ("apptainer", "cpu"): (),
+    ("podman", "cuda"): ("--device=nvidia.com/gpu=all",),
+    ("podman", "rocm"): (*_AMD_DEVICE_OPTIONS, "--group-add=keep-groups", "--security-opt=seccomp=unconfined"),
+    ("podman", "cpu"): (),
+    ("docker", "cuda"): ("--gpus=all",),
+    ("docker", "rocm"): (*_AMD_DEVICE_OPTIONS, "--security-opt=seccomp=unconfined"),
+    ("docker", "cpu"): (),
+}
+"""Options of a runtime that show a node's GPUs inside the container, by the platform of the hardware."""
+
+
 def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield f"--container-workdir={run_dir.root.absolute()}"
     yield from ("--no-container-mount-home", "--container-remap-root", "--container-writable")
@@ -204,7 +219,7 @@ def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from ("--cleanenv", "--no-home", "--writable-tmpfs")
     yield f"--env={','.join(f'{name}={CACHE}' for name in _CACHES)}"
-    yield from {"cuda": ("--nv",), "rocm": ("--rocm",), "cpu": ()}[plan.hardware.platform]
+    yield from _SHOW_GPUS["apptainer", plan.hardware.platform]
     yield f"--pwd={run_dir.root.absolute()}"
     for bind in list_binds(plan, run_dir):
         yield f"--mount={_mount_fields(bind, 'destination', 'ro')}"
@@ -216,14 +231,7 @@ def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield "--security-opt=label=disable"
     for bind in list_binds(plan, run_dir):
         yield f"--volume={bind.source}:{bind.target}{':ro' * bind.is_read_only}"
-    match plan.hardware.platform:
-        case "cuda":
-            yield "--device=nvidia.com/gpu=all"
-        case "rocm":
-            yield from (f"--device={device}" for device in _AMD_DEVICES)
-            yield from ("--group-add=keep-groups", "--security-opt=seccomp=unconfined")
-        case "cpu":
-            pass
+    yield from _SHOW_GPUS["podman", plan.hardware.platform]
 
 
 def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
@@ -232,14 +240,7 @@ def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")
     for bind in list_binds(plan, run_dir):
         yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"
-    match plan.hardware.platform:
-        case "cuda":
-            yield "--gpus=all"
-        case "rocm":
-            yield from (f"--device={device}" for device in _AMD_DEVICES)
-            yield "--security-opt=seccomp=unconfined"
-        case "cpu":
-            pass
+    yield from _SHOW_GPUS["docker", plan.hardware.platform]
 
 
 def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:

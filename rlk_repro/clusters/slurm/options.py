@@ -60,12 +60,8 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
             expected=f"at least {pair_min:g}",
         )
     if nodes and len(nodes) != plan.layout.num_nodes:
-        yield Problem(
-            "--same-nodes",
-            "differs from the layout's number of nodes",
-            got=len(nodes),
-            expected=f"{plan.layout.num_nodes}",
-        )
+        expected = f"{plan.layout.num_nodes}"
+        yield Problem("--same-nodes", "differs from the layout's number of nodes", got=len(nodes), expected=expected)
     for name in nodes:
         if _NODE.fullmatch(name) is None:
             yield Problem("--same-nodes", "is not a node name", got=name, expected="one name per node")
@@ -75,12 +71,9 @@ def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]
     """Return sorted options, followed by the site's own."""
     settings, layout = slurm_settings(plan), plan.layout
     values: dict[str, str | int | None] = {
-        "account": settings.account,
+        **list_site_values(settings, layout.gpus_per_node),
         "comment": _make_comment(plan, run_dir),
-        "constraint": settings.constraint,
-        "exclude": settings.exclude,
-        "export": _list_exported(plan),
-        "gres": _make_gres(plan),
+        "export": ",".join(list_secrets(plan)) or "NONE",
         "job-name": f"rlk-repro-{plan.run.run}",
         "mem": 0 if settings.exclusive else None,
         "nodelist": ",".join(nodes) or None,
@@ -89,10 +82,7 @@ def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]
         "ntasks-per-node": 1,
         "open-mode": "append",
         "output": run_dir.job_output("%j").name,
-        "partition": settings.partition,
         "propagate": "NONE",
-        "qos": settings.qos,
-        "reservation": settings.reservation,
         "segment": find_segment(layout.num_nodes, settings.block_size),
         "signal": f"B:TERM@{settings.stop_before_s}",
         "time": time_limit_min(plan),
@@ -105,6 +95,20 @@ def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]
     return [*sorted([*options, *(f"--{name}" for name in bare)]), *settings.extra]
 
 
+def list_site_values(settings: SlurmSettings, gpus_per_node: int) -> dict[str, str | None]:
+    """Return the options that choose a place in the cluster; an option that the profile leaves out is None."""
+    has_gres = settings.gres != "none" and gpus_per_node
+    return {
+        "account": settings.account,
+        "constraint": settings.constraint,
+        "exclude": settings.exclude,
+        "gres": f"{settings.gres}:{gpus_per_node}" if has_gres else None,
+        "partition": settings.partition,
+        "qos": settings.qos,
+        "reservation": settings.reservation,
+    }
+
+
 def find_segment(num_nodes: int, block_size: int | None) -> int | None:
     """Return how many nodes must share an NVLink domain: the greatest divisor of all nodes that fits into one."""
     if block_size is None or num_nodes == 1:
@@ -115,15 +119,6 @@ def find_segment(num_nodes: int, block_size: int | None) -> int | None:
 def list_secrets(plan: Plan) -> list[str]:
     """List variables of the submitting shell that the profile names; their values are written nowhere."""
     return sorted({value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)})
-
-
-def _list_exported(plan: Plan) -> str:
-    return ",".join(list_secrets(plan)) or "NONE"
-
-
-def _make_gres(plan: Plan) -> str | None:
-    gres, num_gpus = slurm_settings(plan).gres, plan.layout.gpus_per_node
-    return None if gres == "none" or num_gpus == 0 else f"{gres}:{num_gpus}"
 
 
 def _make_comment(plan: Plan, run_dir: RunDir) -> str:
