@@ -121,7 +121,7 @@ def _take_part(member: RayMember, head: str, find_trouble: Callable[[], str] = n
             run_dir.node(member.place.node).all_reduce_log,
             limits=limits,
             stop=member.stop,
-            watch=TrialWatch(see_output=lambda _: None, see_pid=lambda _: None, find_trouble=find_trouble),
+            watch=TrialWatch(find_trouble=find_trouble),
             hide=make_hider(run_dir.root),
         )
 

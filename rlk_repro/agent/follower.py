@@ -77,11 +77,8 @@ def _follow(member: RayMember, ray: RayFollower) -> float:
 
 
 def _give_up(member: RayMember, findings: list[Finding], silence_s: float) -> None:
-    where, expected, found = (
-        f"nodes.{member.place.nodes[0]}",
-        "a living agent",
-        f"no sign of life for {silence_s:.0f} s",
-    )
+    where, expected = f"nodes.{member.place.nodes[0]}", "a living agent"
+    found = f"no sign of life for {silence_s:.0f} s"
     if not member.run_dir.is_sealed:
         write_preflight(member.run_dir, member.place, [*findings, Finding(Level.BLOCKING, where, expected, found)])
     raise EnvironmentMissing(Problem(where, found, expected=expected))

@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs.  Only amdsmi reports throttling, in 0.1 s: each reading asks one GPU in turn."""
+    """Read the GPUs from sysfs.  Throttling comes from amdsmi and takes 0.1 s, so each reading asks another GPU."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

@@ -5,14 +5,14 @@ A failed phase is recorded and does not stop the next phase, so the run director
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
 
 from rlk_repro.base.clock import utc_now
 from rlk_repro.base.disk import Unwritable, open_stream
@@ -22,6 +22,20 @@ from rlk_repro.base.places import hide_places
 from rlk_repro.rundir.paths import RunDir
 
 RESERVE_BYTES: Final = 256 << 10
+
+
+@dataclass(kw_only=True)
+class Phase:
+    """One phase of the agent's work, and the error that ended it."""
+
+    error: Exception | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The agent's exit code for the phase's error; 0 without an error."""
+        if self.error is None:
+            return 0
+        return self.error.exit_code if isinstance(self.error, RlkReproError) else EXIT_BUG
 
 
 class Journal:
@@ -44,7 +58,7 @@ class Journal:
         write_bytes(self._run_dir.reserve, os.urandom(RESERVE_BYTES))
 
     def give_room(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._run_dir.reserve.unlink()
 
     def record(self, event: str, **details: Any) -> None:
@@ -53,16 +67,28 @@ class Journal:
             return
         clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}
         line = dump_json_line({"t": utc_now(), "event": event, **self._common, **clean})
-        with contextlib.suppress(Unwritable), open_stream(self._run_dir.agent_log, "ab") as stream:
+        with suppress(Unwritable), open_stream(self._run_dir.agent_log, "ab") as stream:
             stream.write(f"{line}\n".encode())
 
     def clean(self, text: str) -> str:
         """Prepare a text for the record: remove secrets, and replace this machine's folders by names."""
         return hide_places(self._redact(text), self._run_dir.root)
 
-    def phase(self, name: str) -> PhaseRecord:
-        """Return a context manager that records the begin, end and error of a phase."""
-        return PhaseRecord(self, name)
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Phase]:
+        """Record the begin and the end of a phase.  An error of the phase is recorded and ends here."""
+        phase = Phase()
+        started = time.monotonic()
+        self.record("begin", phase=name)
+        try:
+            yield phase
+        except Exception as error:  # noqa: BLE001  (the error is recorded, and the caller reads it)
+            phase.error = error
+            if isinstance(error, Unwritable):
+                self.give_room()
+            self.record_error(name, error)
+        else:
+            self.record("end", phase=name, duration_s=time.monotonic() - started)
 
     def record_error(self, phase: str, error: BaseException) -> None:
         """Write an error to standard error, and to the journal until it is sealed.  A bug keeps its traceback."""
@@ -70,39 +96,3 @@ class Journal:
         text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
         sys.stderr.write(f"{phase}: {self._redact(text)}")
         self.record("error", phase=phase, kind=type(error).__name__, error=text)
-
-
-class PhaseRecord:
-    """One named phase.  It swallows every error except an exit or an interrupt; ``error`` holds the swallowed error."""
-
-    def __init__(self, journal: Journal, name: str) -> None:
-        self.error: Exception | None = None
-        self._journal = journal
-        self._name = name
-        self._started = 0.0
-
-    @property
-    def exit_code(self) -> int:
-        """The agent's exit code for the phase's error; 0 without an error."""
-        if self.error is None:
-            return 0
-        return self.error.exit_code if isinstance(self.error, RlkReproError) else EXIT_BUG
-
-    def __enter__(self) -> Self:
-        self._started = time.monotonic()
-        self._journal.record("begin", phase=self._name)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None:
-            self._journal.record("end", phase=self._name, duration_s=time.monotonic() - self._started)
-            return True
-        if not isinstance(error, Exception):
-            return False
-        self.error = error
-        if isinstance(error, Unwritable):
-            self._journal.give_room()
-        self._journal.record_error(self._name, error)
-        return True

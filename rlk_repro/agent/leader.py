@@ -170,11 +170,11 @@ class Leader:
             )  # fmt: skip
 
     def _find_blocking(self, others: list[Finding]) -> list[Finding]:
-        """The blocking findings of the other nodes and of this one."""
+        """Return the blocking findings of the other nodes and of this node."""
         return [finding for finding in (*others, *self._findings) if finding.level is Level.BLOCKING]
 
     def _list_ended(self) -> list[str]:
-        """The followers whose agents have ended."""
+        """Return the followers whose agents have ended."""
         return [node for node in self._place.followers if has_ended(self._run_dir, node, self._place.allocation)]
 
     def _collect_followers(self) -> list[Finding]:
@@ -198,12 +198,7 @@ class Leader:
 
     def _run_plainly(self, seed: int, command: Command, log: Path) -> Outcome:
         with self._serve(Use(seed=seed), command) as service:
-            watch = TrialWatch(
-                see_output=lambda _: None,
-                see_pid=lambda _: None,
-                find_trouble=service.find_trouble,
-                settle=service.settle,
-            )
+            watch = TrialWatch(find_trouble=service.find_trouble, settle=service.settle)
             running = replace(command, env={**command.env, **service.env})
             limits = replace(self._limits, time_limit_s=self._plan.storing_limit_min * 60)
             return run_command(running, log, limits=limits, stop=self._stop, watch=watch)

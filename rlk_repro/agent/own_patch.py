@@ -34,11 +34,11 @@ def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
     if isinstance(patch, Unknown):
         return patch
     if not patch:
-        return Unknown("they are in nothing that is shipped")
+        return Unknown("the changes are in files that are not shipped")
     if len(patch) > MAX_BYTES:
         return Unknown(f"larger than {MAX_BYTES >> 20} MiB")
     if _BINARY in patch:
-        return Unknown("binary files are among them, in which secrets cannot be found")
+        return Unknown("the changes include binary files, which may hide secrets")
     clean = scrubber.bytes(patch)
     write_bytes(run_dir.own_patch, clean)
     return PATCH_IS_WHOLE if clean == patch else PATCH_IS_SCRUBBED

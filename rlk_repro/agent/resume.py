@@ -14,7 +14,7 @@ from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import NodeDir, RunDir, TrialDir, next_number
 from rlk_repro.rundir.results import TrialStatus
 
-# A trial with such a status ended by itself: a result, good or bad. Others say nothing about the variant.
+# A trial with one of these statuses ended by itself and is a result.  Other statuses say nothing about the variant.
 RESULTS: Final = frozenset({TrialStatus.OK, TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMEOUT})
 
 

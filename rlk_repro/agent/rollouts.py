@@ -45,7 +45,8 @@ def store_rollouts(
         return
     if outcome.status is not TrialStatus.OK:
         raise CheckFailed(Problem(str(folder.stdout), f"rollouts were not stored ({outcome.reason})"))
-    record = {"command": record_command(command, run_dir)["argv"], "files": _hash_files(plan, folder)}
+    files = {path.name: sha256_file(path) for path in _list_files(plan, folder)}
+    record = {"command": record_command(command, run_dir)["argv"], "files": files}
     write_json(run_dir.prepared, {**prepared, "schema": SCHEMA, ROLLOUTS: {**stored, str(seed): record}})
 
 
@@ -103,22 +104,12 @@ def _list_files(plan: Plan, folder: RolloutDir) -> list[Path]:
     return paths
 
 
-def _hash_files(plan: Plan, folder: RolloutDir) -> dict[str, str]:
-    return {path.name: sha256_file(path) for path in _list_files(plan, folder)}
-
-
 def _require_same(folder: RolloutDir, recorded: dict[str, str]) -> None:
     paths = {name: folder.path / name for name in recorded}
     changed = [name for name, path in paths.items() if not path.is_file() or sha256_file(path) != recorded[name]]
     if changed:
-        raise CheckFailed(
-            Problem(
-                str(folder.path),
-                "stored rollouts changed since they were made",
-                got=changed[0],
-                hint="submit a new run",
-            )
-        )
+        what = "stored rollouts changed since they were made"
+        raise CheckFailed(Problem(str(folder.path), what, got=changed[0], hint="submit a new run"))
 
 
 def _load_prepared(run_dir: RunDir) -> dict[str, Any]:

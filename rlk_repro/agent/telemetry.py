@@ -44,7 +44,8 @@ class ProcessSampler:
         self._scanned = 0.0
 
     def read(self, session: int | None, now: float) -> tuple[float | None, int | None]:
-        """Return CPU percent since the last reading, and bytes.  Without a process both are None; at first CPU is."""
+        """Return CPU percent since the last reading, and bytes.  Without a process both are None.  At the first
+        reading CPU is None."""
         if session is None:
             self._session = None
             return None, None

@@ -42,7 +42,7 @@ class Outcome:
     started_unix_s: float
 
     def with_trouble(self, trouble: str, *, is_interrupted: bool) -> Outcome:
-        """Return the outcome of a trial beside which its nodes had trouble; a trial that ended well stays as it is."""
+        """Return the outcome with the nodes' trouble as its reason; a trial that ended well stays as it is."""
         if self.status is TrialStatus.OK or not trouble:
             return self
         status = TrialStatus.INTERRUPTED if is_interrupted else self.status
@@ -64,6 +64,10 @@ class Outcome:
         }
 
 
+def ignore(_: object) -> None:
+    """Observe nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
     """Observers of a running command.  They get whole scrubbed log lines and the pid of the process group.
@@ -71,8 +75,8 @@ class TrialWatch:
     ``find_trouble`` gives a reason to end the command; ``settle`` decides the final outcome.
     """
 
-    see_output: Callable[[bytes], object]
-    see_pid: Callable[[int], object]
+    see_output: Callable[[bytes], object] = ignore
+    see_pid: Callable[[int], object] = ignore
     find_trouble: Callable[[], str] = no_trouble
     settle: Callable[[Outcome], Outcome] = lambda outcome: outcome
 

@@ -1,4 +1,4 @@
-"""Share between backends how a cluster is asked: how often, which state a command needs, how answers are joined."""
+"""Help the backends: limit how often a cluster is asked, require a state of the job, join words."""
 
 from __future__ import annotations
 

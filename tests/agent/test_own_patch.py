@@ -78,8 +78,11 @@ def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pyt
     ("patch", "reason"),
     [
         (b"x" * (own_patch.MAX_BYTES + 1), "larger than 1 MiB"),
-        (PATCH + b"\nGIT binary patch\nliteral 3\n", "binary files are among them, in which secrets cannot be found"),
-        (b"", "they are in nothing that is shipped"),
+        (
+            PATCH + b"\nGIT binary patch\nliteral 3\n",
+            "the changes include binary files, which may hide secrets",
+        ),
+        (b"", "the changes are in files that are not shipped"),
         (Unknown("git is not on PATH"), "git is not on PATH"),
     ],
 )

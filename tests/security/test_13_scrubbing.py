@@ -86,7 +86,7 @@ def test_values_that_stand_alone_in_a_command_line() -> None:
 def run_and_read(folder: Path, program: str) -> str:
     """Return what a real process leaves in its log, with a secret that the profile passes on by name."""
     command = Command(argv=(sys.executable, "-c", program), env={}, from_env={"TOLD": "OF_NO_TELLING_NAME"})
-    watch = TrialWatch(see_output=lambda _: None, see_pid=lambda _: None)
+    watch = TrialWatch()
     run_command(command, folder / "log", limits=StopTimes(time_limit_s=60), stop=Stop(), watch=watch)
     return (folder / "log").read_text()
 

@@ -15,7 +15,7 @@ from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.spec import CheckName, Hardware, Layout, Policy, Preflight
 
 LEVELS: Final[dict[Policy, Level]] = {"pass": Level.INFO, "warn": Level.WARNING, "fail": Level.BLOCKING}
-# policies of the checks that need more than one node's facts: current users of the GPUs, and facts that all nodes share
+# policies of the checks that need more than the manifest of one node
 OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
     "gpu_idle": "fail",
     "imex": "fail",
@@ -35,7 +35,7 @@ class Complaint(NamedTuple):
 
 
 class Scope(Enum):
-    """The kind of plan that a check applies to: a check of disturbed step times skips a run without GPUs."""
+    """The runs that a check applies to: all runs, runs with GPUs, or runs on several nodes."""
 
     ANY = auto()
     GPUS = auto()
@@ -77,7 +77,7 @@ Judge: TypeAlias = Callable[[Situation], Iterable[Complaint]]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A named check, the plans that it applies to, and the default effect of its complaints."""
+    """A named check, the runs that it applies to, and its default policy."""
 
     name: CheckName
     scope: Scope

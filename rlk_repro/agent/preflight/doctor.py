@@ -23,7 +23,7 @@ from rlk_repro.base.answer import Answer
 from rlk_repro.base.units import GIB, format_bytes
 from rlk_repro.probes.gpu import NO_VENDOR, busy_gpus
 from rlk_repro.probes.gpu_use import GpuUse
-from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
+from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec import Hardware, Layout, Preflight
 
 MIN_PYTHON: Final = (3, 11)
@@ -45,7 +45,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
 }
-"""The next step for each preflight check."""
+"""Next steps by the names of preflight checks."""
 
 
 class Health(StrEnum):
@@ -86,8 +86,7 @@ class Surroundings:
     installed_s: float
 
 
-Section: TypeAlias = Mapping[str, Fact]
-Judge: TypeAlias = Callable[[Manifest, Surroundings], Diagnosis]
+Judge: TypeAlias = Callable[[Situation, Surroundings], Diagnosis]
 
 
 def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
@@ -117,12 +116,13 @@ def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> li
 
     The machine is judged as if it were ``hardware``.
     """
-    layout = Layout(gpus_per_node=len(_devices(manifest)))
-    situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=Preflight())
-    found = [_complain(check, situation) for check in CHECKS]
+    devices = manifest.sections.get("gpu", {}).get("devices")
+    layout = Layout(gpus_per_node=len(devices) if isinstance(devices, list) else 0)
+    node = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=Preflight())
+    found = [_complain(check, node) for check in CHECKS]
     complaints = [item for item in found if item is not None]
     summary = _ok("preflight", f"{len(found) - len(complaints)} of {len(found)} checks passed")
-    return [*(judge(manifest, around) for judge in JUDGES), summary, *complaints]
+    return [*(judge(node, around) for judge in JUDGES), summary, *complaints]
 
 
 def _complain(check: Check, situation: Situation) -> Diagnosis | None:
@@ -151,52 +151,42 @@ def _words(found: object) -> str:
     return found.reason if isinstance(found, Unknown) else str(found)
 
 
-def _fact(manifest: Manifest, section: str, name: str) -> Fact:
-    return manifest.sections.get(section, {}).get(name, Unknown("not recorded"))
-
-
-def _devices(manifest: Manifest) -> list[dict[str, Any]]:
-    devices = _fact(manifest, "gpu", "devices")
-    return devices if isinstance(devices, list) else []
-
-
-def _python(manifest: Manifest, _: Surroundings) -> Diagnosis:
-    version = str(_fact(manifest, "code", "python"))
+def _python(node: Situation, _: Surroundings) -> Diagnosis:
+    version = str(node.fact("code", "python"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers >= MIN_PYTHON:
         return _ok("python", version)
     return _fail("python", version, "install Python 3.11 or newer")
 
 
-def _torch(manifest: Manifest, around: Surroundings) -> Diagnosis:
+def _torch(node: Situation, around: Surroundings) -> Diagnosis:
     if "torch" in around.modules:
-        return _ok("torch", _package(manifest, "torch"))
+        return _ok("torch", _package(node, "torch"))
     return _warn("torch", "not installed", "the reference trainer needs it: pip install 'rlk-repro[local]'")
 
 
-def _git(_: Manifest, around: Surroundings) -> Diagnosis:
+def _git(_: Situation, around: Surroundings) -> Diagnosis:
     if "git" in around.tools:
         return _ok("git", "on PATH")
     return _warn("git", "not found on PATH", "install git: without it no bundle can say which commit ran")
 
 
-def _rl_kernel(manifest: Manifest, _: Surroundings) -> Diagnosis:
-    facts = _fact(manifest, "code", "rl_kernel")
-    rl_kernel = facts if isinstance(facts, dict) else {}
-    compiled = rl_kernel.get("is_compiled", facts)
+def _rl_kernel(node: Situation, _: Surroundings) -> Diagnosis:
+    rl_kernel = node.mapping("code", "rl_kernel")
+    compiled = rl_kernel.get("is_compiled", node.fact("code", "rl_kernel"))
     if isinstance(compiled, Unknown):
         advice = "the enabled variant needs it: install RL-Kernel, or measure noise with --variants baseline"
         return _warn("rl-kernel", compiled, advice)
     symbols = rl_kernel.get("extension_symbols")
     if compiled:
         return _ok("rl-kernel", f"compiled, binds {', '.join(symbols) if isinstance(symbols, list) else symbols}")
-    if _fact(manifest, "gpu", "vendor") == "nvidia":
+    if node.fact("gpu", "vendor") == "nvidia":
         advice = "build it where a GPU is visible: without the extension logp is plain PyTorch"
         return _warn("rl-kernel", "installed without its compiled extension", advice)
     return _ok("rl-kernel", "installed, without compiled extension (pure Python)")
 
 
-def _disk(_: Manifest, around: Surroundings) -> Diagnosis:
+def _disk(_: Situation, around: Surroundings) -> Diagnosis:
     found = f"{format_bytes(around.disk_free_bytes)} free for runs"
     advice = "free some space, or point RLK_REPRO_RUNS to a larger file system"
     if not around.can_make_runs:
@@ -206,8 +196,8 @@ def _disk(_: Manifest, around: Surroundings) -> Diagnosis:
     return _warn("disk", found, advice) if around.disk_free_bytes < 20 * GIB else _ok("disk", found)
 
 
-def _memory(manifest: Manifest, _: Surroundings) -> Diagnosis:
-    available, limit = _fact(manifest, "host", "memory_available_gib"), _fact(manifest, "host", "cgroup_memory_max_gib")
+def _memory(node: Situation, _: Surroundings) -> Diagnosis:
+    available, limit = node.fact("host", "memory_available_gib"), node.fact("host", "cgroup_memory_max_gib")
     sizes = [float(size) for size in (available, limit) if isinstance(size, int | float)]
     if not sizes:
         return _warn("memory", available, "check the free memory by hand before a large run")
@@ -217,34 +207,34 @@ def _memory(manifest: Manifest, _: Surroundings) -> Diagnosis:
     return _ok("memory", found)
 
 
-def _processors(manifest: Manifest, _: Surroundings) -> Diagnosis:
-    usable, limit = _fact(manifest, "host", "num_cpus_usable"), _fact(manifest, "host", "cgroup_cpu_max")
+def _processors(node: Situation, _: Surroundings) -> Diagnosis:
+    usable, limit = node.fact("host", "num_cpus_usable"), node.fact("host", "cgroup_cpu_max")
     counts = [float(count) for count in (usable, limit) if isinstance(count, int | float)]
-    found = f"{min(counts, default=0):g} usable of {_fact(manifest, 'host', 'num_cpus')}"
+    found = f"{min(counts, default=0):g} usable of {node.fact('host', 'num_cpus')}"
     if min(counts, default=0) < 2:
         return _warn("processors", found, "give the job at least 2 processors: one trains, one serves")
     return _ok("processors", found)
 
 
-def _clock(manifest: Manifest, around: Surroundings) -> Diagnosis:
+def _clock(node: Situation, around: Surroundings) -> Diagnosis:
     if around.now_s < around.installed_s:
         return _fail(
             "clock", "earlier than the installation date of rlk-repro", "set the clock: timedatectl set-ntp true"
         )
-    return _ok("clock", f"source {_fact(manifest, 'host', 'clock_source')}")
+    return _ok("clock", f"source {node.fact('host', 'clock_source')}")
 
 
-def _gpus(manifest: Manifest, _: Surroundings) -> Diagnosis:
-    vendor, count = _fact(manifest, "gpu", "vendor"), _fact(manifest, "gpu", "count")
+def _gpus(node: Situation, _: Surroundings) -> Diagnosis:
+    vendor, count = node.fact("gpu", "vendor"), node.fact("gpu", "count")
     if vendor == NO_VENDOR:
         return _warn("gpus", "none", "only --hardware cpu runs here: rlk-repro submit --cluster local --run smoke")
     if isinstance(count, Unknown):
         return _fail("gpus", f"{vendor}: {count.reason}", "install the driver, or pass the GPUs into the container")
-    names = sorted({str(device.get("name")) for device in _devices(manifest)})
-    return _ok("gpus", f"{count} × {', '.join(names)}, driver {_fact(manifest, 'gpu', 'driver')}")
+    names = sorted({str(device.get("name")) for device in node.devices})
+    return _ok("gpus", f"{count} × {', '.join(names)}, driver {node.fact('gpu', 'driver')}")
 
 
-def _gpu_use(_: Manifest, around: Surroundings) -> Diagnosis:
+def _gpu_use(_: Situation, around: Surroundings) -> Diagnosis:
     if isinstance(around.busy, Unknown):
         return _warn("gpu use", around.busy, "check by hand that no other process uses the GPUs")
     if around.busy:
@@ -252,7 +242,7 @@ def _gpu_use(_: Manifest, around: Surroundings) -> Diagnosis:
     return _ok("gpu use", "idle")
 
 
-def _scheduler(_: Manifest, around: Surroundings) -> Diagnosis:
+def _scheduler(_: Situation, around: Surroundings) -> Diagnosis:
     present = [name for name, is_there in around.clients.items() if is_there]
     if present:
         return _ok("scheduler", ", ".join(present))
@@ -263,7 +253,7 @@ def _scheduler(_: Manifest, around: Surroundings) -> Diagnosis:
     )
 
 
-def _engine(_: Manifest, around: Surroundings) -> Diagnosis:
+def _engine(_: Situation, around: Surroundings) -> Diagnosis:
     present = [tool for tool in ENGINES if tool in around.tools]
     if present:
         return _ok("containers", ", ".join(present))
@@ -272,8 +262,8 @@ def _engine(_: Manifest, around: Surroundings) -> Diagnosis:
     )
 
 
-def _package(manifest: Manifest, name: str) -> object:
-    packages = _fact(manifest, "code", "packages")
+def _package(node: Situation, name: str) -> object:
+    packages = node.fact("code", "packages")
     return packages.get(name, "installed") if isinstance(packages, dict) else packages
 
 

@@ -19,7 +19,7 @@ VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBL
 HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 REPAIRS: Final = {"remapped_rows": "row remapping", "retired_pages": "page retirement"}
 WHOLE: Final = {"compute_partition": "SPX", "memory_partition": "NPS1"}
-# settings that differ between the GPUs of one node only where somebody changed one GPU
+# settings that are equal on all GPUs of a node unless a user changed one GPU
 SHARED: Final = ("name", "memory_total_mib", "vbios", "ecc_mode", "power_limit_w", "clocks_max_sm_mhz", "pcie_width")
 
 
@@ -55,10 +55,11 @@ def check_errors(situation: Situation) -> Iterator[Complaint]:
         yield Complaint("gpu.devices.ecc_uncorrected", "0", bad)
 
 
-def check_ecc_mode(situation: Situation) -> Iterator[Complaint]:
-    off = name_gpus(situation.devices, lambda device: device.get("ecc_mode") == "disabled")
+def check_enabled(mode: str, situation: Situation) -> Iterator[Complaint]:
+    """Check that a mode of the GPUs, such as ``ecc_mode``, is on."""
+    off = name_gpus(situation.devices, lambda device: device.get(mode) == "disabled")
     if off:
-        yield Complaint("gpu.devices.ecc_mode", "enabled", f"disabled on {off}")
+        yield Complaint(f"gpu.devices.{mode}", "enabled", f"disabled on {off}")
 
 
 def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
@@ -115,11 +116,9 @@ def check_partition(situation: Situation) -> Iterator[Complaint]:
 
 def check_compute_mode(situation: Situation) -> Iterator[Complaint]:
     """Check the compute mode: colocated trainer and rollout engine are two processes that share one GPU."""
-    for mode in sorted(
-        {str(device["compute_mode"]) for device in situation.devices if _is_known(device, "compute_mode")}
-    ):
-        if mode != "Default":
-            yield Complaint("gpu.devices.compute_mode", "Default", mode)
+    found = {str(device["compute_mode"]) for device in situation.devices if _is_known(device, "compute_mode")}
+    for mode in sorted(found - {"Default"}):
+        yield Complaint("gpu.devices.compute_mode", "Default", mode)
 
 
 def check_slowdown(situation: Situation) -> Iterator[Complaint]:
@@ -135,12 +134,6 @@ def check_power_limit(situation: Situation) -> Iterator[Complaint]:
         limit, default = device.get("power_limit_w"), device.get("power_limit_default_w")
         if isinstance(limit, int | float) and isinstance(default, int | float) and limit < default:
             yield Complaint(f"gpu.devices.{device.get('index')}.power_limit_w", f"{default:g} W", f"{limit:g} W")
-
-
-def check_persistence(situation: Situation) -> Iterator[Complaint]:
-    off = name_gpus(situation.devices, lambda device: device.get("persistence_mode") == "disabled")
-    if off:
-        yield Complaint("gpu.devices.persistence_mode", "enabled", f"disabled on {off}")
 
 
 def check_alike(situation: Situation) -> Iterator[Complaint]:
@@ -226,7 +219,7 @@ def _is_known(device: dict[str, Any], name: str) -> bool:
 CHECKS: Final = (
     Check(name="driver_toolkit", scope=Scope.GPUS, policy="fail", judge=check_driver),
     Check(name="gpu_errors", scope=Scope.GPUS, policy="fail", judge=check_errors),
-    Check(name="gpu_ecc_mode", scope=Scope.GPUS, policy="warn", judge=check_ecc_mode),
+    Check(name="gpu_ecc_mode", scope=Scope.GPUS, policy="warn", judge=partial(check_enabled, "ecc_mode")),
     Check(name="gpu_memory_repair", scope=Scope.GPUS, policy="fail", judge=check_memory_repair),
     Check(name="gpu_links", scope=Scope.GPUS, policy="fail", judge=check_links),
     Check(name="gpu_fabric", scope=Scope.GPUS, policy="fail", judge=check_fabric),
@@ -234,7 +227,7 @@ CHECKS: Final = (
     Check(name="gpu_compute_mode", scope=Scope.GPUS, policy="warn", judge=check_compute_mode),
     Check(name="gpu_slowdown", scope=Scope.GPUS, policy="warn", judge=check_slowdown),
     Check(name="gpu_power_limit", scope=Scope.GPUS, policy="warn", judge=check_power_limit),
-    Check(name="gpu_persistence", scope=Scope.GPUS, policy="warn", judge=check_persistence),
+    Check(name="gpu_persistence", scope=Scope.GPUS, policy="warn", judge=partial(check_enabled, "persistence_mode")),
     Check(name="gpu_alike", scope=Scope.GPUS, policy="warn", judge=check_alike),
     Check(name="gpu_visibility", scope=Scope.GPUS, policy="fail", judge=check_visibility),
     Check(name="rl_kernel_architecture", scope=Scope.GPUS, policy="fail", judge=check_rl_kernel),

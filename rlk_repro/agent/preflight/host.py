@@ -55,23 +55,17 @@ def check_other_runs(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
-    size = situation.fact("host", "dev_shm_gib")
-    if isinstance(size, int | float) and size < MIN_SHARED_MEMORY_GIB:
-        yield Complaint("host.dev_shm_gib", f"at least {MIN_SHARED_MEMORY_GIB:g}", f"{size:g}")
+    return _require_least("host.dev_shm_gib", situation.fact("host", "dev_shm_gib"), MIN_SHARED_MEMORY_GIB)
 
 
 def check_scratch(situation: Situation) -> Iterator[Complaint]:
     """Check the space for temporary files: Ray's session and moved objects, and compilers' caches."""
-    free_gib = situation.fact("host", "tmp_free_gib")
-    if isinstance(free_gib, int | float) and free_gib < MIN_SCRATCH_GIB:
-        yield Complaint("host.tmp_free_gib", f"at least {MIN_SCRATCH_GIB:g}", f"{free_gib:g}")
+    return _require_least("host.tmp_free_gib", situation.fact("host", "tmp_free_gib"), MIN_SCRATCH_GIB)
 
 
 def check_open_files(situation: Situation) -> Iterator[Complaint]:
     """Check the hard limit of open files. Where the agent starts Ray, it raises the soft limit up to the hard limit."""
-    most = _limit(situation, "nofile", "hard")
-    if isinstance(most, int) and most < MIN_OPEN_FILES:
-        yield Complaint("host.limits.nofile.hard", f"at least {MIN_OPEN_FILES}", str(most))
+    return _require_least("host.limits.nofile.hard", _limit(situation, "nofile", "hard"), MIN_OPEN_FILES)
 
 
 def check_locked_memory(situation: Situation) -> Iterator[Complaint]:
@@ -105,9 +99,13 @@ def check_file_latency(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_free_inodes(situation: Situation) -> Iterator[Complaint]:
-    free = situation.fact(FOLDER, "free_inodes")
-    if isinstance(free, int) and free < MIN_FREE_INODES:
-        yield Complaint(f"{FOLDER}.free_inodes", f"at least {MIN_FREE_INODES}", str(free))
+    return _require_least(f"{FOLDER}.free_inodes", situation.fact(FOLDER, "free_inodes"), MIN_FREE_INODES)
+
+
+def _require_least(where: str, value: Any, least: float) -> Iterator[Complaint]:
+    """Yield a complaint about a number that is lower than ``least``."""
+    if isinstance(value, int | float) and value < least:
+        yield Complaint(where, f"at least {least:g}", f"{value:g}")
 
 
 def _limit(situation: Situation, name: str, kind: str) -> Any:

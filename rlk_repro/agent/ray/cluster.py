@@ -148,13 +148,13 @@ class _Cluster:
         return self._describe_trouble()
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Take the cluster down and judge the outcome again: the last lines of the trainer's log seldom name a node."""
+        """Take the cluster down and add a lost node to the outcome, because the trainer's log seldom names the node."""
         self.find_trouble()
         self.take_down()
         return outcome.with_trouble(self._describe_trouble(), is_interrupted=bool(self.lost))
 
     def take_down(self) -> None:
-        """Take Ray down, followers first: without a head they would wait.  A request to stop ends the waiting."""
+        """Take Ray down, on the followers before the head.  A request to stop ends the waiting."""
         if self.down_s is not None:
             return
         started = time.monotonic()

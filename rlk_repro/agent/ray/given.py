@@ -80,12 +80,12 @@ class GivenRay:
         return found
 
     def _find_trouble(self) -> str:
-        """The nodes whose agents have ended: their pods were evicted."""
+        """Name the nodes whose agents have ended because their pods were evicted; return an empty text without one."""
         self.lost |= dict.fromkeys(self._find_left(), "its agent has ended")
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
-        """A trial that failed because a node was lost says nothing about its variant."""
+        """Count a trial that failed because a node was lost as interrupted: it says nothing about its variant."""
         trouble = "" if outcome.status is TrialStatus.OK else self._find_trouble()
         return outcome.with_trouble(trouble, is_interrupted=True)
 

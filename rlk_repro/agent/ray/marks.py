@@ -19,7 +19,10 @@ SCHEMA: Final = 1
 
 
 class Want(StrEnum):
-    """Wanted state: ``join``: start, restart after an end; ``hold``: all joined; ``down``: end and report."""
+    """What a follower does with Ray.
+
+    ``join``: start Ray, also after it ended.  ``hold``: all nodes have joined; do not start again.  ``down``: end Ray.
+    """
 
     JOIN = "join"
     HOLD = "hold"
@@ -27,7 +30,7 @@ class Want(StrEnum):
 
 
 class Condition(StrEnum):
-    """State of Ray on a node: ``ended`` by itself; ``down`` as ordered; ``left`` because the node's agent ends."""
+    """State of Ray on a node.  ``ended``: by itself.  ``down``: as ordered.  ``left``: the node's agent ends too."""
 
     UP = "up"
     ENDED = "ended"

@@ -217,7 +217,7 @@ def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
 
 
 def _recall(run_dir: RunDir, leader: str = "") -> Facts | None:
-    """Read the facts that a pod gave last; None where they are not those of the pod that leads now."""
+    """Read the last facts that a pod gave; None where another pod leads now."""
     try:
         answer = load_json(run_dir.live.state)
         facts = Facts.from_json(answer)
@@ -227,7 +227,7 @@ def _recall(run_dir: RunDir, leader: str = "") -> Facts | None:
 
 
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
-    """Judge a job that exists: a sealed run is done whatever the job's own state; an unsealed run is not."""
+    """Judge a job that exists.  A sealed run is done, whatever the job's own state.  An unsealed run is never done."""
     last = read_last_word(run_dir)
     # before the agent has ended, its message only names its last action
     message = last.message if last.exit_code is not None else ""

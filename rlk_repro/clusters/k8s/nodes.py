@@ -51,10 +51,10 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
     if device is not None and (
         "/" not in device or device == resource or device.endswith("/gpu") or _is_partial(device)
     ):
-        what = "IPC_LOCK needs a privileged namespace, and only RDMA devices need it"
+        what = "is not an RDMA device, so its pods need no IPC_LOCK"
         yield Problem(f"{where}.rdma.resource", what, got=device, expected="an RDMA device, such as rdma/ib")
     if settings.compute_domain and plan.hardware.platform != "cuda":
-        yield Problem(f"{where}.compute_domain", "this hardware has none", got=True, expected="false")
+        yield Problem(f"{where}.compute_domain", "this hardware has no compute domains", got=True, expected="false")
     if nodes and len(nodes) != plan.layout.num_nodes:
         expected = f"{plan.layout.num_nodes}"
         yield Problem("--same-nodes", "differs from the layout's number of nodes", got=len(nodes), expected=expected)
@@ -84,7 +84,7 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
 
 
 def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Sequence[str]) -> Object:
-    """Make an affinity whose terms are all required: a benchmark on another node is another benchmark."""
+    """Make an affinity whose terms are all required, because figures from other nodes are not comparable."""
     affinity: Object = {}
     terms = make_node_terms(plan, settings, nodes)
     if terms:

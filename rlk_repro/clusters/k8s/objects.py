@@ -147,7 +147,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
 
 
 def find_restarts(plan: Plan) -> int:
-    """How often evicted pods are replaced; without a claim their results are lost with them."""
+    """Return how often evicted pods are replaced: never without a claim, because results are lost with their pod."""
     settings = kubernetes_settings(plan)
     return 0 if settings.results.claim is None else settings.restarts
 

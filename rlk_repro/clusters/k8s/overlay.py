@@ -13,7 +13,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.spec import KubernetesSettings
 from rlk_repro.spec.values import list_leaves
 
-# Their pods start all together; the default scheduler starts each pod by itself.
+# These schedulers start all pods of a job together; the default scheduler starts each pod by itself.
 GANG_SCHEDULERS: Final = ("kai-scheduler", "volcano", "yunikorn", "koord-scheduler", "scheduler-plugins-scheduler")
 # parts of the labels and annotations that put a pod into a group of these schedulers
 _GROUP_KEYS: Final = ("group", "gang", "min-member")
@@ -35,7 +35,7 @@ def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
 
 
 def find_gang_problems(plan: Plan, settings: KubernetesSettings) -> Iterator[Problem]:
-    """A job of several nodes that nothing starts as a whole, unless the profile waives that."""
+    """Find a job of several nodes whose pods may start one by one, unless the profile allows that."""
     num_nodes = plan.layout.num_nodes
     if num_nodes > 1 and settings.gang == "required" and not has_gang(settings):
         yield Problem(

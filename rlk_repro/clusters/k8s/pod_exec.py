@@ -64,7 +64,7 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The pod that has the bundle.  ``leads`` is the job whose leading pod it is, if it leads one."""
+    """The pod that has the bundle.  ``leads`` is the job that this pod leads; None for a collector pod."""
 
     pod: Pod
     facts: Facts
@@ -199,5 +199,5 @@ def _wait_for_collector(pod: Pod) -> Facts:
         if items[0].get("status", {}).get("phase") in {"Failed", "Succeeded"}:
             break
         time.sleep(POLL_S)
-    raise CheckFailed(Problem(run_id, f"pod {pod.name} shows no bundle ({reason or 'nothing said'})",
+    raise CheckFailed(Problem(run_id, f"pod {pod.name} shows no bundle ({reason or 'it gives no reason'})",
                               hint="kubectl describe pod, then collect again"))  # fmt: skip

@@ -56,7 +56,7 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
                       expected="an image by digest", hint=hint)  # fmt: skip
     elif ":" in image.reference.rpartition("/")[2]:
-        what = "has a tag as well, which is not checked"
+        what = "has a tag, but only the digest is checked"
         yield Problem(f"stack {plan.stack.stack}: images.{plan.hardware.image_platform}.reference", what,
                       got=image.reference, expected="a registry and a repository")  # fmt: skip
     for block in ("slurm", "container"):
@@ -74,12 +74,15 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: str) -> Iterator[Problem]:
-    """Find what a profile gives twice, and what it gives although every pod already has it."""
+    """Find variables and paths that a profile gives twice, or that every pod already has."""
     own = load_base("pod")["spec"]["containers"][0]
     doubled = sorted({DIGEST_VARIABLE, GROUP_VARIABLE, *(item["name"] for item in own["env"])}.intersection(wanted))
     if doubled:
         yield Problem(
-            f"{where}: env", "Kubernetes silently takes the last one of a name", got=doubled, expected="each once"
+            f"{where}: env",
+            "a name is set twice, and Kubernetes takes its last value",
+            got=doubled,
+            expected="each once",
         )
     paths = [settings.results.path, INPUTS_PATH, *(claim.path for claim in settings.claims)]
     paths += [mount["mountPath"] for mount in own["volumeMounts"] if mount["name"] != "results"]
@@ -87,7 +90,7 @@ def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: st
         yield Problem(f"{where}: kubernetes.claims", "two claims have one path", got=paths, expected="each path once")
     memory, shm = parse_quantity(settings.memory), parse_quantity(settings.shm)
     if memory is not None and shm is not None and shm >= memory:
-        what = "is too small: the memory volume counts and would use all of it"
+        what = "is not larger than kubernetes.shm, which counts as memory of the pod"
         yield Problem(f"{where}: kubernetes.memory", what, got=settings.memory, expected=f"more than {settings.shm}")
 
 

@@ -106,7 +106,7 @@ def find_objects(sent: Sent) -> Found:
 
 
 def delete_all(sent: Sent) -> proc.Completed:
-    """Delete the job and what it does not own: also a ComputeDomain that may not have become the job's."""
+    """Delete the job and all its objects, also a ComputeDomain that the job does not own yet."""
     done = sent.place.delete(sent.resources, sent.selector)
     if not sent.has_domain:
         return done

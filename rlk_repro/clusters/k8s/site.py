@@ -89,7 +89,7 @@ class KubernetesSite:
 
 
 def probe_site(place: Target) -> KubernetesSite:
-    """Ask the cluster about twenty short questions; create nothing.
+    """Ask the cluster some 20 short questions; create nothing.
 
     Raises:
         EnvironmentMissing: kubectl is not installed, or no cluster answers.
@@ -151,7 +151,7 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
 
 
 def _find_denied(place: Target, operators: Collection[str]) -> Iterator[Permission]:
-    """Find the denied permissions with all questions at once: a client starts more slowly than a server answers.
+    """Find the denied permissions in one call of kubectl, because kubectl starts more slowly than a server answers.
 
     The server does not check the fields of a review.  For such a check kubectl would read all CRDs, which few users may
     do.

@@ -131,7 +131,7 @@ def judge(
 
 
 def find_latest(pods: Iterable[Pod]) -> list[Pod]:
-    """The pods without those of a Job that others of the same index replace."""
+    """Return the pods.  Of the pods of a Job that have the same index, return only the newest."""
     latest: dict[str, Pod] = {}
     for pod in sorted(pods, key=_age):
         metadata = as_map(pod.get("metadata"))
@@ -141,7 +141,7 @@ def find_latest(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """For sorting: the time has whole seconds, and of two pods of one second the one that has not ended is newer."""
+    """Return a sort key: the creation time in whole seconds, then whether the pod has not ended (it is then newer)."""
     has_ended = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
     return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not has_ended
 
@@ -196,7 +196,7 @@ def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def is_disrupted(pod: Mapping[str, Any] | None) -> bool:
-    """Whether the cluster took the pod away: it was evicted, preempted, or its node went."""
+    """Whether the cluster took the pod away: the pod was evicted or preempted, or its node is gone."""
     return pod is not None and _read_conditions(pod).get(DISRUPTED, {}).get("status") == "True"
 
 
@@ -211,7 +211,7 @@ def has_begun(pod: Mapping[str, Any] | None) -> bool:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod's container runs; it can answer a moment later."""
+    """Whether the pod's containers run; they may need another moment before they answer."""
     states = [as_map(item).get("state") for item in as_list(as_map(pod.get("status")).get("containerStatuses"))]
     return is_running(pod) and all("running" in as_map(state) for state in states)
 

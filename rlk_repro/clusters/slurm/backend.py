@@ -179,7 +179,7 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 
 def _test(job: Job, *argv: str) -> None:
-    """Test the job.  The test also fails while nodes are away, so it is repeated: the nodes may come back."""
+    """Let Slurm test the job.  A refusal counts if no node is away and a second test refuses the job too."""
     if _run_sbatch(job, *argv).is_ok or slurmctl.has_missing_nodes():
         return
     again = _run_sbatch(job, *argv)
@@ -195,7 +195,7 @@ def _run_sbatch(job: Job, *argv: str) -> proc.Completed:
 def _make_refusal(done: proc.Completed) -> SchedulerRefused:
     """Make the error; after a time-out the job may still be in the queue."""
     words = slurmctl.quote_words(done)
-    hint = "see squeue --me: it may have taken the job" if done.is_timeout else None
+    hint = "Slurm may have taken the job: look at squeue --me" if done.is_timeout else None
     if done.is_ok:
         words = f"no job id in {done.stdout!r}"
     return SchedulerRefused(Problem("slurm", f'sbatch refused the job: "{words}"', hint=hint))
@@ -264,11 +264,11 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
 
 
 def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
-    """Judge an ended job: a sealed run is done whatever its exit code; an unsealed run is not, whatever Slurm says."""
+    """Judge an ended job.  A sealed run is done, whatever its exit code.  An unsealed run never counts as done."""
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)
-    if run_dir.cancelled.exists():  # Slurm's state is then that of a script that was told to end
+    if run_dir.cancelled.exists():  # the script was told to end, so Slurm's state says nothing about the run
         return JobStatus(state=JobState.CANCELLED, reason=last.message or word)
     said = last.message or ("" if last.exit_code is not None else "its agent ended without a report")
     if word == _SCRIPT_FAILED and last.is_interrupted:

@@ -83,7 +83,7 @@ class JobId:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """Slurm's facts of one job: Slurm's word for the state, the tool's word for it, and details if there are any."""
+    """Slurm's facts of one job.  ``word`` is Slurm's name of the state, and ``state`` is this tool's name of it."""
 
     word: str
     state: JobState
@@ -166,7 +166,7 @@ def probe_config() -> dict[str, str]:
 
 
 def ask_queue(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
-    """Ask slurmctld about jobs, once per cluster; it forgets an ended job after ``MinJobAge``.
+    """Ask slurmctld about jobs, once per cluster.  Slurmctld forgets an ended job after ``MinJobAge``.
 
     Raises:
         SchedulerRefused: slurmctld did not answer; the error quotes the client.
@@ -186,7 +186,7 @@ def ask_queue(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
 
 
 def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
-    """Ask slurmdbd about these jobs; a cluster without accounting knows none."""
+    """Ask slurmdbd about these jobs; return nothing where the cluster has no accounting."""
     found: dict[JobId, JobFacts] = {}
     for cluster, numbers in _by_cluster(jobs):
         done = run_client(

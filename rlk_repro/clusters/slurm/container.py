@@ -1,6 +1,6 @@
-"""Start the stack's image by each runtime: words of command lines, and values that a runtime cannot take.
+"""Make the options by which a container runtime starts the stack's image, and refuse values that it cannot take.
 
-The templates named like the runtimes hold what needs more than words.
+Each runtime also has a template of its name, which holds the shell code.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def host_python(settings: ContainerSettings) -> str | None:
 
 
 def find_remarks(plan: Plan) -> tuple[str, ...]:
-    """Return the choices that the profile does not make."""
+    """Return remarks on choices that this tool makes because the profile does not make them."""
     wanted, stack = container_settings(plan).runtime, plan.stack.stack
     if wanted != find_runtime(plan):
         return (f"stack {stack} has no images: the Python of the nodes runs, not {wanted}",)
@@ -244,9 +244,10 @@ def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 
 def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    """Yield the engine's options: the node's network and shared memory (Ray and NCCL need them), own process ids.
+    """Yield the options that docker and podman share.
 
-    The container gets no capability and no way to gain one, because a run needs none.
+    The container uses the node's network and shared memory, because Ray and NCCL need both.  The
+    container gets no capability and no way to gain one, because a run needs no capability.
     """
     yield from ("--rm", "--network=host", "--ipc=host", "--entrypoint=")
     yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges")

@@ -159,7 +159,7 @@ def _judge_topology(settings: SlurmSettings, site: SlurmSite, needs: Needs) -> I
 
 
 def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHere) -> Iterator[Finding]:
-    """Check the container settings.  Nodes may have tools that this machine lacks; only pyxis must be here too."""
+    """Check the container settings.  Only pyxis must be on this machine too; other runtimes are on the nodes."""
     runtime = settings.runtime
     if runtime == "pyxis" and runtime not in site.runtimes:
         yield Finding(

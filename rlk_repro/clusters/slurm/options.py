@@ -23,13 +23,13 @@ def slurm_settings(plan: Plan) -> SlurmSettings:
 
 
 def time_limit_min(plan: Plan) -> int:
-    """Return the job's ``--time``: trials and the work around them, at most the partition's limit."""
+    """Return the job's time limit in minutes: all trials and the work around them, at most the partition's limit."""
     needed_min, most_min = _surround(plan, _trials_min(plan)), slurm_settings(plan).max_time_min
     return math.ceil(needed_min if most_min is None else min(needed_min, most_min))
 
 
 def find_max_jobs(plan: Plan) -> int:
-    """Return how often a job may restart after its time limit: each start finishes a pair or rollouts."""
+    """Return the largest number of jobs that the run may need; each job finishes a pair or a set of rollouts."""
     is_enough = time_limit_min(plan) >= _surround(plan, plan.all_limits_min)
     return 1 if is_enough or not slurm_settings(plan).requeue else len(plan.groups()) + plan.num_stores
 
@@ -68,7 +68,7 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 
 def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]:
-    """Return sorted options, followed by the site's own."""
+    """Return all options of sbatch, sorted; the site's own options follow in their order."""
     settings, layout = slurm_settings(plan), plan.layout
     values: dict[str, str | int | None] = {
         **list_site_values(settings, layout.gpus_per_node),

@@ -1,4 +1,4 @@
-"""Propose a first profile for Slurm: the cluster's facts, otherwise the likeliest choice, and remarks to check."""
+"""Propose a first profile for Slurm from the cluster's facts, with remarks about what the user should check."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
 
 
 def _choose_partition(site: SlurmSite, ask: Ask) -> str:
-    """List usable partitions with GPUs, most nodes first; the cluster's default wins a tie."""
+    """Choose a partition: partitions with GPUs come first, then those with most usable nodes, then the default."""
     sizes: dict[str, tuple[int, int, bool]] = {}
     for pool in (pool for pool in site.pools if pool.partition in site.visible):
         has_gpus, num_nodes, _ = sizes.get(pool.partition, (0, 0, False))

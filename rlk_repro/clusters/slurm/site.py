@@ -70,7 +70,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class Association:
-    """An account that this user may charge, and the place where it is valid."""
+    """An account that this user may charge, and the partition and QOS for which it is valid."""
 
     account: str
     partition: str
@@ -109,7 +109,7 @@ class SlurmSite:
 
 
 def probe_site() -> SlurmSite:
-    """Ask this machine's cluster about a dozen short questions.
+    """Ask this machine's cluster 12 short questions.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.

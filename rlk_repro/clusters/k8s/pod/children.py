@@ -1,4 +1,4 @@
-"""Start the child processes of a pod's first process: Ray where KubeRay brings it, and the node agent."""
+"""Start the child processes of a pod's first process: the node agent, and Ray where KubeRay made the pod."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Gathering:
     """Count, for the leader, the pods that keep asking to take part."""
 
     def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int, number: int = 0) -> None:
-        """``number`` tells the allocations of one leading pod from each other."""
+        """``number`` counts the earlier allocations of this leading pod."""
         self._run_dir = run_dir
         self._leader = leader
         self._allocation = f"{leader.uid}.{number}" if number else leader.uid
