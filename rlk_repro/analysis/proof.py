@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlk_repro.logs.ops import OpCount, OpsLog
+from rlk_repro.logs.ops import OpsLog
+from rlk_repro.logs.ops_lines import OpCount
 from rlk_repro.operators import OPERATORS, Implementation
 from rlk_repro.rundir.results import ProofStatus
 from rlk_repro.spec.values import BASELINE

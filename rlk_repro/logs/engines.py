@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as record
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
-from rlk_repro.logs.lines import open_log
+from rlk_repro.logs.lines import open_log, read_lines
+from rlk_repro.logs.ops_lines import RECORD, Count
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.spec.agreement import AgreementContract, parse_contract
 
@@ -25,28 +26,21 @@ MAX_LINES: Final = 20_000
 MAX_BYTES: Final = 256 << 20
 LIMITS: Final = {"engine": 8, "case": 16, "step": 1_000, "point": 2_000}
 
-_RECORD: Final[Any] = {
-    "config": ConfigDict(strict=True, extra="ignore", allow_inf_nan=False),
-    "frozen": True,
-    "slots": True,
-    "kw_only": True,
-}
 Name: TypeAlias = Annotated[str, Field(max_length=200)]
-Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 Token: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 # sums of squares of such numbers are finite
 Row: TypeAlias = tuple[Annotated[float, Field(ge=-1e100, le=1e100)] | None, ...]
 Rows: TypeAlias = tuple[Row, ...]
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Begin:
     event: Literal["begin"]
     schema_: Count = Field(alias="schema")
     contract: Annotated[str, Field(max_length=1 << 16)]
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class SampleInput:
     """``padding`` is the number of positions in front of the first token; the mask covers the response."""
 
@@ -55,7 +49,7 @@ class SampleInput:
     padding: Count
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Inputs:
     """What an engine was given; ``special`` names token ids."""
 
@@ -66,7 +60,7 @@ class Inputs:
     special: dict[Name, Token] = Field(default_factory=dict)
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Weights:
     """Hashes of all tensors in the rollout's data type, in the model's order."""
 
@@ -76,7 +70,7 @@ class Weights:
     tensors: tuple[tuple[Name, Name], ...]
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class LogProbs:
     """Log-probs of each sample's response tokens; None where one is not finite."""
 
@@ -88,7 +82,7 @@ class LogProbs:
     values: Rows
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Layer:
     """The output at one point for the chosen tokens, whole or projected, with the norms of the whole."""
 
@@ -102,7 +96,7 @@ class Layer:
     norms: Row
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Skipped:
     """Why ``what`` of an engine is missing."""
 
@@ -197,17 +191,15 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
 
 
 def _read_lines(path: Path) -> Iterator[Line | None]:
-    """Each line, or None where it cannot be read."""
+    """Yield each line, or None where it cannot be read; all lines beyond ``MAX_LINES`` are one None."""
     with open_log(path) as stream:
-        for _ in range(MAX_LINES):
-            text = stream.readline(MAX_LINE_BYTES)
-            if not text:
-                return
+        for number, text in read_lines(stream, MAX_LINE_BYTES):
             if stream.tell() > MAX_BYTES:
                 raise BundleUnreadable(Problem(path.name, "is too large", expected=f"at most {MAX_BYTES >> 20} MiB"))
+            if number > MAX_LINES:
+                yield None
+                return
             try:
                 yield LINES.validate_json(text)
             except ValueError:
                 yield None
-        if stream.read(1):
-            yield None

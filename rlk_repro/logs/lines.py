@@ -41,6 +41,16 @@ def open_log(path: Path, buffering: int = -1) -> Iterator[IO[bytes]]:
         raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from error
 
 
+def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Read lines with their numbers, counted from 1; a line longer than ``max_bytes`` is cut to one byte more."""
+    number = 0
+    while text := stream.readline(max_bytes + 1):
+        number += 1
+        yield number, text
+        while len(text) > max_bytes and not text.endswith(b"\n"):
+            text = stream.readline(max_bytes + 1)
+
+
 class LineScanner:
     """Iterates over the lines of ``stream`` that hold a needle.
 

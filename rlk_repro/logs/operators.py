@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, Annotated, Final, Literal, TypeAlias
 
@@ -36,17 +35,6 @@ Number: TypeAlias = Annotated[int, Field(ge=0, le=10**15)]
 Seconds: TypeAlias = Annotated[float, Field(ge=1e-12, le=1e6)]
 Rate: TypeAlias = Annotated[float, Field(gt=0, le=1e24)]
 Size: TypeAlias = Annotated[float, Field(ge=0, le=1e300)]
-
-
-class OperatorsReject(StrEnum):
-    """Why a line was refused."""
-
-    NOT_A_RECORD = "not an operator record"
-    CUT_OFF = "the record is cut off"
-    TOO_LONG = "the record is too long"
-    TOO_MANY = "exceeds the number of records that are read"
-    REPEATED = "the same record was read before"
-    UNTIMED = "a check of a cell that was never timed"
 
 
 class _Event(BaseModel):
@@ -165,21 +153,21 @@ class _Reader:
             return
         body = line.text[found.end() :]
         if len(body) > MAX_RECORD_BYTES:
-            self.rejects.add(line.number, OperatorsReject.TOO_LONG.value, f"{len(body)} bytes")
+            self.rejects.add(line.number, "the record is too long", f"{len(body)} bytes")
             return
         try:
             event = _EVENTS.validate_json(body)
             decode_json(body, MAX_RECORD_BYTES)  # pydantic does not notice a duplicate key
         except ValueError as error:
-            reason = OperatorsReject.NOT_A_RECORD if body.rstrip().endswith(b"}") else OperatorsReject.CUT_OFF
-            self.rejects.add(line.number, reason.value, describe(error))
+            reason = "not an operator record" if body.rstrip().endswith(b"}") else "the record is cut off"
+            self.rejects.add(line.number, reason, describe(error))
         else:
             self._take(line.number, event)
 
     def _take(self, number: int, event: Event) -> None:
         refusal = self._refuse(event)
         if refusal is not None:
-            self.rejects.add(number, refusal.value, event.event)
+            self.rejects.add(number, refusal, event.event)
         elif isinstance(event, Device):
             self.device = event
         elif isinstance(event, Time):
@@ -189,16 +177,16 @@ class _Reader:
         else:
             self.checks[event.key] = (number, event)
 
-    def _refuse(self, event: Event) -> OperatorsReject | None:
+    def _refuse(self, event: Event) -> str | None:
         if isinstance(event, Device):
-            return OperatorsReject.REPEATED if self.device is not None else None
+            return "the same record was read before" if self.device is not None else None
         if isinstance(event, OracleCheck):
             if event.key not in self.times:
-                return OperatorsReject.UNTIMED
-            return OperatorsReject.REPEATED if event.key in self.checks else None
+                return "a check of a cell that was never timed"
+            return "the same record was read before" if event.key in self.checks else None
         if event.sweep in self.times.get(event.key, {}):
-            return OperatorsReject.REPEATED
-        return OperatorsReject.TOO_MANY if self._is_full() else None
+            return "the same record was read before"
+        return "exceeds the number of records that are read" if self._is_full() else None
 
     def _is_full(self) -> bool:
         is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES

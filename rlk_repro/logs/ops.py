@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from rlk_repro.base.files import check_schema, decode_json
-from rlk_repro.logs.lines import open_log
+from rlk_repro.logs.lines import open_log, read_lines
 from rlk_repro.logs.ops_lines import EVENTS, Decided, End, Event, Install, Kernels, OpCount, Shadow, Step
 from rlk_repro.logs.rejects import Reject, RejectLog, describe
 from rlk_repro.operators import OPS_SCHEMA
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary
-
-__all__ = ["OpCount", "OpsLog", "RankOps", "ShadowSample", "TimerSample", "read_decisions", "read_ops"]
 
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_KERNELS_BYTES: Final = 1 << 20
@@ -135,21 +133,20 @@ class OpsLog:
             for _, item in rank.decisions
         }
         return tuple(
-            _summarize(op, implementation, reason, is_rl_kernel=not is_own, total=self.calls.get(op, OpCount()))
+            DecisionSummary(
+                op=op,
+                implementation=implementation,
+                reason=reason,
+                is_rl_kernel=not is_own,
+                calls=0 if is_own else self._total(op).calls,
+                tokens=0 if is_own else self._total(op).tokens,
+                fallbacks=self._total(op).fallbacks if is_own else 0,
+            )
             for op, is_own, implementation, reason in sorted(distinct)[:MAX_DECISIONS]
         )
 
-
-def _summarize(op: str, implementation: str, reason: str, *, is_rl_kernel: bool, total: OpCount) -> DecisionSummary:
-    return DecisionSummary(
-        op=op,
-        implementation=implementation,
-        reason=reason,
-        is_rl_kernel=is_rl_kernel,
-        calls=total.calls if is_rl_kernel else 0,
-        tokens=total.tokens if is_rl_kernel else 0,
-        fallbacks=0 if is_rl_kernel else total.fallbacks,
-    )
+    def _total(self, op: str) -> OpCount:
+        return self.calls.get(op, OpCount())
 
 
 def read_ops(trial_dir: TrialDir) -> OpsLog:
@@ -248,30 +245,20 @@ def _find_step_problem(event: Step, steps: Collection[int], metrics: Set[str]) -
 
 
 def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"") -> Iterator[tuple[int, Event]]:
-    for number, text in _read_lines(path):
-        if needle not in text:
-            continue
-        try:
-            limit = MAX_KERNELS_BYTES if text.startswith(_KERNELS) else MAX_LINE_BYTES
-            event = EVENTS.validate_json(text[:limit])
-            decode_json(text, limit)  # pydantic does not notice a duplicate key
-        except ValueError as error:
-            rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", describe(error))
-            continue
-        if isinstance(event, Install):
-            check_schema(f"{source}:{number}", {"schema": event.schema_}, OPS_SCHEMA)
-        yield number, event
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Read lines with their numbers; a line that is too long is cut just beyond the limit."""
     with open_log(path) as stream:
-        number = 0
-        while text := stream.readline(MAX_KERNELS_BYTES + 1):
-            number += 1
-            yield number, text
-            while len(text) > MAX_KERNELS_BYTES and not text.endswith(b"\n"):
-                text = stream.readline(MAX_KERNELS_BYTES + 1)
+        for number, text in read_lines(stream, MAX_KERNELS_BYTES):
+            if needle not in text:
+                continue
+            try:
+                limit = MAX_KERNELS_BYTES if text.startswith(_KERNELS) else MAX_LINE_BYTES
+                event = EVENTS.validate_json(text[:limit])
+                decode_json(text, limit)  # pydantic does not notice a duplicate key
+            except ValueError as error:
+                rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", describe(error))
+                continue
+            if isinstance(event, Install):
+                check_schema(f"{source}:{number}", {"schema": event.schema_}, OPS_SCHEMA)
+            yield number, event
 
 
 def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -> dict[str, dict[int, TimerSample]]:

@@ -18,11 +18,15 @@ Memory: TypeAlias = Annotated[dict[Timer, Count], Field(max_length=64)]
 
 
 # Thousands of steps of many ranks are in memory at once; classes with slots take a third of a model's memory.
-_CONFIG: Final = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-_RECORD: Final[Any] = {"config": _CONFIG, "frozen": True, "slots": True, "kw_only": True}
+RECORD: Final[Any] = {
+    "config": ConfigDict(strict=True, extra="ignore", allow_inf_nan=False),
+    "frozen": True,
+    "slots": True,
+    "kw_only": True,
+}
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class OpCount:
     """Calls that RL-Kernel served and their rows of logits; calls that it should have served but did not."""
 
@@ -38,7 +42,7 @@ class OpCount:
         )
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Install:
     """How a rank was set up."""
 
@@ -53,7 +57,7 @@ class Install:
     platform: str
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Dispatch:
     """RL-Kernel's report on one of its dispatches."""
 
@@ -65,7 +69,7 @@ class Dispatch:
     prior_rejections: tuple[str, ...]
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Decided:
     """The implementation that an operator resolved to on a rank."""
 
@@ -81,7 +85,7 @@ class Decided:
 Classes: TypeAlias = Annotated[tuple[Count, ...], Field(min_length=NUM_CLASSES, max_length=NUM_CLASSES)]
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Largest:
     """The token with the largest difference on a rank: its place among the step's microbatches and their samples."""
 
@@ -92,7 +96,7 @@ class Largest:
     token: Count
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Sums:
     """Sums over tokens: the absolute difference, and the terms of the two KL estimates."""
 
@@ -101,7 +105,7 @@ class Sums:
     k3: float
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Tokens:
     """One step's log-probs of training against the rollout's, on one rank, or the ``reason`` why they are missing."""
 
@@ -115,7 +119,7 @@ class Tokens:
     largest: Largest | None = None
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Step:
     """One rollout's training on a rank: seconds, bytes, counts, and problems with an operator's answers.
 
@@ -137,7 +141,7 @@ class Step:
     agreement: Tokens | None = None
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Gap:
     """The difference of RL-Kernel's numbers from the trainer's, over ``n`` numbers; None where it is not finite."""
 
@@ -147,7 +151,7 @@ class Gap:
     n: Count
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Losses:
     """One loss, named ``name``, by both routes."""
 
@@ -156,7 +160,7 @@ class Losses:
     enabled: float | None
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Shadow:
     """One microbatch by both routes on a rank, or the ``error`` of the comparison.
 
@@ -174,7 +178,7 @@ class Shadow:
     logits_grad: Gap | None = None
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class Kernels:
     """Names of the kernels that a profiler saw, after the last step."""
 
@@ -182,7 +186,7 @@ class Kernels:
     names: Annotated[tuple[str, ...], FailFast()]
 
 
-@record(**_RECORD)
+@record(**RECORD)
 class End:
     event: Literal["end"]
 

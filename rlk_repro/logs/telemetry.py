@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated, Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlk_repro.base.files import decode_json
-from rlk_repro.logs.lines import open_log
+from rlk_repro.logs.lines import open_log, read_lines
 from rlk_repro.logs.rejects import Reject, RejectLog, describe
 
 MAX_LINE_BYTES: Final = 1 << 20
@@ -26,15 +25,6 @@ MAX_TIME_S: Final = 2**63
 # Parts of the reasons' names that mean "slowed down to protect the hardware": NVML's HW/SW thermal slowdown, HW
 # slowdown and power brake; AMD's PROCHOT and thermal violations.  Power caps and idle clocks are normal operation.
 THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
-
-
-class TelemetryReject(StrEnum):
-    """The reason why a line was refused."""
-
-    TORN = "the last line is cut off"
-    TOO_LONG = "longer than 1 MiB"
-    NOT_JSON = "not JSON"
-    NOT_A_SAMPLE = "not a sample"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +61,30 @@ def parse_telemetry(path: Path) -> Telemetry:
     Raises:
         BundleUnreadable: the file is absent or cannot be read.  Its content never raises an error.
     """
+    trials: dict[str, TrialTelemetry] = {}
+    rejects = RejectLog()
     with open_log(path) as stream:
-        return _parse_stream(stream)
+        for number, line in read_lines(stream, MAX_LINE_BYTES):
+            try:
+                sample = _Sample.model_validate(decode_json(line, MAX_LINE_BYTES))
+            except ValidationError as error:
+                rejects.add(number, "not a sample", describe(error))
+            except ValueError as error:
+                rejects.add(number, _describe_bytes(line), str(error))
+            else:
+                name = sample.trial
+                if name is not None and name not in trials and len(trials) >= MAX_TRIALS:
+                    rejects.add(number, "not a sample", "of more trials than a run has")
+                elif name is not None:
+                    trials[name] = trials.get(name, TrialTelemetry()) + sample.summarise()
+    return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals)
+
+
+def _describe_bytes(line: bytes) -> str:
+    """Return why a line is not JSON."""
+    if len(line) > MAX_LINE_BYTES:
+        return "longer than 1 MiB"
+    return "not JSON" if line.endswith(b"\n") else "the last line is cut off"
 
 
 def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
@@ -82,37 +94,6 @@ def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
         for trial, summary in node.trials.items():
             merged[trial] = merged.get(trial, TrialTelemetry()) + summary
     return merged
-
-
-def _parse_stream(stream: IO[bytes]) -> Telemetry:
-    trials: dict[str, TrialTelemetry] = {}
-    rejects = RejectLog()
-    num_lines = 0
-    while line := stream.readline(MAX_LINE_BYTES):
-        num_lines += 1
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            rejects.add(num_lines, TelemetryReject.TOO_LONG.value, "")
-            _skip_line(stream)
-            continue
-        try:
-            sample = _Sample.model_validate(decode_json(line, MAX_LINE_BYTES))
-        except ValidationError as error:
-            rejects.add(num_lines, TelemetryReject.NOT_A_SAMPLE.value, describe(error))
-        except ValueError as error:
-            reason = TelemetryReject.NOT_JSON if line.endswith(b"\n") else TelemetryReject.TORN
-            rejects.add(num_lines, reason.value, str(error))
-        else:
-            name = sample.trial
-            if name is not None and name not in trials and len(trials) >= MAX_TRIALS:
-                rejects.add(num_lines, TelemetryReject.NOT_A_SAMPLE.value, "of more trials than a run has")
-            elif name is not None:
-                trials[name] = trials.get(name, TrialTelemetry()) + sample.summarise()
-    return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals)
-
-
-def _skip_line(stream: IO[bytes]) -> None:
-    while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-        pass
 
 
 class _Device(BaseModel):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json_line
 from rlk_repro.logs import operators
-from rlk_repro.logs.operators import OperatorLog, OperatorsReject, parse_operator_stream, parse_operators
+from rlk_repro.logs.operators import OperatorLog, parse_operator_stream, parse_operators
 from rlk_repro.rundir.operator_results import OperatorKind, OperatorStatus
 
 PREFIX = "[2026-11-20 16:00:00] harness.py:60 - operator "
@@ -150,7 +150,7 @@ def test_more_records_than_are_read_are_counted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(operators, "MAX_TIMES", 3)
     log = read(*(record(TIME, sweep=sweep) for sweep in range(10)))
     assert len(next(iter(log.times.values()))) == 3
-    assert log.num_rejects == {OperatorsReject.TOO_MANY.value: 7}
+    assert log.num_rejects == {"exceeds the number of records that are read": 7}
 
 
 def test_deep_nesting_is_refused() -> None:

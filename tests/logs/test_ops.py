@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rlk_repro.analysis.proof import Proof, prove
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.logs.ops import OpCount, OpsLog, TimerSample, read_ops
+from rlk_repro.logs.ops import OpsLog, TimerSample, read_ops
+from rlk_repro.logs.ops_lines import OpCount
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary, ProofStatus
 
