@@ -1,4 +1,4 @@
-"""Attempt actions on a device: an error of an implementation becomes a status with a reason, and the next one runs."""
+"""Run an implementation on a device; its error becomes a status with a reason, so that the next one still runs."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class BatchShape:
 class LogitsBatch:
     """Logits [1, T, V / ranks] float32 that need a gradient, and the ``batch`` that belongs to them.
 
-    ``batch`` holds what a rollout leaves, except the trainer's own log-probs.  Only the logits of sampled tokens
+    ``batch`` holds what a rollout produces, but not the trainer's own log-probs.  Only the logits of sampled tokens
     change, and nothing here waits for the device.
     """
 

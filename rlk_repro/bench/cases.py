@@ -92,7 +92,7 @@ class CaseTensors:
         return tuple(tensor.detach().requires_grad_(needs_grad(self.case)) for tensor in given)
 
     def derive(self) -> None:
-        """Compute the derived tensors now, so that none is computed in a timed call."""
+        """Compute the derived tensors now, so that no timed call computes one."""
         tensors = [*self.leaves, self.rows, self.weights, self.advantages]
         if self.case.operator in POLICY_OPERATORS:
             tensors.append(self.old_log_probs)
@@ -119,7 +119,7 @@ class CaseTensors:
 
     @cached_property
     def old_log_probs(self) -> torch.Tensor:
-        """The current log-probs moved a little, [N] float32, so that some ratios are clipped and most are not."""
+        """The current log-probs plus small random changes, [N] float32, so that a few ratios are clipped."""
         assert self.logits is not None, "a policy operator has logits"
         chunks = zip(torch.split(self.logits, _ROWS_PER_CHUNK), torch.split(self.tokens, _ROWS_PER_CHUNK), strict=True)
         current = [logits.float().log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1) for logits, ids in chunks]

@@ -1,8 +1,8 @@
-"""Measure one published claim in a process: ``python -m rlk_repro.bench.claims`` with a task on standard input.
+"""Measure one published claim: ``python -m rlk_repro.bench.claims`` with a task on standard input.
 
-It prints one line about itself, then one line per cell, each flushed.  It reports what it could not do;
-``rlk_repro.claims.processes`` finds out what killed it.  Inputs are random; shapes, number types and method are those
-of the claim.  The process prints no path of the machine on purpose, and judges nothing.
+The process prints one line about itself, then one line per cell, each flushed.  If it is killed,
+``rlk_repro.claims.processes`` finds the reason.  Inputs are random; shapes, number types and method are those of the
+claim.  The process does not judge, and prints no path of the machine.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _measure(task: Task, cell: Cell, inputs: Inputs | Failure, attempts: Attempt
 
 
 def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
-    """Return the wall time of a first call on an idle device if ``is_cold``, else times as for every operator."""
+    """Return times as for every operator, or, if ``is_cold``, the wall time of one first call on an idle device."""
     device = torch.device(task.device)
     if not is_cold:
         return measure_calls(call, device=device, warmup=task.warmup, repeats=task.repeats)
@@ -133,7 +133,7 @@ def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
 
 
 def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
-    """Return the operator's instance, or why it is missing; None where the claim's baseline is plain PyTorch."""
+    """Return an instance of the operator, or why there is none; None if the claim's baseline is plain PyTorch."""
     key = (task.operator, cell.implementation)
     if key in FUNCTIONS:
         return None
@@ -148,7 +148,7 @@ def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
 
 
 def _find_obstacle(implementation: str, device: torch.device) -> str | None:
-    """Refuse a device beforehand on which an RL-Kernel class would silently use another class."""
+    """Return why the class cannot run on this device, or would silently use another class there."""
     if implementation == "flashinfer":
         if torch.version.hip:
             return "on ROCm this class samples without FlashInfer"
@@ -190,7 +190,7 @@ def make_inputs(task: Task, row: str) -> Inputs:
 
 
 def make_call(task: Task, cell: Cell, operator: Any, inputs: Inputs) -> Call:
-    """Return the call that the claim timed, including gradients where its pass has a backward."""
+    """Return the call that the claim timed, with gradients if the claim's pass has a backward."""
     call = _CALLS[task.operator](task, cell, operator, inputs)
     return call if cell.pass_ == TRAINING else torch.no_grad()(call)
 

@@ -1,4 +1,4 @@
-"""Define what an implementation is to the harness: a call bound to a case's tensors, or why there is no call.
+"""Define an implementation for the harness: a call that is bound to a case's tensors, or the reason why there is none.
 
 The implementations themselves are in ``references``, ``rl_kernel`` and ``peers``.
 """
@@ -41,7 +41,7 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """One named row of the tables; ``kind`` applies where the implementation cannot be built."""
+    """One named row of the tables; ``kind`` is the row's kind if the implementation cannot be built."""
 
     name: str
     operator: str
@@ -101,5 +101,5 @@ def clip_losses(ratio: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 
 
 def reduce_losses(losses: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
-    """Return losses per row for ``ratio_kl``; for ``grpo_loss`` their mean, since its kernel returns nothing else."""
+    """Return the losses per row; for ``grpo_loss`` their mean, because RL-Kernel's function returns only that."""
     return (losses * inputs.weights).sum() if inputs.case.operator == "grpo_loss" else losses

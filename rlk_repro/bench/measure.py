@@ -13,11 +13,30 @@ from typing import Any, Final
 
 import torch
 
-from rlk_repro.integration.measure.profile import DeviceClock, HostClock, MomentClock
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.integration.measure.profile import Clock, make_clock
 
 RATE_REPEATS: Final = 10
 MAX_KERNELS: Final = 32
 MAX_KERNEL_NAME: Final = 160
+
+
+def make_device(name: str, rank: int = 0) -> torch.device:
+    """Return the device of a rank, and make it current; on a CPU nothing is compiled.
+
+    On a CPU compiling takes longer than the calls, and no verdict on speed is made there.
+    """
+    if name == "cpu":
+        torch._dynamo.config.disable = True  # noqa: SLF001  the setting that torch documents
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if rank >= count:
+        raise EnvironmentMissing(
+            Problem("--device cuda", "torch sees too few GPUs", got=count, expected=f"{rank + 1} or more",
+                    hint="use --device cpu")
+        )  # fmt: skip
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +66,7 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     for _ in range(warmup):
         function()
     is_device = device.type == "cuda"
-    clock: MomentClock = DeviceClock() if is_device else HostClock()
+    clock = make_clock(is_device=is_device)
     was_collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -76,7 +95,7 @@ def _reset_peak(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _mark_call(function: Callable[[], object], clock: MomentClock) -> tuple[Any, Any]:
+def _mark_call(function: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
     begin = clock.mark()
     function()
     return begin, clock.mark()

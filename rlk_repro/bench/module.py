@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import logging
 import math
 import os
@@ -25,15 +26,17 @@ from torch import distributed
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError, finish
 from rlk_repro.bench.batches import BatchShape, LogitsBatch, make_microbatch
-from rlk_repro.bench.measure import record_kernels
+from rlk_repro.bench.measure import make_device, record_kernels
 from rlk_repro.bench.module_arguments import parse_args
-from rlk_repro.bench.sources import load_vime_loss
-from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, DeviceClock, HostClock, StepProfile
+from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, DeviceClock, StepProfile, make_clock
 from rlk_repro.operators import has_old_policy_pass
 from rlk_repro.refengine.__main__ import LOG_FORMAT, TIME_FORMAT
+from rlk_repro.sources import MEGATRON, VIME
+from rlk_repro.workloads.checkouts import require_importable
 
 logger = logging.getLogger(__name__)
 
+LOSS_MODULE: Final = "vime.backends.megatron_utils.loss"
 PER_TOKEN: Final = ("rollout_log_probs", "ref_log_probs", "log_probs", "advantages")
 TRAIN: Final = "actor_train"
 MAX_KERNELS: Final = 1000
@@ -42,13 +45,13 @@ Reducer: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    return finish(lambda: _run_rank(args))
 
+    def run_rank() -> None:
+        rank = find_rank(args.tensor_model_parallel_size)
+        start_log(is_quiet=rank > 0)
+        run(args, rank)
 
-def _run_rank(args: argparse.Namespace) -> None:
-    rank = find_rank(args.tensor_model_parallel_size)
-    start_log(is_quiet=rank > 0)
-    run(args, rank)
+    return finish(run_rank)
 
 
 def find_rank(num_ranks: int) -> int:
@@ -115,19 +118,20 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
             installation.ledger.record_kernels(names)
 
 
-def make_device(name: str, rank: int) -> torch.device:
-    """Return the device of a rank, and make it current."""
-    if name == "cpu":
-        # vime compiles two functions of a few thousand elements; no verdict on speed is made on a CPU
-        torch._dynamo.config.disable = True  # noqa: SLF001
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if rank >= count:
+def load_vime_loss() -> ModuleType:
+    """Return vime's loss module; importing it imports Megatron-LM's core.
+
+    Raises:
+        EnvironmentMissing: vime, Megatron-LM or a package that they import is absent.
+    """
+    require_importable(VIME, MEGATRON)
+    try:
+        return importlib.import_module(LOSS_MODULE)
+    except ModuleNotFoundError as error:
         raise EnvironmentMissing(
-            Problem("--device cuda", "too few GPUs are seen", got=count, expected=f"{rank + 1} or more")
-        )
-    torch.cuda.set_device(rank)
-    return torch.device("cuda", rank)
+            Problem(f"python module {error.name}", "missing", expected=f"what {LOSS_MODULE} imports",
+                    hint="install the requirements of vime and Megatron-LM")
+        ) from error  # fmt: skip
 
 
 @contextmanager
@@ -158,7 +162,7 @@ class Phases:
     """
 
     def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: StepProfile | None) -> None:
-        self._clock: Any = HostClock() if device.type == "cpu" else DeviceClock()
+        self._clock = make_clock(is_device=device.type != "cpu")
         self._lead = 0 if device.type == "cpu" else round(lead_ms * find_cycles_per_ms()) if lead_ms else 0
         self._group, self._token, self._profile = group, torch.zeros(1, device=device), profile
         self._intervals: list[tuple[str, Any, Any]] = []

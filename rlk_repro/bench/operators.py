@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError, finish
+from rlk_repro.base.errors import Problem, SpecError, finish
 from rlk_repro.base.files import write_json
 from rlk_repro.bench.cases import expand_grids, find_dtype
 from rlk_repro.bench.harness import Harness, log_record
 from rlk_repro.bench.implementation import BenchedImplementation
-from rlk_repro.bench.measure import measure_rates
+from rlk_repro.bench.measure import make_device, measure_rates
 from rlk_repro.bench.peers import list_peers
 from rlk_repro.bench.references import list_references
 from rlk_repro.bench.rl_kernel import list_operators
@@ -104,16 +104,6 @@ def list_implementations(suite: OperatorsWorkload) -> tuple[BenchedImplementatio
         problems = (Problem(where, "no such implementation", got=name, expected=f"any of {menu}") for name in unknown)
         raise SpecError(*problems)
     return tuple(item for item in known if not suite.implementations or item.name in suite.implementations)
-
-
-def make_device(name: str) -> torch.device:
-    """Return the one device of the process.  On a CPU nothing is compiled: it would take longer than the calls."""
-    if name == "cpu":
-        torch._dynamo.config.disable = True  # noqa: SLF001  the setting that torch documents
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise EnvironmentMissing(Problem("--device", "torch sees no GPU", got=name, hint="use --device cpu"))
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _record_libraries() -> None:

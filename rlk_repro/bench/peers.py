@@ -1,6 +1,6 @@
-"""Define other authors' implementations, where installed: torch.compile, torch's own, Liger, cut-cross-entropy.
+"""List other projects' implementations, if installed: torch.compile, torch's own, Liger, cut-cross-entropy.
 
-They show the cost of the same case elsewhere; none of them takes part in a comparison of variants.
+They show what the same case costs elsewhere; none of them takes part in a comparison of variants.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _build_compiled(inputs: CaseTensors) -> Ready | Blocked:
 
 
 def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Blocked:
-    """Build a cross-entropy per row, which is the log-prob, negated."""
+    """Build a call of a cross-entropy per row, which is the negative log-prob."""
     function = find_attribute(path)
     if isinstance(function, Blocked):
         return function
@@ -91,7 +91,7 @@ def _build_liger(inputs: CaseTensors) -> Ready | Blocked:
 
 
 def _build_torch_linear(inputs: CaseTensors) -> Ready | Blocked:
-    """Build torch's own chunked loss, which a plain call does not use."""
+    """Build a call of torch's own chunked loss, which needs an option."""
     options = find_attribute("torch.nn.LinearCrossEntropyOptions")
     if isinstance(options, Blocked):
         return Blocked(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")

@@ -1,4 +1,4 @@
-"""Define the references: vime's own functions for time, float64 for numbers."""
+"""Define the references of the operator tier: vime's own functions for times, and float64 arithmetic for numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS_PER_CHUNK: Final = 16384
 
 
 def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
-    """Build the pinned vime's functions as its loss calls them, without process group, which means one rank.
+    """Build a call of vime's functions as vime's loss makes it; without a process group there is one rank.
 
     The entropy is the metric that vime computes by default, without gradient.
     """
@@ -86,7 +86,7 @@ class Truth:
 
 
 def compute_truth(inputs: CaseTensors, num_rows: int) -> Truth:
-    """Compute some wanted rows in float64, evenly spaced.
+    """Compute ``num_rows`` of the wanted rows in float64; the rows are evenly spaced.
 
     Raises:
         torch.OutOfMemoryError: not even these rows fit beside the inputs.
@@ -154,7 +154,8 @@ class Accuracy:
 
 
 def check_call(call: Call, truth: Truth) -> Accuracy:
-    """Call twice and compare the checked rows; ``call`` returns values and gradients of the leaves."""
+    """Compare the checked rows of two calls with the truth and with each other; ``call`` returns values and
+    gradients."""
     first, second = (_pick_rows(call(), truth.rows) for _ in range(2))
     gradient_error = None
     if truth.gradient is not None and first[1] is not None:

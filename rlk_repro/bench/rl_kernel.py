@@ -1,6 +1,6 @@
-"""Offer RL-Kernel's operators as implementations: the registry's choice, and its plain PyTorch classes.
+"""List RL-Kernel's operators as implementations: the registry's choice, and its plain PyTorch classes.
 
-An operator counts as fused only where our own table accepts its class and its compiled symbols exist.  The kernels that
+An operator counts as fused only if our own table accepts its class and its compiled symbols exist.  The kernels that
 then ran are recorded separately.
 """
 
@@ -27,7 +27,8 @@ TRITON_LINEAR_LOGP: Final = "rl_engine.kernels.ops.triton.loss.linear_logp.Trito
 
 
 class _LogpMethod(NamedTuple):
-    """A method of the log-prob operator and the compiled symbol behind it; a sparse method takes the wanted rows."""
+    """A method of the log-prob operator, and the compiled symbol behind it; a sparse method computes only the wanted
+    rows."""
 
     name: str
     symbol: str
@@ -96,7 +97,7 @@ def _find_platform(inputs: CaseTensors) -> Platform:
 
 
 def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
-    """Build a class of RL-Kernel directly, whatever its registry would choose."""
+    """Build an instance of this class of RL-Kernel, whatever the registry would choose."""
     found = find_attribute(path)
     if isinstance(found, Blocked):
         return found

@@ -20,7 +20,7 @@ SOURCE: Final = "git+https://github.com/RL-Align/RL-Kernel"
 
 
 def use_commit(commit: str) -> None:
-    """Put the commit's folder first on this process's path.
+    """Put the folder of an RL-Kernel commit first on this process's ``sys.path``.
 
     Raises:
         EnvironmentMissing: the folder is absent or holds another commit, or RL-Kernel is already imported.

@@ -1,4 +1,5 @@
-"""Let a Megatron model's output layer return its input, ``HiddenStates``, where ``linear_logp`` multiplies."""
+"""Let the output layer of a Megatron model return its input as ``HiddenStates``; ``linear_logp`` then computes the
+layer's product."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from rlk_repro.operators import Reason, Refusal
 
 
 def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: Abi) -> None:
-    """Let all output layers of a Megatron model return hidden states where ``linear_logp`` runs, or none of them.
+    """Let all output layers of a Megatron model return hidden states if ``linear_logp`` runs; if one layer cannot, none
+    does.
 
     Raises:
         CheckFailed: a layer cannot do this, and the mode forbids a fallback.
@@ -40,7 +42,8 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
 
 
 def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
-    """Return a model chunk's output layer, None where another pipeline stage has it, or why it cannot be deferred."""
+    """Return a model chunk's output layer, None if another pipeline stage has it, or why the layer cannot return its
+    input."""
     model = chunk
     while hasattr(model, "module"):
         if type(model).__name__ not in abi.wrappers:
@@ -69,7 +72,8 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
 
 
 def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the layer's ``forward`` with the same arguments; return its input and weight in place of their product."""
+    """Wrap ``forward`` of an output layer: the new function returns the input and the weight instead of their
+    product."""
 
     @functools.wraps(forward)
     def hand_over(
@@ -92,8 +96,11 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
 
 
 def _gather_rows(hidden: torch.Tensor, group: Any) -> torch.Tensor:
-    """Gather the rows of all ranks.  The operator sums its gradient over the ranks: on the way back each rank takes its
-    own rows of that sum, and nothing is summed again."""
+    """Gather the rows of hidden states from all ranks.
+
+    The operator already sums the gradient over the ranks.  In the backward pass each rank takes its own rows of that
+    sum, so nothing is summed twice.
+    """
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
     rows: torch.Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)

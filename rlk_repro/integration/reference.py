@@ -1,4 +1,5 @@
-"""Install the switch into the reference trainer, through its ``--custom-megatron-init-path``."""
+"""Install the switch to RL-Kernel into the reference trainer, whose ``--custom-megatron-init-path`` names
+``install``."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rlk_repro.integration.measure.engines import EngineRecord, compose
+from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.route.api import Turn
@@ -26,11 +27,12 @@ PHASES: Final = {"compute_log_probs": FORWARD_ONLY, "_train_step": UPDATE}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
-    """Install what the environment asks for.  Return None, and change nothing, if it asks for nothing."""
+    """Replace the trainer's functions as the environment requests; return None, and change nothing, if it requests
+    nothing."""
     settings = Settings.from_env()
     if not settings.is_active:
         return None
-    # torch imports it at the first gradient of a route; these 40 MB would otherwise count for one variant only
+    # RL-Kernel's first gradient makes torch import this module; its 40 MB of memory must count in both variants
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     from rlk_repro.refengine import core, trainer
@@ -41,11 +43,7 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation.rebind(AdamW, "step", time_step, "timer")
     record = installation.open_engines(settings.engines_dir)
     engines = None if record is None else _follow_engines(record)
-    for name, phase in PHASES.items():
-        make: Callable[..., Any] = functools.partial(installation.profile.run_in_phase, phase)
-        if engines is not None and name == "compute_log_probs":
-            make = compose(engines.follow_pass, make)
-        installation.rebind(trainer.Trainer, name, make, "peak memory")
+    installation.rebind_phases(trainer.Trainer, PHASES, None if engines is None else engines.follow_pass)
     if engines is not None:
         installation.rebind(trainer.Trainer, "train", engines.follow_train, "record of engines")
     if installation.ledger.find_rl_kernel("linear_logp") is not None:
@@ -61,7 +59,7 @@ def install(args: argparse.Namespace) -> Installation | None:
 
 
 def _follow_engines(record: EngineRecord) -> ReferenceEngines:
-    # imported here: only a run that compares engines needs it
+    # only a run that compares engines needs this module
     from rlk_repro.integration.reference_engines import ReferenceEngines
 
     return ReferenceEngines(record)
@@ -77,7 +75,8 @@ def _begin_step_before(installation: Installation, train: Callable[..., None]) -
 
 
 def _hand_over(turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return hidden states [1, T, D] with the weight of the output layer, in place of logits."""
+    """Wrap ``forward``: while RL-Kernel is in use, return hidden states [1, T, D] with the output layer's weight, not
+    logits."""
 
     @functools.wraps(forward)
     def hand_over(model: Transformer, microbatch: Microbatch) -> Any:

@@ -1,7 +1,8 @@
-"""Record what the engines of the reference trainer compute of the same tokens, before a rollout is trained on.
+"""Record what each engine of the reference trainer computes for the same tokens, before the training on a rollout.
 
-The training engine is watched in the trainer's own pass.  The others compute the same samples beside it: the rollout's
-copy of the weights scores them as prompts, and a float64 copy of the policy is the reference.
+An engine is one implementation of the model.  The training engine is recorded during the trainer's own pass.  Then the
+other engines compute the same samples: the rollout's copy of the weights scores them as prompts, and a float64 copy of
+the policy is the reference.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ LACKING: Final = {
     "tensor parallel 2": "the reference trainer is one process",
 }
 PADDING: Final = 8
-"""How much longer than the others the sample is that pads them."""
+"""Number of tokens by which an added sample is longer than the longest other one, so that all others are padded."""
 
 Steps = Sequence[Sequence[Microbatch]]
 Pass = Callable[[Trainer, Transformer, TrainData, Steps], list[torch.Tensor]]
 
 
 class ReferenceEngines:
-    """Follows the trainer; each rollout is recorded once, in the first pass of its training over the policy."""
+    """Wraps functions of the trainer, and records each rollout once: in the first pass over the policy's weights."""
 
     def __init__(self, record: EngineRecord) -> None:
         self._record = record
@@ -70,7 +71,7 @@ class ReferenceEngines:
 
 
 class _Step:
-    """One rollout; the layers are recorded of the first one only."""
+    """Records one rollout; layers are recorded for the first rollout only."""
 
     def __init__(self, record: EngineRecord, trainer: Trainer, number: int, samples: Sequence[Sample]) -> None:
         self._record, self._trainer, self._number, self._samples = record, trainer, number, samples
@@ -81,7 +82,7 @@ class _Step:
     def record_pass(
         self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """A pass of the training engine; of samples that were added at the end nothing is recorded."""
+        """Run and record a pass of the training engine; samples that were added at the end are not recorded."""
         calls = [microbatch.indices for step in steps for microbatch in step]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):
@@ -121,7 +122,8 @@ class _Step:
 
     @torch.no_grad()
     def _score(self, engine: str, case: str, model: Transformer, dtype: str) -> None:
-        """Score the samples by teacher forcing, without the trainer's functions, which may be replaced."""
+        """Compute and record the samples' log-probs with plain torch, because the trainer's own functions may be
+        replaced."""
         data = make_train_data(self._samples, len(self._samples), self._trainer.device)
         size = len(self._samples)
         steps = make_microbatches(data, size, 1 if case else size)
@@ -143,7 +145,7 @@ class _Step:
             yield part[-length - 1 : -1].gather(-1, data.tokens[index][-length:, None]).squeeze(-1)
 
     def _record_cases(self, data: TrainData, compute: Callable[..., list[torch.Tensor]]) -> None:
-        """The training engine on the same samples, packed in other ways."""
+        """Record passes of the training engine over the same samples, packed in other ways."""
         size, model = len(self._samples), self._trainer.model
         own = take_samples(data, range(size))
         self.record_pass(ALONE, model, own, make_microbatches(own, size, 1), compute)
@@ -166,7 +168,7 @@ def _widen_model(model: Transformer) -> Transformer:
 
 
 def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
-    """What the trainer packed, sample by sample, read from the rows that go into the model."""
+    """Yield what the trainer packed for each sample, read from the rows that go into the model."""
     for microbatch in (microbatch for step in steps for microbatch in step):
         layout = microbatch.layout
         for place, index in enumerate(microbatch.indices):
@@ -179,7 +181,7 @@ def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
 
 
 def take_samples(data: TrainData, indices: Sequence[int], longer_by: int = 0) -> TrainData:
-    """Some samples of a rollout; with ``longer_by`` one more at the end, which is longer than the others by that."""
+    """Return samples by number; ``longer_by`` appends one sample that is longer than all others by that many tokens."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(data):
         values = getattr(data, field.name)

@@ -1,8 +1,9 @@
-"""Start vime's own ``train.py``, wherever this Python has it: ``python -m rlk_repro.integration.start_vime ARGUMENTS``.
+"""Start vime's own ``train.py`` from the checkout that Python finds: ``python -m rlk_repro.integration.start_vime
+ARGS``.
 
-Before training, this module checks the rollouts to be loaded.  All must exist, since vime's forge loading takes file 0
-for a missing one and goes on.  They must be data, since vime loads pickles.  Where their experts are replayed, they
-must hold experts.
+Before that, this module checks the stored rollouts that vime will load.  All files must exist, because vime's forge
+loading replaces a missing file by file 0.  The files must hold data only, because vime unpickles them.  If vime replays
+the experts of a rollout, its file must hold the experts.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ def main() -> int:
         if snapshots := _find_value(argv, "--memory-snapshot-dir"):
             Path(snapshots).mkdir(parents=True, exist_ok=True)  # torch writes to this folder but does not create it
         if PROFILED_STEPS in os.environ:
-            traces_beside(Path(os.environ[OPS_DIR])).mkdir(exist_ok=True)  # likewise nsys
+            traces_beside(Path(os.environ[OPS_DIR])).mkdir(exist_ok=True)  # nsys does not create its folder either
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code
-    # Python itself does this for a script; Ray tells its workers the folder of sys.argv[0]
+    # Python does the same when it runs a script; Ray's workers import from the folder of sys.argv[0]
     sys.argv = [str(script), *argv]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
@@ -75,10 +76,9 @@ def check_rollouts(argv: Sequence[str]) -> None:
 
 
 def require_data(path: Path) -> None:
-    """Raise BundleUnreadable for a rollout that holds more than data.
+    """Raise BundleUnreadable if a stored rollout holds more than data.
 
-    torch itself reads the archive: in an unusual archive two readers may find different members, and torch's members
-    count.
+    torch reads the archive here, as it does for vime: two readers may find different members in an unusual archive.
     """
     check_archive(path)
     torch: Any = importlib.import_module("torch")  # train.py is about to import torch as well
@@ -92,10 +92,10 @@ def require_data(path: Path) -> None:
 
 
 def check_routes(path: Path) -> None:
-    """Raise CheckFailed where a stored rollout does not give ``topk`` different experts for every token.
+    """Raise CheckFailed if a stored rollout does not give ``topk`` different experts for every token.
 
-    A server whose kernel chooses experts itself reports expert 0 throughout, and vime would train on that.  One rollout
-    is enough to see it.
+    An inference server whose kernel chooses the experts reports expert 0 for every token, and vime would train with
+    that.  Such a server does so in every rollout, so one rollout is enough for the check.
     """
     torch: Any = importlib.import_module("torch")
     # vime loads it the same way; require_data has checked that it is data

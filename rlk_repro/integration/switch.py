@@ -1,7 +1,7 @@
-"""Switch between a trainer and RL-Kernel: read settings from the environment, and apply them by ``install_into``.
+"""Read the settings of the switch from the environment, and replace functions of a trainer's loss module as they say.
 
-The functions of ``TIMERS`` are rebound in both variants, for the timers; requested operators are routed beneath the
-timers.  No trainer file is edited, and no operator is used unless it was requested.
+The functions of ``TIMERS`` are replaced in both variants, so that both are timed.  Inside the timers, calls go to the
+requested operators of RL-Kernel.  No file of the trainer is edited.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 
@@ -23,12 +23,12 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.integration.commits import use_commit
 from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import open_energy
-from rlk_repro.integration.measure.installation import Installation, find_installation
+from rlk_repro.integration.measure.installation import Installation, Maker, find_installation
 from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
 from rlk_repro.integration.measure.profile import StepProfile, Timers
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
 from rlk_repro.integration.measure.shadow import ShadowStep
-from rlk_repro.integration.route.api import Route, RouteContext, RoutedOperator, RouteFactory, dispatch_calls, resolve
+from rlk_repro.integration.route.api import Route, RouteContext, RouteFactory, dispatch_calls, resolve
 from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
 from rlk_repro.integration.route.table import ROUTES
@@ -59,10 +59,10 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings from the environment.  Unless ``VIME_RL_KERNEL`` is 1 the mode is off, without operators.
+    """The settings from the environment.  Unless ``VIME_RL_KERNEL`` is 1, the mode is off and there are no operators.
 
-    ``schedule`` has one letter per rollout, for its variant; without a schedule all rollouts are enabled.  With a
-    ``commit``, RL-Kernel comes from the folder of that name.
+    ``schedule`` has one letter per rollout, which names the rollout's variant; without a schedule all rollouts are
+    enabled.  With a ``commit``, RL-Kernel comes from the folder of that name.
     """
 
     mode: Mode = Mode.OFF
@@ -82,7 +82,8 @@ class Settings:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is anything to do: to route RL-Kernel in, write records, leave a metric out, freeze objects."""
+        """Whether the settings request anything: RL-Kernel, records, a loss without the entropy metric, or frozen
+        objects."""
         return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric or self.gc_freeze_after > 0
 
     @classmethod
@@ -147,7 +148,6 @@ def _read_ops(text: str, problems: list[Problem]) -> tuple[str, ...]:
     return ops
 
 
-Wrapper: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 _CLIP_KL: Final = Timers("clip_kl_forward", "clip_kl_backward")
 TIMERS: Final[Mapping[str, Timers]] = {
     LOG_PROBS: Timers("log_probs_forward", "log_probs_backward", "log_probs_no_grad"),
@@ -170,8 +170,8 @@ def install_into(
     """Rebind the functions of a trainer's loss module; a second call returns the first installation.
 
     Raises:
-        EnvironmentMissing: the module is not the one for which this was written, or the mode is ``require`` and an
-            operator cannot run.
+        EnvironmentMissing: the functions of the module take other arguments than the pinned trainer's, or the mode is
+            ``require`` and an operator cannot run.
         SpecError: this rank's ops file already exists, or the planned commit of RL-Kernel is absent.
     """
     installed = find_installation(target, TIMERS)
@@ -187,7 +187,7 @@ def install_into(
         native = getattr(target, OPERATORS[op].function)
         found[op] = resolve(op, RouteContext(case=case, native=native, args=args, batch=batch, watch=watch), routes)
     rank, world_size = find_rank()
-    # called first, so that a rank that cannot continue tells the ranks that can
+    # called before anything raises: a rank that cannot continue must tell the other ranks
     check_ranks_agree(rank, world_size, _describe_choice(settings, found))
     if settings.mode is Mode.REQUIRE:
         _forbid_fallbacks(found)
@@ -280,17 +280,15 @@ def _rebind_targets(
     batch: CurrentBatch,
     has_entropy_metric: bool,
 ) -> None:
-    claims = [
-        RoutedOperator(OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()
-    ]
+    claims = [(OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
     for name in TIMERS:
-        own = [claim for claim in claims if claim.operator.function == name]
-        wrappers: list[Wrapper] = []
+        own = [claim for claim in claims if claim[0].function == name]
+        wrappers: list[Maker] = []
         if own:
             wrappers.append(
                 functools.partial(dispatch_calls, claims=own, recorder=installation.ledger, turn=installation.turn)
             )
-        reasons = ["timers", *(claim.operator.name for claim in own if claim.route is not None)]
+        reasons = ["timers", *(operator.name for operator, route in own if route is not None)]
         if name == LOG_PROBS and not has_entropy_metric:
             wrappers.append(without_entropy_metric)
             reasons.append("no entropy metric")
@@ -301,14 +299,16 @@ def _rebind_targets(
 
 
 def _wrap(
-    installation: Installation, wrappers: Sequence[Wrapper], name: str, function: Callable[..., Any]
+    installation: Installation, wrappers: Sequence[Maker], name: str, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     for wrapper in wrappers:
         function = wrapper(function)
     function = installation.profile.time_function(function, TIMERS[name])
     shadow, tokens = installation.shadow, installation.tokens
-    follow = {} if shadow is None else {LOG_PROBS: shadow.follow_log_probs, LOSS: shadow.follow_loss}
-    function = follow[name](function) if name in follow else function
+    if shadow is not None and name == LOG_PROBS:
+        function = shadow.follow_log_probs(function)
+    if shadow is not None and name == LOSS:
+        function = shadow.follow_loss(function)
     return tokens.follow_loss(function) if tokens is not None and name == LOSS else function
 
 

@@ -1,6 +1,7 @@
-"""Install the switch into vime, through its ``--custom-megatron-init-path``, in every training process.
+"""Install the switch to RL-Kernel into every training process of vime, whose ``--custom-megatron-init-path`` names
+``install``.
 
-vime calls this once its process groups exist and before the model is built.
+vime calls ``install`` after it has created its process groups and before it builds the model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlk_repro.integration.measure.engines import compose
 from rlk_repro.integration.measure.installation import Installation, check_signatures
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.measure.profiled import ProfiledSteps
@@ -26,7 +26,7 @@ PHASES: Final = {"forward_only": FORWARD_ONLY, "train": UPDATE}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
-    """Install what the environment asks for.  Return None, and change nothing, if it asks for nothing."""
+    """Replace vime's functions as the environment requests; return None, and change nothing, if it requests nothing."""
     settings = Settings.from_env()
     if not settings.is_active:
         return None
@@ -40,11 +40,7 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
     record = installation.open_engines(settings.engines_dir)
     engines = None if record is None else VimeEngines(record)
-    for name, phase in PHASES.items():
-        make: Callable[..., Any] = functools.partial(installation.profile.run_in_phase, phase)
-        if engines is not None and name == "forward_only":
-            make = compose(engines.follow_pass, make)
-        installation.rebind(actor, name, make, "peak memory")
+    installation.rebind_phases(actor, PHASES, None if engines is None else engines.follow_pass)
     if engines is not None:
         for name in abi.begin:
             installation.rebind(actor, name, engines.follow_begin, "record of engines")
@@ -56,7 +52,7 @@ def install(args: argparse.Namespace) -> Installation | None:
 
 
 def install_loss(args: argparse.Namespace) -> Installation | None:
-    """Install into vime's loss module alone, for a program that calls its functions without vime's trainer."""
+    """Replace functions of vime's loss module only, for a program that calls them without vime's trainer."""
     settings = Settings.from_env()
     return _install_loss(args, settings, has_output_layer=False) if settings.is_active else None
 
@@ -75,8 +71,11 @@ def _install_loss(args: argparse.Namespace, settings: Settings, *, has_output_la
 
 
 def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Time Megatron's ``optimizer.step`` (unscaling, clipping, update, parameter copies), and let the actor's model
-    leave out its logits where nothing needs them."""
+    """Wrap the function that builds the model.
+
+    Megatron's ``optimizer.step`` is timed: unscaling, clipping, update and parameter copies.  If ``linear_logp`` runs,
+    the output layers of the actor's model return hidden states.
+    """
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
 
     @functools.wraps(initialize)
@@ -92,8 +91,11 @@ def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..
 
 
 def _begin_step_before(installation: Installation, begin: Callable[..., Any]) -> Callable[..., Any]:
-    """Count rollouts here, because vime gives a rollout's number only after its passes without gradient; the count is
-    compared with vime's number when the step ends."""
+    """Wrap the function with which a rollout begins; the new function counts the rollouts.
+
+    vime tells a rollout's number only after its passes without gradient.  When the step ends, vime's number is compared
+    with the count.
+    """
     numbers = itertools.count()
 
     @functools.wraps(begin)
@@ -107,7 +109,8 @@ def _begin_step_before(installation: Installation, begin: Callable[..., Any]) ->
 def _end_step_after(
     installation: Installation, profiled: ProfiledSteps, log_perf_data: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """End the step when vime logs a rollout's timings: on every rank, after the training, before the weight sync."""
+    """Wrap the function that logs a rollout's timings: every rank calls it after the training and before the weight
+    sync."""
 
     @functools.wraps(log_perf_data)
     def log_and_end_step(rollout_id: int, *args: Any, **kwargs: Any) -> Any:

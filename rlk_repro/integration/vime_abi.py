@@ -1,7 +1,7 @@
-"""Define what one commit of vime, with its pinned Megatron-LM, calls its functions, and how it lays out a batch.
+"""Define the names of one vime commit's functions, with its pinned Megatron-LM, and the layout of its batches.
 
-A second commit is a second entry of ``ABIS``.  The signatures decide which entry applies, because upstream gives its
-training code no version.
+Each supported commit is an entry of ``ABIS``.  The signatures of the imported functions select the entry, because
+vime's training code has no version number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlk_repro.integration.measure.installation import check_signatures, find_signature_problems
+from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.integration.measure.installation import find_signature_problems
 from rlk_repro.integration.route.batch import RowLayout
 
 LOG_PROBS: Final = "calculate_log_probs_and_entropy"
@@ -52,7 +53,7 @@ ABIS: Final[Mapping[str, Abi]] = {
             "initialize_model_and_optimizer": "(args, role)",
             "log_perf_data": "(rollout_id, args, extra_metrics)",
         },
-        # not a method: Ray runs copies of all methods, made before this code can replace one
+        # a function and not a method: Ray copies an actor's methods before this code can replace one
         begin={"get_data_iterator": "(rollout_data)"},
         output_layers={
             "ColumnParallelLinear": "(self, input_, weight, runtime_gather_output)",
@@ -66,17 +67,15 @@ NEWEST: Final = list(ABIS.values())[-1]
 
 
 def find_abi(loss: Any, actor: Any | None = None) -> Abi:
-    """Return the entry that fits a loss module, and an actor module where the trainer has one.
+    """Return the entry whose signatures match a loss module, and an actor module if the trainer has one.
 
     Raises:
-        EnvironmentMissing: no entry fits; the error names the differences from the newest entry.
+        EnvironmentMissing: no entry matches; the error names the differences from the newest entry.
     """
+    problems: list[Problem] = []
     for abi in ABIS.values():
-        problems = find_signature_problems(loss, abi.loss)
-        problems += [] if actor is None else find_signature_problems(actor, abi.actor)
+        problems = [] if actor is None else find_signature_problems(actor, abi.actor)
+        problems += find_signature_problems(loss, abi.loss)
         if not problems:
             return abi
-    if actor is not None:
-        check_signatures(actor, NEWEST.actor)
-    check_signatures(loss, NEWEST.loss)
-    return NEWEST
+    raise EnvironmentMissing(*problems)

@@ -1,7 +1,9 @@
-"""Record what vime's engines compute of the same tokens, in the pass without gradient before a rollout is trained on.
+"""Record what vime's engines compute for the same tokens, in the pass without gradient before the training on a
+rollout.
 
-The rollout's log-probs are those that vLLM gave when it generated; the training's are vime's own, and further passes
-compute the same samples packed in other ways.  What this process cannot see is recorded with its reason.
+An engine is one implementation of the model.  The rollout's log-probs come from vLLM's generation, the training's from
+vime's own pass.  Further passes compute the same samples, packed in other ways.  For what this process cannot record,
+the record holds the reason.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ LACKING: Final = (
     ("log_probs", TRAINING, "tensor parallel 2", "one run has one layout; diff compares two bundles"),
     ("log_probs", GENERATED, "prefix cache", "one run has one setting; diff compares two bundles"),
 )
-"""What is missing, of which engine and case, and why."""
+"""Parts that the record lacks: the part, its engine, its case, and the reason."""
 
 Pass = Callable[..., dict[str, list[torch.Tensor]]]
 
 
 class VimeEngines:
-    """Follows vime's actor; each rollout is recorded once, in the pass over the policy."""
+    """Wraps functions of vime's actor, and records each rollout once: in the pass over the policy's weights."""
 
     def __init__(self, record: EngineRecord) -> None:
         self._record = record
@@ -45,7 +47,7 @@ class VimeEngines:
         self._rollout: tuple[int, Mapping[str, Any]] | None = None
 
     def follow_begin(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap what the actor calls with a rollout's data when it begins to train."""
+        """Wrap the function that the actor calls with a rollout's data when the training on it begins."""
 
         @functools.wraps(begin)
         def note_and_begin(rollout_data: Mapping[str, Any], *rest: Any) -> Any:
@@ -73,7 +75,7 @@ class VimeEngines:
 
 
 class _Step:
-    """One rollout; the layers are recorded of the first one only."""
+    """Records one rollout; layers are recorded for the first rollout only."""
 
     def __init__(self, record: EngineRecord, args: Namespace, model: Any, number: int, data: Mapping[str, Any]) -> None:
         self._record, self._args, self._model, self._number, self._data = record, args, model, number, data
@@ -105,7 +107,7 @@ class _Step:
         return result
 
     def _record_cases(self, compute: Pass, make_iterator: Callable[..., Any], num_chunks: int) -> None:
-        """The training engine on the same samples, packed in other ways."""
+        """Record passes of the training engine over the same samples, packed in other ways."""
         if getattr(self._args, "expert_model_parallel_size", 1) > 1:
             # ranks that exchange tokens would have to run equally many passes
             self._record.skip(self._number, "log_probs", TRAINING, ALONE, "expert parallel ranks exchange tokens")
@@ -122,7 +124,7 @@ class _Step:
             "reordered": ([pair[::-1] for pair in _list_pairs(self._size)], padding),
         }
         for case, (indices, multiplier) in cases.items():
-            # with vime's own switch for it, answers come back in the order of the samples
+            # with a dynamic batch size vime returns results in the order of the samples
             args = Namespace(
                 **vars(self._args) | {"use_dynamic_batch_size": True, "data_pad_size_multiplier": multiplier}
             )
@@ -153,13 +155,13 @@ class _Step:
         self, calls: Iterator[Sequence[int]], packed: dict[int, dict[str, Any]], _module: Any, _args: Any,
         given: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """What goes into the model, sample by sample: tokens and mask between the boundaries that attention gets."""
+        """Note each sample's tokens and loss mask as the model gets them, cut at the boundaries that attention uses."""
         starts = given["packed_seq_params"].cu_seqlens_q.tolist()
         tokens, masks = given["input_ids"].flatten().tolist(), given["loss_mask"].flatten().tolist()
         for place, index in enumerate(next(calls)):
             first, end = starts[place], starts[place + 1]
             if index < self._size:
-                # the mask is given in the rows that predict a token, one before it
+                # a token's mask is in the row that predicts the token, one row earlier
                 mask = masks[end - 1 - self._data["response_lengths"][index] : end - 1]
                 packed[index] = {"tokens": tokens[first:end], "loss_mask": list(map(int, mask)), "padding": 0}
 

@@ -1,6 +1,6 @@
-"""Read the records of engines that an agreement run's trainer wrote; ``integration.measure.engines`` writes them.
+"""Read the records of engines that a trainer wrote in an agreement run; ``integration.measure.engines`` writes them.
 
-Damaged lines are skipped and counted: what they held is missing from the comparison, which says so.  No torch here.
+Damaged lines are skipped and counted, and the comparison reports the count.  This module imports no torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Begin:
 
 @record(**RECORD)
 class SampleInput:
-    """``padding`` is the number of positions in front of the first token; the mask covers the response."""
+    """One sample that an engine was given; ``padding`` is the number of positions before its first token."""
 
     tokens: tuple[Token, ...]
     loss_mask: tuple[Token, ...]
@@ -51,7 +51,7 @@ class SampleInput:
 
 @record(**RECORD)
 class Inputs:
-    """What an engine was given; ``special`` names token ids."""
+    """The samples that an engine was given; ``special`` has the ids of special tokens by name."""
 
     event: Literal["inputs"]
     step: Count
@@ -62,7 +62,7 @@ class Inputs:
 
 @record(**RECORD)
 class Weights:
-    """Hashes of all tensors in the rollout's data type, in the model's order."""
+    """Hashes of all tensors of a model, converted to the rollout's data type, in the model's order."""
 
     event: Literal["weights"]
     step: Count
@@ -72,7 +72,7 @@ class Weights:
 
 @record(**RECORD)
 class LogProbs:
-    """Log-probs of each sample's response tokens; None where one is not finite."""
+    """Log-probs of each sample's response tokens; a log-prob that is not finite is None."""
 
     event: Literal["log_probs"]
     step: Count
@@ -84,7 +84,7 @@ class LogProbs:
 
 @record(**RECORD)
 class Layer:
-    """The output at one point for the chosen tokens, whole or projected, with the norms of the whole."""
+    """One layer's outputs for the chosen tokens, whole or as random projections, and the norms of the whole outputs."""
 
     event: Literal["layer"]
     step: Count
@@ -98,7 +98,7 @@ class Layer:
 
 @record(**RECORD)
 class Skipped:
-    """Why ``what`` of an engine is missing."""
+    """The reason why the weights or the log-probs of an engine are missing."""
 
     event: Literal["skipped"]
     step: Count
@@ -114,9 +114,9 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step, engine and, where an engine runs in several, case.
+    """The record of one rank, by step and engine, and by case if an engine runs in several cases.
 
-    ``num_dropped`` counts lines, or parts of lines over the limit, that could not be read.
+    ``num_dropped`` counts the lines that could not be read.
     """
 
     contract: AgreementContract
@@ -132,7 +132,7 @@ class EngineLog:
         return sorted({*self.inputs, *self.weights, *self.log_probs, *self.layers})
 
     def add(self, line: Inputs | Weights | LogProbs | Layer | Skipped) -> None:
-        """Add a line.
+        """Add a line of the record.
 
         Raises:
             BundleUnreadable: the record has more engines, cases, steps or points than a trainer writes.
@@ -157,7 +157,7 @@ class EngineLog:
 
 
 def read_engines(folder: TrialDir) -> EngineLog | None:
-    """The record of a trial's first rank; None where the trial has no such record.
+    """Return the record of a trial's first rank, or None if the trial has no such record.
 
     Raises:
         BundleUnreadable: a newer version wrote it, it holds no contract, it is too large, or it cannot be read.
@@ -178,7 +178,7 @@ def read_engines(folder: TrialDir) -> EngineLog | None:
 
 
 def read_contract(folder: TrialDir) -> AgreementContract | None:
-    """The contract of a trial's record, which its first line holds; None without such a record.
+    """Return the contract in the first line of a trial's record, or None without such a record.
 
     Raises:
         BundleUnreadable: the line holds no contract.

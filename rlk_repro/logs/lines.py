@@ -1,7 +1,7 @@
 """Find the few relevant lines of a huge log, by byte search over blocks.
 
 This module does not interpret the lines.  It needs memory for one block plus one line.  A line is bounded too: an
-endless one (a progress bar, the NULs that a crashed node leaves in a file) comes in pieces.
+endless one (a progress bar, or NULs that a crashed node leaves in a file) comes in pieces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MAX_LINE_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One physical line (split at ``\\n`` only) or, when ``is_continued``, a later piece of an over-long one."""
+    """One line of the file, which ends at ``\\n`` only, or, with ``is_continued``, a later piece of an over-long
+    line."""
 
     number: int
     text: bytes

@@ -1,6 +1,6 @@
-"""The product's metrics: the printed number behind each, and its series over rollouts.
+"""Define the metrics that are reported: the printed number behind each, and its series over rollouts.
 
-Only data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparisons are in the analysis.
+This module has only data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparisons are in the analysis.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlk_repro.logs.vime import LogSample, ParsedLog, Rows
 
 ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
 CLOCKED: Final = "perf/"
-"""Prefixes of vime's keys of times and rates."""
+"""Prefix of vime's keys of times and rates."""
 
 
 class LogRow(StrEnum):
@@ -174,7 +174,7 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
 
 
 def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, LogSample]:
-    """Return samples by rollout id where all ``num_rows`` rows are printed; time depends on printed rows only."""
+    """Return samples by rollout id; a rollout without all ``num_rows`` rows has none."""
     found: defaultdict[int, list[LogSample]] = defaultdict(list)
     for index in sorted(rows):
         if key in rows[index]:

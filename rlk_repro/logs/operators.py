@@ -70,7 +70,7 @@ class _Cell(_Event):
 
 
 class Time(_Cell):
-    """One cell in one sweep: the seconds of each timed call, or why they are missing."""
+    """The times of one cell in one sweep: the seconds of each timed call, or the reason why there are none."""
 
     event: Literal["time"]
     sweep: Number
@@ -85,7 +85,8 @@ class Time(_Cell):
 
 
 class OracleCheck(_Cell):
-    """A check after the last sweep: one cell against float64 and against itself, and the kernels that it ran."""
+    """The check of one cell after the last sweep, against float64 and against a second call, with the kernels that
+    ran."""
 
     event: Literal["check"]
     status: OperatorStatus
@@ -123,7 +124,7 @@ def parse_operators(path: Path) -> OperatorLog:
 
 
 def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
-    """Do what ``parse_operators`` does, for an open binary stream."""
+    """Read a trial's log from an open binary stream."""
     reader = _Reader()
     for line in LineScanner(stream, {_NEEDLE: b""}):
         reader.read_line(line)

@@ -53,7 +53,7 @@ class RankOps:
 
 
 class TimerSample(NamedTuple):
-    """The largest value over ranks, and its place."""
+    """The largest value of all ranks, with its rank, file and line."""
 
     value: float
     rank: int
@@ -62,7 +62,7 @@ class TimerSample(NamedTuple):
 
 
 class ShadowSample(NamedTuple):
-    """A shadow of one rank, and its place."""
+    """One shadow comparison of one rank, with its file and line."""
 
     rank: int
     step: int
@@ -183,7 +183,7 @@ def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
 
 
 def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
-    """Read only the records that compare training with rollout, with their rank and step.
+    """Read only the records that compare log-probs of training and rollout; yield the rank and the step of each.
 
     Raises:
         BundleUnreadable: a file cannot be read.

@@ -1,4 +1,4 @@
-"""The lines of an ops file: strict in type, bounded in count, tolerant of fields that a newer version adds."""
+"""Define the lines of an ops file: types are strict, sizes are limited, and fields of a newer version are ignored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORD: Final[Any] = {
 
 @record(**RECORD)
 class OpCount:
-    """Calls that RL-Kernel served and their rows of logits; calls that it should have served but did not."""
+    """Calls that RL-Kernel served, their rows of logits, and calls that fell back to the trainer's function."""
 
     calls: Count = 0
     tokens: Count = 0
@@ -44,7 +44,7 @@ class OpCount:
 
 @record(**RECORD)
 class Install:
-    """How a rank was set up."""
+    """The settings with which a rank started."""
 
     event: Literal["install"]
     schema_: Count = Field(alias="schema")

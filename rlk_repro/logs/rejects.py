@@ -1,4 +1,4 @@
-"""Lines that a parser refused: a bounded list with line numbers, and exact totals per reason."""
+"""Collect the lines that a parser refused: a bounded list with line numbers, and exact totals per reason."""
 
 from __future__ import annotations
 

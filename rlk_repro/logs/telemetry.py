@@ -1,8 +1,8 @@
-"""Read from a node's ``telemetry.jsonl`` how often a trial's devices were slowed down.  The node agent samples.
+"""Read from a node's ``telemetry.jsonl`` how often a trial's devices were slowed down.
 
-A sample is ``{"t": unix seconds, "trial": name or null, "cpu_percent", "rss_bytes", "gpus": [{"index",
-"memory_used_bytes", "utilization_percent", "power_w", "temperature_c", "sm_clock_mhz", "throttle_reasons": [...]}]}``;
-values that a node cannot measure are null or absent.
+Each line is a sample of the node agent: ``{"t": unix seconds, "trial": name or null, "cpu_percent", "rss_bytes",
+"gpus": [{"index", "memory_used_bytes", "utilization_percent", "power_w", "temperature_c", "sm_clock_mhz",
+"throttle_reasons": [...]}]}``.  Values that a node cannot measure are null or absent.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def parse_log(path: Path) -> ParsedLog:
 
 
 def parse_stream(stream: IO[bytes]) -> ParsedLog:
-    """Do what ``parse_log`` does, for an open binary stream."""
+    """Read a trial's log from an open binary stream."""
     reader = _LogReader()
     for line in LineScanner(stream, _NEEDLES):
         reader.read_line(line)

@@ -1,4 +1,5 @@
-"""Run the trainer: ``python -m rlk_repro.refengine``.  A user's error becomes two lines and its exit code."""
+"""Run the reference trainer: ``python -m rlk_repro.refengine``.  An error of the user becomes two lines and an exit
+code."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def save_samples(template: str, rollout_id: int, samples: Sequence[Sample]) -> N
 
 
 def check_rollout_files(template: str, num_rollout: int) -> None:
-    """Raise SpecError with every missing file; no other rollout ever replaces a missing one."""
+    """Raise SpecError with every missing file, because nothing may replace a missing rollout."""
     paths = [make_rollout_path(template, rollout_id) for rollout_id in range(num_rollout)]
     missing = [Problem(str(path), "stored rollout is missing") for path in paths if not path.is_file()]
     if missing:
@@ -180,7 +180,7 @@ def make_loss_batch(
     ref_log_probs: Sequence[torch.Tensor] = (),
     advantages: Sequence[torch.Tensor] = (),
 ) -> LossBatch:
-    """Select the microbatch's samples from the rollout; a keyword list may be empty while it is not known."""
+    """Return the loss's batch of a microbatch; a keyword list is empty while its values are not computed yet."""
     indices = microbatch.indices
     batch = LossBatch(
         unconcat_tokens=[data.tokens[i] for i in indices],

@@ -15,12 +15,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""A function (layer, q [N, heads, D], k and v [N, groups, D]) -> [N, heads, D]."""
+"""A function of layer, q [N, heads, D], and k and v [N, groups, D], which returns [N, heads, D]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes of the model; ``dtype`` is that of activations.  The head's logits are float32, or float64 as those."""
+    """Sizes of the model, and the ``dtype`` of its activations.  The logits are float32, or float64 if that is the
+    dtype."""
 
     num_layers: int
     hidden_size: int
@@ -123,7 +124,8 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The model: tokens [N], positions [N], attend -> logits [N, V] float32, or float64 of a float64 model."""
+    """The model: from tokens [N], positions [N] and ``attend`` to logits [N, V], float32 or, in a float64 model,
+    float64."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -182,12 +184,13 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """x in float32; in float64 as it is."""
+    """Return ``x`` in float32, or unchanged if it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 class PackedLayout:
-    """Samples laid end to end in T rows: the position of each row in its sample, and causal attention in samples."""
+    """The layout of samples that follow one another in T rows: each row's position in its sample, and causal
+    attention."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.num_samples, self.longest = len(lengths), max(lengths)
@@ -197,7 +200,7 @@ class PackedLayout:
         self.samples = samples
 
     def attend(self, _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Pad to [samples, heads, longest, D], attend causally, pack again.
+        """Pad the rows to [samples, heads, longest, D], attend causally, and pack them again.
 
         The padding is on the right, where causal attention hides it from every real row.
         """

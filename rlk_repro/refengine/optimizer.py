@@ -21,7 +21,7 @@ class ParameterGroup:
 
 
 class AdamW:
-    """AdamW with decoupled weight decay (arxiv.org/abs/1711.05101) on matrices; norm weights do not decay."""
+    """Update parameters by AdamW with decoupled weight decay (arxiv.org/abs/1711.05101); only matrices decay."""
 
     def __init__(
         self, model: torch.nn.Module, *, lr: float, betas: tuple[float, float], weight_decay: float, clip_grad: float

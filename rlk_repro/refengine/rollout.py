@@ -1,6 +1,6 @@
-"""Generate with the rollout copy: its own weights, decoding token by token over a key/value cache, log-probs.
+"""Generate responses and their log-probs with a copy of the model, token by token with a key/value cache.
 
-The trainer never reads these weights, and this module gets the trainer's weights only by ``load_weights``.
+The trainer never reads the copy's weights, and this module gets the trainer's weights only by ``load_weights``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class KeyValueCache:
 
 
 class RolloutEngine:
-    """The generator; its own weights are stored in the model's activation dtype."""
+    """Generates responses; its own weights have the dtype of the model's activations."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.model = Transformer(config).to(device=device, dtype=config.dtype).requires_grad_(requires_grad=False)
@@ -115,7 +115,7 @@ def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response
 
 
 def make_samples(questions: Sequence[task.Question], responses: Sequence[Response]) -> list[Sample]:
-    """Judge the responses; question i owns the i-th group of ``len(responses) / len(questions)`` responses."""
+    """Make samples with rewards from the responses; each question owns the same number of neighbouring responses."""
     group_size = len(responses) // len(questions)
     return [
         _make_sample(index // group_size, index, questions[index // group_size], response)

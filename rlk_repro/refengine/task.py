@@ -1,7 +1,4 @@
-"""Make the task: additions written in characters, drawn from the seed, and the rule that rewards an answer.
-
-Nothing is read from disk, and the model never trains on the answers: it sees an answer only by the reward.
-"""
+"""Define the task: additions written in characters, drawn from the seed, and the rule that rewards an answer."""
 
 from __future__ import annotations
 

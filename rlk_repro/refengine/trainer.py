@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
 def frozen_heap() -> Iterator[None]:
     """Exclude the existing objects from garbage collection.
 
-    A full collection visits all objects of torch's import: 170 000 objects, 80 to 100 ms measured on a CPU, where a
-    pass of the smoke run takes 20 ms.  Its time depends on the number of objects only.  It therefore hit the same
-    scored step of every trial, and a median over trials did not remove it.
+    A full collection visits all objects of torch's import: 170 000 objects, which took 80 to 100 ms on a CPU, where a
+    pass of the smoke run takes 20 ms.  Its time depends on the number of objects only, so it fell into the same scored
+    step of every trial, and a median over trials did not remove it.
     """
     gc.collect()
     gc.freeze()

@@ -84,7 +84,10 @@ def test_ranks_without_a_launcher_are_refused() -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     done = run_module("--device", "cuda", environ={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 3
-    assert done.stderr == "this machine cannot: --device cuda: too few GPUs are seen, got 0, expected 1 or more\n"
+    assert done.stderr == (
+        "this machine cannot: --device cuda: torch sees too few GPUs, got 0, expected 1 or more\n"
+        "  hint: use --device cpu\n"
+    )
 
 
 def bench_module(folder: Path, *arguments: str) -> RunDir:

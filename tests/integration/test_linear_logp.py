@@ -236,7 +236,7 @@ def test_an_answer_that_is_not_a_log_prob_is_reported_at_the_end_of_the_step(
     module = load_loss_module()
     with install(module) as installation:
         train(module, hand_over)
-        with pytest.raises(CheckFailed, match=r"linear_logp, step 0: RL-Kernel answered [\d.]+ where values above 0"):
+        with pytest.raises(CheckFailed, match=r"linear_logp, step 0: RL-Kernel returned [\d.]+, and values above 0"):
             installation.end_step(0)
 
 

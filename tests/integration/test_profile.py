@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rlk_repro.integration.measure.profile import HostMemory, StepProfile, Timers
+from rlk_repro.integration.measure.profile import HostClock, HostMemory, StepProfile, Timers
 from rlk_repro.integration.switch import Settings, install_into
 from rlk_repro.operators import Case
 from tests.support.loss_examples import load_loss_module, make_args, make_batch, make_logits, train_once
@@ -19,7 +19,7 @@ from tests.support.loss_examples import load_loss_module, make_args, make_batch,
 TIMERS = Timers("forward", "backward", "no_grad")
 
 
-class Ticks:
+class Ticks(HostClock):
     """A clock that counts how often it was looked at."""
 
     def __init__(self) -> None:
@@ -28,15 +28,6 @@ class Ticks:
     def mark(self) -> int:
         self.now += 1
         return self.now
-
-    def settle(self) -> None:
-        pass
-
-    def elapsed_s(self, begin: int, end: int) -> float:
-        return float(end - begin)
-
-    def forget(self) -> None:
-        pass
 
 
 def make_profile(*, is_counting: bool = False) -> StepProfile:

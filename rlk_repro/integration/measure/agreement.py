@@ -23,7 +23,7 @@ _SUMS: Final = ("abs", "k1", "k3")
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The trainer's call of its loss, by sample: log-probs and loss masks of the response, and all tokens."""
+    """One call of the trainer's loss, by sample: log-probs and loss masks of the response, and all tokens."""
 
     ours: Sequence[torch.Tensor]
     theirs: Sequence[torch.Tensor]
@@ -47,7 +47,7 @@ class _Table:
 
 
 class TokenRecord:
-    """Follow the trainer's loss; ``refusal`` is the reason why this run can have no record."""
+    """Records the calls of the trainer's loss; ``refusal`` is the reason why this run can have no record."""
 
     def __init__(self, layout: RowLayout, refusal: str = "") -> None:
         self._layout, self._refusal, self._reason = layout, refusal, refusal

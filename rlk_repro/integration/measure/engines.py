@@ -1,14 +1,14 @@
-"""Record what engines compute of the same tokens: inputs, weights, log-probs, and outputs of layers.
+"""Write the record by which engines are compared: inputs, weights, log-probs and layer outputs for the same tokens.
 
-An engine is one implementation of the model: the rollout's, the training's, a reference.  The record is for a run that
-asks whether engines agree; nothing here is cheap enough for one that measures time.
+An engine is one implementation of the model: the rollout's, the training's, or a reference.  The record slows a step
+down, so a run that measures time writes none.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import attrgetter
@@ -28,23 +28,24 @@ MAX_CHOSEN: Final = 16
 MAX_CHOSEN_PER_SAMPLE: Final = 4
 LAYER_CASES: Final = frozenset({AS_RUN, ALONE})
 NUM_WHOLE: Final = 64
-"""Outputs of at most this width are kept whole, wider ones as so many random projections."""
+"""Largest width of an output that is kept whole; a wider output becomes this many random projections."""
 DIALECTS: Final = (
     ("blocks", "attention", "ffn", "norm"),
     ("decoder.layers", "self_attention", "mlp", "decoder.final_layernorm"),
     ("model.layers", "self_attn", "mlp", "model.norm"),
 )
-"""Names of modules in the reference trainer, in Megatron-LM, and in transformers and vLLM: layers, within a layer its
-attention and its MLP or experts, and the final norm.
+"""Names of modules in the reference trainer, in Megatron-LM, and in transformers and vLLM.
+
+Each entry names the list of layers, a layer's attention, a layer's MLP or experts, and the final norm.
 """
 
 Sample = Mapping[str, Any]
 Chosen = Sequence[tuple[int, int]]
-"""Tokens whose layers are recorded: sample, and the row in it that predicts the token."""
+"""Tokens whose layers are recorded: the number of the sample, and the row in it that predicts the token."""
 
 
 class EngineRecord:
-    """Writes the record of one rank; the first line holds the contract that the comparison follows."""
+    """Writes the record of one rank; its first line holds the contract by which engines are compared."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._writer = OpsWriter(folder, rank)
@@ -54,7 +55,11 @@ class EngineRecord:
     def write_inputs(
         self, step: int, engine: str, samples: Sequence[Sample], special: Mapping[str, int] | None = None
     ) -> None:
-        """Each sample has ``tokens``, ``loss_mask`` of its response, and ``padding`` in front of its first token."""
+        """Write the samples that an engine was given.
+
+        Each sample has ``tokens``, the ``loss_mask`` of its response, and the number of ``padding`` positions before
+        its tokens.
+        """
         self._writer.write("inputs", step=step, engine=engine, samples=list(samples), special=dict(special or {}))
 
     def write_weights(self, step: int, engine: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -62,19 +67,16 @@ class EngineRecord:
         self._writer.write("weights", step=step, engine=engine, tensors=hashes)
 
     def write_log_probs(self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor]) -> None:
-        """``rows`` are the log-probs of each sample's response tokens."""
+        """Write log-probs; ``rows`` has those of each sample's response tokens."""
         values = [list_numbers(row) for row in rows]
         self._writer.write("log_probs", step=step, engine=engine, case=case, dtype=dtype, values=values)
 
     def write_pass(
         self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor], capture: LayerCapture
     ) -> None:
-        """Write the log-probs of one pass of an engine, and the layers that were captured during it."""
+        """Write the log-probs of one pass of an engine, and the layer outputs that were captured during the pass."""
         self.write_log_probs(step, engine, case, dtype, rows)
-        self._write_layers(step, engine, case, dtype, capture.found)
-
-    def _write_layers(self, step: int, engine: str, case: str, dtype: str, found: Mapping[str, torch.Tensor]) -> None:
-        for point, values in found.items():
+        for point, values in capture.found.items():
             wide = values.double()
             norms, kept = list_numbers(wide.norm(dim=-1)), [list_numbers(row) for row in project(wide)]
             self._writer.write(
@@ -82,7 +84,7 @@ class EngineRecord:
             )
 
     def skip(self, step: int, what: str, engine: str, case: str, reason: str) -> None:
-        """Say why ``weights`` or ``log_probs`` of an engine are missing."""
+        """Record why the ``weights`` or the ``log_probs`` of an engine are missing."""
         self._writer.write("skipped", step=step, what=what, engine=engine, case=case, reason=reason)
 
     def close(self) -> None:
@@ -90,7 +92,7 @@ class EngineRecord:
 
 
 def list_numbers(values: torch.Tensor) -> list[float]:
-    """In float64; the writer turns numbers that are not finite into null."""
+    """Return the values as float64 numbers; the writer turns numbers that are not finite into null."""
     numbers: list[float] = values.detach().double().flatten().tolist()
     return numbers
 
@@ -103,7 +105,8 @@ def hash_tensor(tensor: torch.Tensor) -> str:
 
 
 def project(values: torch.Tensor) -> torch.Tensor:
-    """[rows, 64]: a projection that keeps the length of a difference in the mean; narrow values stay whole."""
+    """Return [rows, 64] random projections, which on average keep the length of a difference; narrow values stay
+    whole."""
     width = values.shape[-1]
     if width <= NUM_WHOLE:
         return values
@@ -114,7 +117,7 @@ def project(values: torch.Tensor) -> torch.Tensor:
 
 
 def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The first response tokens of the first samples, which are given by length and length of the response."""
+    """Return the first response tokens of the first samples; ``samples`` has each one's length and response length."""
     chosen = [
         (number, length - response - 1 + place)
         for number, (length, response) in enumerate(samples)
@@ -124,9 +127,9 @@ def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class LayerCapture:
-    """Keeps the outputs of a model's layers for chosen rows.
+    """Keeps the outputs of a model's layers for chosen tokens.
 
-    ``calls`` has for each call of the model the number of each chosen token with its row among the packed rows.
+    ``calls`` has an entry for each call of the model: the number of each chosen token in it, and the token's row.
     """
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]]) -> None:
@@ -138,7 +141,8 @@ class LayerCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Keep outputs while the block runs; of no chosen token, or of a model of another form, nothing is kept."""
+        """Keep outputs while the block runs; without chosen tokens, or in a model whose modules have other names, keep
+        none."""
         with ExitStack() as stack:
             for number, (point, module) in enumerate(list_points(model) if any(map(len, self._calls)) else ()):
                 if not number:
@@ -149,7 +153,7 @@ class LayerCapture:
 
     @property
     def found(self) -> dict[str, torch.Tensor]:
-        """By point, in the order of computation: [chosen tokens, width]."""
+        """The kept outputs by point, in the order of computation, each [chosen tokens, width]."""
         return {point: torch.cat(parts)[self._order] for point, parts in self._kept.items()}
 
     def _count(self, _module: Any, _arguments: Any) -> None:
@@ -159,7 +163,7 @@ class LayerCapture:
         if self._call >= len(self._calls):
             return
         parts = output if isinstance(output, tuple) else (output,)
-        # vLLM's layers return what is to be added to the residual stream, and that stream
+        # a layer of vLLM returns two tensors whose sum is the residual stream
         is_sum = is_sum and len(parts) == 2 and getattr(parts[1], "shape", None) == parts[0].shape
         value = parts[0] + parts[1] if is_sum else parts[0]
         rows = value.detach().reshape(-1, value.shape[-1])
@@ -167,7 +171,8 @@ class LayerCapture:
 
 
 def list_points(model: Any) -> Iterator[tuple[str, Any]]:
-    """The watched modules by name; the first is called before all others, the model itself gives the logits."""
+    """Yield each watched module with its point's name, first the one that is called first; the model gives the
+    logits."""
     for layers, attention, mlp, norm in DIALECTS:
         found = _find(model, layers)
         if found is None:
@@ -190,28 +195,16 @@ def _find(owner: Any, path: str) -> Any:
 
 
 def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]) -> LayerCapture:
-    """Capture the chosen tokens in the cases whose layers are recorded, and none in any other case."""
-    return LayerCapture(locate(chosen if case in LAYER_CASES else (), calls, lengths))
+    """Capture the chosen tokens in the cases whose layers are recorded, and none in any other case.
 
-
-def locate(chosen: Chosen, calls: Iterable[Sequence[int]], lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """For ``LayerCapture``: where the chosen tokens are, of calls that pack samples one after another."""
+    Each of ``calls`` packs the samples of these numbers one after another; ``lengths`` are the lengths of all samples.
+    """
+    tokens = chosen if case in LAYER_CASES else ()
     found: list[list[tuple[int, int]]] = []
     for samples in calls:
         starts, start = {}, 0
         for sample in samples:
             starts[sample] = start
             start += lengths[sample]
-        found.append([(n, starts[sample] + row) for n, (sample, row) in enumerate(chosen) if sample in starts])
-    return found
-
-
-def compose(*makers: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
-    """One maker of a replacement from several; the first one's is the innermost."""
-
-    def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        for maker in makers:
-            function = maker(function)
-        return function
-
-    return make
+        found.append([(n, starts[sample] + row) for n, (sample, row) in enumerate(tokens) if sample in starts])
+    return LayerCapture(found)

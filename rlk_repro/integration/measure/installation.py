@@ -1,8 +1,9 @@
-"""Record the functions that were replaced in one trainer, and restore them; ``switch`` decides which ones."""
+"""Replace functions of one trainer, and restore them; ``switch`` decides which functions."""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import hashlib
 import inspect
@@ -10,8 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import write_json
@@ -20,7 +20,7 @@ from rlk_repro.integration.measure.energy import EnergyCounter
 from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.libraries import loaded_libraries
-from rlk_repro.integration.measure.profile import StepProfile, read_counts
+from rlk_repro.integration.measure.profile import FORWARD_ONLY, StepProfile, read_counts
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
 from rlk_repro.integration.measure.shadow import ShadowStep
 from rlk_repro.integration.route.api import Turn
@@ -29,6 +29,7 @@ from rlk_repro.schedule import LETTERS, SHADOW
 
 logger = logging.getLogger(__name__)
 
+Maker: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 _HANDLE: Final = "rlk_repro_installation"
 
 
@@ -62,9 +63,7 @@ class Installation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
     def undo(self) -> None:
@@ -73,8 +72,9 @@ class Installation:
     def on_undo(self, function: Callable[..., Any], *args: Any) -> None:
         self._undo.callback(function, *args)
 
-    def rebind(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]], why: str) -> None:
-        """Replace ``owner.name`` by the function that ``make`` builds around it; once only, and until ``undo``."""
+    def rebind(self, owner: Any, name: str, make: Maker, why: str) -> None:
+        """Replace ``owner.name`` by what ``make`` builds around it, until ``undo``; a replaced function is not replaced
+        again."""
         original = getattr(owner, name)
         if getattr(original, _HANDLE, None) is self:
             return
@@ -84,6 +84,15 @@ class Installation:
         setattr(owner, name, replacement)
         self._undo.callback(*undo)
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
+
+    def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
+        """Measure the peak memory of each phase; ``follow`` wraps the pass without gradient, inside its phase."""
+        for name, phase in phases.items():
+            make = functools.partial(self._wrap_phase, phase, follow if phase == FORWARD_ONLY else None)
+            self.rebind(owner, name, make, "peak memory")
+
+    def _wrap_phase(self, phase: str, follow: Maker | None, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self.profile.run_in_phase(phase, function if follow is None else follow(function))
 
     def open_engines(self, folder: Path | None) -> EngineRecord | None:
         """Open this rank's record of engines; return None where none is asked for, or where it is open already."""
@@ -137,7 +146,8 @@ class Installation:
             )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
-        """Return the variant of the step that ends (None where it did not begin), and torch's counts during it."""
+        """Return the variant of the step that ends, and torch's counts during it; None for a step that did not
+        begin."""
         if not self._schedule:
             return {}
         before, self._counts = self._counts, read_counts()
@@ -158,7 +168,7 @@ def freeze_objects() -> int:
 
 
 def find_installation(owner: Any, names: Iterable[str]) -> Installation | None:
-    """Find an installation that has replaced one of these functions."""
+    """Return the installation that has replaced one of these functions, if there is one."""
     found = (getattr(getattr(owner, name, None), _HANDLE, None) for name in names)
     return next((item for item in found if item is not None), None)
 

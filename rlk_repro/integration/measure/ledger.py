@@ -22,9 +22,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The implementation that an operator resolved to.  In a fallback it is the trainer's; ``version`` is empty.
+    """The implementation that an operator resolved to.  In a fallback it is the trainer's function, and ``version`` is
+    empty.
 
-    ``provenance`` is RL-Kernel's own account, where RL-Kernel dispatched by contract.
+    ``provenance`` is RL-Kernel's own report, if RL-Kernel dispatched by contract.
     """
 
     op: str
@@ -134,10 +135,11 @@ class Ledger:
         odd: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        """Record a step; ``odd`` names invalid answers of RL-Kernel by operator, ``more`` are other fields.
+        """Record a step; ``odd`` holds what was invalid in RL-Kernel's results, by operator, and ``more`` holds other
+        fields.
 
         Raises:
-            CheckFailed: an answer was invalid, and the mode forbids going on.
+            CheckFailed: a result was invalid, and the mode forbids to continue.
         """
         self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **more)
         self._step = {op: Count() for op in self._step}

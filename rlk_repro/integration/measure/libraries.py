@@ -24,7 +24,7 @@ PACKAGES: Final = (
     "vime", "vllm",
 )  # fmt: skip
 SOURCES: Final = ("megatron", "rl_engine", "vime")
-"""Packages whose files decide what is measured; the version of unreleased code says too little."""
+"""Packages whose files are hashed, because a version number does not identify unreleased code."""
 COLLECTIVES: Final = re.compile(r"/lib(nccl|rccl)\.so[^/]*$")
 CUDNN: Final = re.compile(r"/libcudnn\.so[^/]*$")
 RL_KERNEL_EXTENSION: Final = "rl_engine._C"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
@@ -29,26 +29,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Timers:
-    """The timers of one function: calls without gradient count as ``no_grad``, or else as ``forward``."""
+    """The timers of one function: ``no_grad``, if given, counts the calls without gradient, and ``forward`` all
+    others."""
 
     forward: str
     backward: str | None = None
     no_grad: str | None = None
 
 
-class MomentClock(Protocol):
-    """A clock that marks moments and, once they are settled, returns seconds between them, until they are forgotten."""
-
-    def mark(self) -> Any: ...
-
-    def settle(self) -> None: ...
-
-    def elapsed_s(self, begin: Any, end: Any) -> float: ...
-
-    def forget(self) -> None: ...
-
-
 class HostClock:
+    """Host time.  A clock marks moments, and returns the seconds between them once ``settle`` has been called."""
+
     def mark(self) -> float:
         return time.perf_counter()
 
@@ -63,10 +54,10 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events on the stream that is current at a mark: time on the device, including its idle gaps.
+    """Events on the stream that is current at a mark: they give time on the device, including its idle gaps.
 
-    Events are reused, and the stream's object is made again only for another stream: both cost the host more time than
-    recording an event.
+    Events are reused, and the stream's object is made again only for another stream: to make either costs the host more
+    time than to record an event.
     """
 
     def __init__(self) -> None:
@@ -95,6 +86,13 @@ class DeviceClock:
         self._num_used = 0
 
 
+Clock: TypeAlias = HostClock | DeviceClock
+
+
+def make_clock(*, is_device: bool) -> Clock:
+    return DeviceClock() if is_device else HostClock()
+
+
 class StepProfile:
     """Seconds per timer over one step, and the peak memory of the step and of its phases.
 
@@ -102,7 +100,7 @@ class StepProfile:
     """
 
     def __init__(self, platform: str) -> None:
-        self._clock: MomentClock = HostClock() if platform == Platform.CPU else DeviceClock()
+        self._clock = make_clock(is_device=platform != Platform.CPU)
         self._memory = HostMemory() if platform == Platform.CPU else DeviceMemory()
         self._intervals: list[tuple[str, Any, Any]] = []
         self._spans: list[_BackwardSpan] = []
@@ -211,10 +209,11 @@ class _BackwardSpan:
 
     __slots__ = ("_begin", "_clock", "_end", "_intervals", "_name", "_num_left", "num_inputs")
 
-    def __init__(self, name: str, clock: MomentClock, intervals: list[tuple[str, Any, Any]]) -> None:
+    def __init__(self, name: str, clock: Clock, intervals: list[tuple[str, Any, Any]]) -> None:
         self.num_inputs = 0
         self._name, self._clock, self._intervals = name, clock, intervals
-        self._begin = self._end = None
+        self._begin: Any = None
+        self._end: Any = None
         self._num_left = 0
 
     def mark_input(self, value: Any) -> Any:
@@ -245,7 +244,7 @@ class _BackwardSpan:
             self.close()
 
     def close(self) -> None:
-        """Keep what was seen; gradients may never reach some inputs, or any."""
+        """End the interval with what was seen so far, because gradients may not reach every input."""
         if self._begin is not None and self._end is not None:
             self._intervals.append((self._name, self._begin, self._end))
         self._begin = self._end = None

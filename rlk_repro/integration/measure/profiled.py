@@ -1,4 +1,5 @@
-"""Tells a profiler that started this rank which steps to record: nsys by CUDA's own calls, rocprofv3 by ROCTX's."""
+"""Tell the profiler that started this rank which steps to record: nsys by calls of CUDA, rocprofv3 by calls of
+ROCTX."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ ROCTX: Final = "librocprofiler-sdk-roctx.so"
 
 
 class ProfiledSteps:
-    """Start recording before the first of the profiled rollouts and stop after the last; by default record nothing.
+    """Starts the recording before the first profiled rollout and stops it after the last; by default records nothing.
 
-    ``steps`` is ``first:end``, the first rollout after those; rollout 0 is never recorded.
+    ``steps`` is ``first:end``: the first profiled rollout, and the first one after the profiled ones.  Rollout 0 is
+    never recorded.
     """
 
     def __init__(self, steps: str = "", switch: Callable[[bool], None] | None = None) -> None:

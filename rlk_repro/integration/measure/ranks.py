@@ -1,4 +1,4 @@
-"""This process's rank, and a check that all ranks use the same switch: otherwise their collectives would hang."""
+"""Find this process's rank, and check that all ranks use the same settings: otherwise their collectives would hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 from rlk_repro.base.errors import CheckFailed, Problem
 
 WAIT_S: Final = 300.0
-"""Once their process groups exist, ranks get here within seconds of each other."""
+"""Seconds to wait for another rank; ranks normally arrive within seconds of each other."""
 _rounds = itertools.count()
 
 
@@ -27,10 +27,10 @@ def find_rank() -> tuple[int, int]:
 def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float = WAIT_S) -> None:
     """Compare ``choice`` between the ranks, through the store by which their process group met.
 
-    A collective would not do: a rank that was switched off takes part in none.
+    A collective is impossible here: a rank that is switched off does not call this function.
 
     Raises:
-        CheckFailed: ranks chose differently, or some ranks did not call this function.
+        CheckFailed: ranks made different choices, or some ranks did not call this function.
     """
     if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
         return

@@ -32,9 +32,10 @@ PEAKED: Final = "peaked"
 SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
 """Factors on the logits.  Logits of random weights are nearly uniform, and hide errors of peaked ones."""
 MAX_ROWS: Final = 2048
-"""Logits of a real model take gigabytes, and a comparison needs several tensors of their size."""
+"""Largest number of rows to compare: logits of a real model take gigabytes, and a comparison needs several such
+tensors."""
 MAX_WHOLE_BYTES: Final = 2 << 30
-"""The limit for logits that cannot be cut: an operator that serves the whole loss takes all their rows."""
+"""Largest size of logits that cannot be cut: an operator that serves the whole loss takes all their rows."""
 NUM_BUFFERS: Final = 6
 """The number of tensors of the compared logits' size that must fit into memory at once."""
 MAX_ERROR: Final = 300
@@ -94,7 +95,8 @@ class ShadowStep:
         self._step, self._seen = step, None
 
     def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's log-probs, to learn their call and to replace its answer."""
+        """Wrap the trainer's log-prob function, to keep a call with its result, and to replace the result in a
+        comparison."""
         self._find_log_probs, signature = function, inspect.signature(function)
 
         def compute(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +135,8 @@ class ShadowStep:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Leave no trace in timers, memory and watched answers, or in the tensors that a recomputed loss saves."""
+        """Keep the comparison out of timers, memory and watched results, and out of the tensors that a recomputed loss
+        saves."""
         # a recomputed loss counts the tensors that are saved, unless other hooks take them
         keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         is_enabled = self._turn.is_enabled
@@ -222,12 +225,12 @@ def _scale(logits: torch.Tensor, case: str) -> torch.Tensor:
 
 
 def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
-    """Return the first rows by a route, and the other rows as the trainer found them."""
+    """Return the first rows as a route computed them, and the other rows as the trainer computed them."""
     return None if whole is None else torch.cat([rows, whole[len(rows) :]])
 
 
 def _hear_ranks(problem: str, call: Mapping[str, Any]) -> str:
-    """Return this rank's problem, or that another rank of the group has one: then no rank begins a collective."""
+    """Return this rank's problem, or that another rank of the group has a problem: then no rank begins a collective."""
     shard = Shard.of(call["tp_group"])
     if shard.size == 1:
         return problem

@@ -1,6 +1,6 @@
-"""Define a route, find the route of an operator, and wrap a trainer's function so that its calls go to the route.
+"""Define routes, by which RL-Kernel serves calls of a trainer's function, and wrap the function to use them.
 
-A fallback has a reason that was known before the call; an error inside an implementation is never a fallback.  This
+A fallback has a reason that was known before the call; an error inside an implementation never causes a fallback.  This
 folder needs only torch and the table of operators, so a trainer could adopt it unchanged.
 """
 
@@ -11,16 +11,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from rlk_repro.integration.route.batch import CurrentBatch
-from rlk_repro.integration.route.rl_kernel import Provenance
+from rlk_repro.integration.route.rl_kernel import PACKAGE, Provenance
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.operators import OPERATORS, Case, Operator, Reason, Refusal, find_refusal
 
-RL_KERNEL_PACKAGE: Final = "rl_engine"
 Call: TypeAlias = Mapping[str, Any]
 
 
@@ -51,27 +50,22 @@ class RouteContext:
 
 
 RouteFactory: TypeAlias = Callable[[RouteContext], Route | Refusal]
+Claim: TypeAlias = tuple[Operator, Route | None]
+"""A requested operator with its route; without a route, every call that the operator would serve is a fallback."""
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Find the route of ``op``: check the table's rules, then the route itself, then whether its class counts."""
+    """Return the route of ``op``, or a refusal from the table's rules, from the route, or because its class is not
+    accepted."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal
     if op not in routes:
-        return Refusal(Reason.NO_ROUTE if find_spec(RL_KERNEL_PACKAGE) else Reason.NOT_IMPORTABLE)
+        return Refusal(Reason.NO_ROUTE if find_spec(PACKAGE) else Reason.NOT_IMPORTABLE)
     route = routes[op](context)
     if isinstance(route, Route) and not OPERATORS[op].find_implementation(context.case.platform, route.implementation):
         return Refusal(Reason.NOT_ACCEPTED, route.implementation)
     return route
-
-
-@dataclass(frozen=True)
-class RoutedOperator:
-    """A requested operator with its route; without a route, every call that it would serve is a fallback."""
-
-    operator: Operator
-    route: Route | None
 
 
 @dataclass
@@ -102,7 +96,7 @@ class Recorder(Protocol):
 class Turn:
     """Whether RL-Kernel is in use now; otherwise every call goes to the trainer's own function and is not counted.
 
-    ``aside`` takes the record of calls that do not belong to the step.
+    ``aside`` records calls that do not belong to the step, while it is set.
     """
 
     is_enabled: bool = True
@@ -110,7 +104,7 @@ class Turn:
 
 
 def dispatch_calls(
-    native: Callable[..., Any], claims: Sequence[RoutedOperator], recorder: Recorder, turn: Turn
+    native: Callable[..., Any], claims: Sequence[Claim], recorder: Recorder, turn: Turn
 ) -> Callable[..., Any]:
     """Wrap the trainer's function: a call goes to the first claim that serves it, otherwise to the function itself.
 
@@ -126,19 +120,17 @@ def dispatch_calls(
         bound.apply_defaults()
         logits: torch.Tensor = bound.arguments["logits"]
         needs_grad = torch.is_grad_enabled() and logits.requires_grad
-        for claim in claims:
-            name = claim.operator.name
-            if not claim.operator.serves(needs_grad=needs_grad):
+        for operator, route in claims:
+            if not operator.serves(needs_grad=needs_grad):
                 continue
-            if claim.route is None:
-                record.count(name, Count(fallbacks=1))
-            elif (refusal := claim.route.refuse(bound.arguments)) is not None:
-                record.refuse_call(name, refusal)
-                record.count(name, Count(fallbacks=1))
-            else:
-                result = claim.route.run(bound.arguments)
-                record.count(name, Count(calls=1, tokens=logits.shape[-2]))
+            refusal = None if route is None else route.refuse(bound.arguments)
+            if route is not None and refusal is None:
+                result = route.run(bound.arguments)
+                record.count(operator.name, Count(calls=1, tokens=logits.shape[-2]))
                 return result
+            if refusal is not None:
+                record.refuse_call(operator.name, refusal)
+            record.count(operator.name, Count(fallbacks=1))
         return native(*args, **kwargs)
 
     return functools.update_wrapper(dispatch, native, updated=())

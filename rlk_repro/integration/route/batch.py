@@ -1,6 +1,6 @@
 """Describe how a trainer lays out the rows of a microbatch, and hold the microbatch whose loss is being computed.
 
-The old policy's log-probs are near the current ones; they are used only for that.
+Routes use the old policy's log-probs of that microbatch, because they are near the current ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class RowLayout:
-    """Rows without context parallelism: samples one after another.  A sample of n tokens with a response of r predicts
-    the response in its rows n-r-1 to n-2.  The fields name the keys of a batch and the trainer's switch."""
+    """The layout of a microbatch without context parallelism: the rows of its samples follow one another.
+
+    In a sample of n tokens with a response of r tokens, rows n-r-1 to n-2 predict the response.  The fields are keys of
+    a batch, and the name of the trainer's option for log-probs of the rollout.
+    """
 
     total_lengths: str = "total_lengths"
     response_lengths: str = "response_lengths"
@@ -31,7 +34,7 @@ class RowLayout:
         return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
 
     def pack_old(self, args: Any, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor | None:
-        """Return [num_rows] float32, 0 where no response token is predicted; None without fitting log-probs."""
+        """Return old log-probs [num_rows] float32, 0 in rows that predict no response; None if the batch has none."""
         parts = self.find_old(args, batch)
         totals, responses = (batch.get(key) for key in (self.total_lengths, self.response_lengths))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
@@ -58,7 +61,7 @@ class RowLayout:
 
 @dataclass
 class CurrentBatch:
-    """The arguments of the trainer's loss while it runs; ``num_rows`` is set if only some of its rows are needed."""
+    """The arguments of the trainer's loss while it runs; ``num_rows`` is set while only the first rows are computed."""
 
     layout: RowLayout = field(default_factory=RowLayout)
     args: Any = None
@@ -74,6 +77,6 @@ class CurrentBatch:
             self.args = self.batch = self.num_rows = None
 
     def find_old_log_probs(self, num_rows: int) -> torch.Tensor | None:
-        """Return [num_rows] float32, 0 where no response token is predicted; None without fitting log-probs."""
+        """Return old log-probs [num_rows] float32, 0 in rows that predict no response; None if the batch has none."""
         found = None if self.batch is None else self.layout.pack_old(self.args, self.batch, self.num_rows or num_rows)
         return None if found is None else found[:num_rows]

@@ -1,11 +1,11 @@
-"""Define the error of a route whose numbers would differ from the trainer's, and the errors of foreign code."""
+"""Define the error that a route raises instead of a wrong result, and the errors that other packages may raise."""
 
 from __future__ import annotations
 
 from subprocess import SubprocessError
 from typing import Final
 
-# errors that foreign code is known to raise; Triton's own errors are added where it is installed
+# errors that RL-Kernel, torch and other packages raise; Triton's own errors are added where it is installed
 FAILURES: Final[tuple[type[Exception], ...]] = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError, RuntimeError,
     SubprocessError, TypeError, ValueError,
@@ -13,9 +13,9 @@ FAILURES: Final[tuple[type[Exception], ...]] = (
 
 
 class RouteFailed(RuntimeError):
-    """An operator's answer, or the trainer's use of it, is not what the route was written for.
+    """An operator's result, or the trainer's use of it, is not what the route expects.
 
-    No fallback is possible, so this error is raised in every mode.
+    A fallback is impossible at that point, so every mode raises this error.
     """
 
 

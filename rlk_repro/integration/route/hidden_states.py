@@ -1,7 +1,8 @@
-"""Put hidden states in the place of logits: a tensor that code may move and inspect, but not compute with.
+"""Define ``HiddenStates``, a tensor that takes the place of logits: code may move and inspect it, but not compute with
+it.
 
-A trainer carries it from the output layer to its log-probs as it would carry logits.  Any other use of it as logits
-raises.
+The trainer passes it from the output layer to the log-prob function, as it would pass logits.  Every other use raises
+an error.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ class Head:
 
 
 class HiddenStates(torch.Tensor):
-    """Hidden states [.., D] in the dtype of ``head``'s weight; a cast to float32 and back loses nothing.
+    """Hidden states [.., D] in the dtype of ``head``'s weight; a cast to float32 and back loses no digits.
 
-    Of arithmetic only ``sum`` is allowed and gives a plain tensor: vime adds 0 * logits.sum() to a loss without tokens.
+    The only allowed arithmetic is ``sum``, which returns a plain tensor: vime adds 0 * logits.sum() to a loss without
+    tokens.
     """
 
     head: Head
 
     @classmethod
     def of(cls, hidden: torch.Tensor, head: Head) -> HiddenStates:
-        """Mark ``hidden``; its graph continues through the result.
+        """Return ``hidden`` as ``HiddenStates``; gradients flow back through the result.
 
         Raises:
-            RouteFailed: ``hidden`` and the weight have different dtypes, so that the way back might not be exact.
+            RouteFailed: ``hidden`` and the weight have different dtypes, so a cast back could lose digits.
         """
         if hidden.dtype != head.weight.dtype:
             raise RouteFailed(
@@ -53,7 +55,7 @@ class HiddenStates(torch.Tensor):
         return result
 
     def recover(self) -> torch.Tensor:
-        """Return the original hidden states bit by bit, as a plain tensor in the dtype of the weight."""
+        """Return the original hidden states, bitwise equal, as a plain tensor in the dtype of the weight."""
         return self.as_subclass(torch.Tensor).to(self.head.weight.dtype)
 
     @classmethod

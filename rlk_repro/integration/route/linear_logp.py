@@ -20,11 +20,12 @@ from rlk_repro.operators import OPERATORS, Platform, Reason, Refusal, find_split
 NAME: Final = "linear_logp"
 SM90: Final = "FusedLinearLogpSM90Op"
 SM90_COLUMNS: Final = 32
-"""The hidden size must be a multiple; for others, and for dtypes except bfloat16, that class delegates silently."""
+"""The SM90 class needs a hidden size that is a multiple of this, and bfloat16; else it silently calls another class."""
 
 
 def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
-    """Return log-probs [T, 1] of [T, D] hidden states, with gradient to them and to the head; T > 0."""
+    """Return the route for log-probs [T, 1] of hidden states [T, D], with gradients of these and of the weight; T >
+    0."""
     loaded = load_operator(NAME, context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -75,7 +76,7 @@ def _find_call_refusal(call: Call) -> Refusal | None:
 
 
 def find_weight_refusal(weight: torch.Tensor, implementation: str) -> Refusal | None:
-    """Return a refusal where the class would silently delegate to another class."""
+    """Return a refusal if the class would silently call another class."""
     is_fit = weight.dtype == torch.bfloat16 and weight.shape[1] % SM90_COLUMNS == 0
     if implementation != SM90 or is_fit:
         return None

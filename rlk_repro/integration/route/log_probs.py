@@ -1,4 +1,4 @@
-"""Select log-probs over a vocabulary that may be split over ranks, by operators that know one rank only.
+"""Compute log-probs over a vocabulary that may be split over ranks, with operators that know one rank's columns only.
 
 ``logp`` returns log_softmax(logits)[id]; ``ratio_kl`` returns exp(that - old), with gradient.  Everything else here is
 arithmetic on [T] vectors: T is the number of packed rows, V the columns of this rank.
@@ -33,7 +33,8 @@ NEAR: Final = 8.0
 
 @dataclass(frozen=True)
 class Shard:
-    """This rank's place in the group that splits the vocabulary; ``group`` is None or has one rank without a split."""
+    """This rank's place in the group of ranks that share the vocabulary; ``group`` is None if one rank has all of
+    it."""
 
     rank: int
     size: int
@@ -104,9 +105,9 @@ class Joined:
 
 
 def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Find values for which the kernels' answer would differ from vime's; all ranks of the shard's group agree.
+    """Refuse values for which the kernels' result would differ from vime's; all ranks of the group return the same.
 
-    This waits for the device once, before the kernels are queued.
+    The call waits for the device once, before the kernels are queued.
     """
     if not len(logits):
         return None
@@ -125,15 +126,17 @@ def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard)
 
 
 def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Find a token outside the vocabulary; all ranks of the group have the same tokens.  Waits for the device once."""
+    """Refuse a token id outside the vocabulary; all ranks of the group have the same tokens.  The call waits for the
+    device."""
     is_outside = (tokens < 0) | (tokens >= shard.size * logits.shape[1])
     return Refusal(Reason.FOREIGN_ID) if bool(is_outside.any()) else None
 
 
 class FirstCallCheck:
-    """Call ``find`` until it has found nothing once: wrong logits of a model are wrong from the start.
+    """Check the values of each call until a call passes, and then no more: invalid logits are invalid from the first
+    call on.
 
-    After that nothing waits for the device; ``watch`` checks the answers at the end of the step.
+    Later calls do not wait for the device; ``watch`` checks their results when the step ends.
     """
 
     def __init__(self, find: ValueCheck = find_value_refusal) -> None:
@@ -142,14 +145,14 @@ class FirstCallCheck:
     def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
         if self._is_passed:
             return None
-        with torch.no_grad():  # a recomputed loss must save the same tensors, also without this first check
+        with torch.no_grad():  # a recomputed loss runs without this check, and must save the same tensors
             refusal = self._find(logits, tokens, shard)
         self._is_passed = refusal is None
         return refusal
 
 
 def find_form_refusal(logits: torch.Tensor, *, is_on_device: bool) -> Refusal | None:
-    """Find dtypes and places that the kernels do not support."""
+    """Refuse logits whose dtype or device the kernels do not support."""
     if logits.dtype not in DTYPES:
         return Refusal(Reason.DTYPE, str(logits.dtype))
     return Refusal(Reason.DEVICE, str(logits.device)) if logits.is_cuda != is_on_device else None
@@ -331,7 +334,7 @@ def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.
 
 
 def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Compute ``logp`` where RL-Kernel offers none on this platform."""
+    """Return log-probs [T] by torch alone, for platforms on which RL-Kernel offers no ``logp``."""
     largest, log_sum, _ = find_moments(logits)
     return _pick(logits, columns) - largest - log_sum
 

@@ -1,4 +1,4 @@
-"""Find the installed RL-Kernel: its generation, its operator objects, and whether their classes count.
+"""Find the installed RL-Kernel: its generation, its operator objects, and whether our table accepts their classes.
 
 RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.  So its
 answers are always checked: the class against our own table, and the compiled symbols in the extension.
@@ -19,8 +19,10 @@ from rlk_repro.operators import OPERATORS, Reason, Refusal
 PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
-"""One module per generation, newest first; both resolve our names to the same classes.  The first one that exists
-decides the generation: if it is broken, an older one beside it is not what was installed."""
+"""Modules of RL-Kernel's registry, one per generation, newest first; both resolve our names to the same classes.
+
+Only the first module that exists is used.  If its import fails, an older module beside it is not what was installed.
+"""
 CONTRACTS: Final = "rl_engine.contracts.operators.logprob"
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")
 _MAX_CHARS: Final = 300
@@ -29,7 +31,7 @@ _MAX_REJECTIONS: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """RL-Kernel's own account of a dispatch; the number of its texts and their length are limited."""
+    """RL-Kernel's own report on one dispatch; the number of its texts and their length are limited."""
 
     requested_backend: str
     actual_backend: str
@@ -57,7 +59,7 @@ def cut(text: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedOperator:
-    """An operator object of RL-Kernel whose class counts on this platform."""
+    """An operator object of RL-Kernel whose class our table accepts on this platform."""
 
     op: Any
     implementation: str
@@ -91,7 +93,7 @@ def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
 
 
 def load_contracts() -> Contracts | Refusal:
-    """Return what the later generation dispatches by; a refusal where another generation is installed."""
+    """Return the registry and contracts of RL-Kernel's later generation, or a refusal if it is not installed."""
     found = _find_registry()
     if isinstance(found, Refusal):
         return found
@@ -107,7 +109,7 @@ def load_contracts() -> Contracts | Refusal:
 
 
 def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
-    """Return why this class does not count as our operator ``name`` on a platform; None where it counts."""
+    """Return why our table does not accept a class as operator ``name`` on a platform; None if it does."""
     implementation = OPERATORS[name].find_implementation(platform, class_name)
     if implementation is None:
         return Refusal(Reason.NOT_ACCEPTED, f"{class_name}, because {_explain(name, platform)}")
@@ -127,8 +129,8 @@ def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
 
 
 def find_version() -> str:
-    """Return the installed distribution's version and its recorded commit, if any; ``unversioned`` for a source tree on
-    the path."""
+    """Return RL-Kernel's installed version with its recorded commit, if any; ``unversioned`` for a source tree on the
+    path."""
     for name in _DISTRIBUTIONS:
         try:
             installed = distribution(name)

@@ -1,4 +1,5 @@
-"""RL-Kernel's routes by operator.  An operator without a route falls back or is refused, depending on the mode."""
+"""The routes to RL-Kernel, by operator.  An operator without a route falls back or is refused, depending on the
+mode."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Check: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Shard], Refusal | None]
 
 
 def make_logp_route(context: RouteContext) -> Route | Refusal:
-    """Return log-probs without gradient, by the kernel that reads the logits once."""
+    """Return the route for log-probs without gradient: the kernel that reads the logits once."""
     loaded = load_operator("logp", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -37,7 +38,8 @@ def make_logp_route(context: RouteContext) -> Route | Refusal:
 
 
 def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
-    """Return log-probs with gradient: the ratio to themselves, whose logarithm has their gradient."""
+    """Return the route for log-probs with gradient: the logarithm of their ratio to known log-probs has their
+    gradient."""
     loaded = load_operator("ratio_kl", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -56,7 +58,7 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
-    """Return the operators and the source of comparison: ``logp`` where it is offered, otherwise the entropy's pass."""
+    """Return the operators, and where the known log-probs come from: ``logp`` if it is offered, otherwise torch."""
     logp = load_operator("logp", platform)
     if isinstance(logp, Refusal):
         return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"
@@ -71,7 +73,10 @@ def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators,
 
 
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
-    """Use the indexed kernel: it starts one block per row, and a block ends at once if its index belongs to no row."""
+    """Return a function for the log-probs of rows that are not near, by RL-Kernel's indexed kernel.
+
+    The kernel starts one block per row, and a block ends at once if its index is that of no row.
+    """
 
     def find(logits: torch.Tensor, columns: torch.Tensor, is_near: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(len(logits), device=logits.device)
@@ -82,7 +87,8 @@ def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
 
 
 def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
-    """Return log-probs with and without gradient over any number of ranks, by RL-Kernel's own dispatch."""
+    """Return the route for log-probs with and without gradient over any number of ranks, by RL-Kernel's own
+    dispatch."""
     found = VocabParallelLogp.find(context.case)
     if isinstance(found, Refusal):
         return found
@@ -92,9 +98,10 @@ def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
 def _make_route(
     name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: Check | None = None
 ) -> Route:
-    """Give ``run`` the form of vime's function: [T, V] logits in, [T, 1] log-probs and [T] entropy out.
+    """Return a route whose ``run`` has the form of vime's function: [T, V] logits in, [T, 1] log-probs and [T] entropy
+    out.
 
-    ``check`` says what is wrong with the logits or tokens of a call, T > 0.
+    ``check`` returns a refusal for invalid logits or tokens of a call with T > 0.
     """
     is_on_device = context.case.platform != Platform.CPU
     find_refusal = check or FirstCallCheck().find_refusal

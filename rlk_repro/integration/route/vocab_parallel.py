@@ -1,7 +1,7 @@
-"""Select log-probs by the dispatch of RL-Kernel's later generation, which knows ranks and gives gradients itself.
+"""Compute log-probs by the dispatch of RL-Kernel's later generation, which handles ranks and gradients itself.
 
-It resolves a contract that states the shape of a call.  A contract can exclude padded columns from the softmax.  The
-trainer's loss includes them, so all columns are declared real.
+The dispatch chooses an implementation by a contract, which states the shape of a call.  A contract can exclude padded
+columns from the softmax.  The trainer's loss includes them, so all columns are declared real.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rlk_repro.operators import OPERATORS, Case, Platform, Reason, Refusal
 
 NAME: Final = "vocab_parallel_logp"
 NUM_TILES: Final = 64
-"""RL-Kernel's default: equal bits on any number of ranks that share this many tiles of the vocabulary."""
+"""RL-Kernel's default number of tiles of the vocabulary; ranks that share this number of tiles compute equal bits."""
 NUM_KEPT: Final = 64
-"""Contracts: one lists every row of a call, and each microbatch has its own number of rows, two or three times."""
+"""Number of contracts to keep: a contract lists every row of a call, and each microbatch has its own number of rows."""
 DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -59,7 +59,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatched:
-    """An operator that counts on this platform, and the contract for which it was resolved."""
+    """An operator that our table accepts on this platform, and the contract for which it was resolved."""
 
     op: Any
     implementation: str
@@ -69,7 +69,7 @@ class Dispatched:
 
 
 def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Dispatched | Refusal:
-    """Resolve ``backend``, RL-Kernel's word for a tier or the id of an implementation; no other one is taken."""
+    """Resolve ``backend``, which is RL-Kernel's name of a tier or an implementation's id, and accept nothing else."""
     contract = make_contract(contracts.types, shape, case.context_parallel)
     try:
         result = contracts.registry.get_logprob_op(contract, requested_backend=backend)
@@ -109,7 +109,7 @@ def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
 
 
 class VocabParallelLogp:
-    """The calls of one run: each shape is dispatched once, to the implementation that was found at the start."""
+    """Serves the calls of one run: each shape is dispatched once, to the implementation that was found at the start."""
 
     def __init__(self, contracts: Contracts, case: Case, first: Dispatched) -> None:
         self.loaded = LoadedOperator(
@@ -122,7 +122,7 @@ class VocabParallelLogp:
 
     @classmethod
     def find(cls, case: Case) -> Self | Refusal:
-        """Return RL-Kernel's dispatch on this platform; its references only where nothing else can run."""
+        """Return RL-Kernel's dispatch on this platform; on a CPU, where nothing else can run, it takes a reference."""
         contracts = load_contracts()
         if isinstance(contracts, Refusal):
             return contracts

@@ -1,7 +1,7 @@
-"""Watch RL-Kernel's answers without waiting for the device; report invalid answers when the step ends.
+"""Check RL-Kernel's results without waiting for the device, and report invalid results when the step ends.
 
-The cost is two reductions of a [T] vector per call.  The watch does not check accuracy: it finds values that cannot be
-log-probs, and token ids outside the vocabulary.
+The cost is two reductions of a [T] vector per call.  The check finds values that cannot be log-probs, and token ids
+outside the vocabulary; it does not measure accuracy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 HIGHEST: Final = 1e-3
-"""A log-prob is at most 0; rounding adds far less than this."""
+"""Largest value that passes as a log-prob: a log-prob is at most 0, and rounding adds much less than this."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class _Seen:
 
 @dataclass
 class Watch:
-    """The calls of one step, as scalars that are still on the device."""
+    """The calls of one step, as scalars that stay on the device until ``settle`` reads them."""
 
     _seen: list[_Seen] = field(default_factory=list)
 
     def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
-        """Add a call: its token ids and its results (log-probs or other numbers never above 0), no tensor empty."""
+        """Add a call: its token ids, and its results, none of which may be above 0.  No tensor may be empty."""
         lowest, highest = torch.aminmax(tokens)
         self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
 
@@ -47,7 +47,7 @@ class Watch:
             self._seen = kept
 
     def settle(self) -> dict[str, str]:
-        """Return the invalid answers since the last call, by operator; this waits for the device."""
+        """Return what was invalid since the last call of ``settle``, by operator; this call waits for the device."""
         seen, self._seen = self._seen, []
         if not seen:
             return {}
@@ -58,5 +58,5 @@ class Watch:
             if low < 0 or high >= item.num_columns:
                 odd.setdefault(item.op, f"token ids from {low} to {high} in a vocabulary of {item.num_columns}")
             if not value <= HIGHEST:
-                odd.setdefault(item.op, f"RL-Kernel answered {value} where values above 0 are impossible")
+                odd.setdefault(item.op, f"RL-Kernel returned {value}, and values above 0 are impossible")
         return odd
