@@ -56,7 +56,7 @@ class Attempts:
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
         except RuntimeError as error:
-            raise CheckFailed(Problem("device", "unusable after this cell", got=shorten_line(str(error)))) from error
+            raise CheckFailed(Problem("device", "is unusable after this cell", got=shorten_line(str(error)))) from error
 
 
 def shorten_line(text: str) -> str:

@@ -24,7 +24,7 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
 
     Raises:
         CheckFailed: a layer cannot do this, and the mode forbids a fallback.
-        EnvironmentMissing: the layer is not that of the Megatron for which this was written.
+        EnvironmentMissing: the layer's ``forward`` takes other arguments than that of the pinned Megatron-LM.
     """
     decision = installation.ledger.find_rl_kernel(NAME)
     if decision is None:
@@ -47,7 +47,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
     model = chunk
     while hasattr(model, "module"):
         if type(model).__name__ not in abi.wrappers:
-            return Refusal(Reason.OUTPUT_LAYER, f"{type(model).__name__} is around the model")
+            return Refusal(Reason.OUTPUT_LAYER, f"{type(model).__name__} wraps the model")
         model = model.module
     if not getattr(model, "post_process", True):
         return None
@@ -86,7 +86,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
             return forward(input_, weight, runtime_gather_output, **fused)
         if runtime_gather_output or fused.get("output_cross_entropy_loss"):
             asked = "gathered logits" if runtime_gather_output else "a fused loss"
-            what = "the output layer was asked for something else"
+            what = "the trainer asks the output layer for another result"
             raise CheckFailed(Problem(NAME, what, got=asked, expected="this rank's logits"))
         if layer.sequence_parallel:
             input_ = _gather_rows(input_, layer.tp_group)

@@ -62,7 +62,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
             continue
         if PLACEHOLDER not in template:
             raise CheckFailed(
-                Problem(flag, "gives all steps one file", got=template, expected=f"a name with {PLACEHOLDER}")
+                Problem(flag, "names one file for all steps", got=template, expected=f"a name with {PLACEHOLDER}")
             )
         paths = [Path(template.format(rollout_id=rollout_id)) for rollout_id in range(number)]
         absent = [path for path in paths if not path.is_file() or not path.stat().st_size]

@@ -167,7 +167,7 @@ def install_into(
     args: Any = None,
     routes: Mapping[str, RouteFactory] = ROUTES,
 ) -> Installation:
-    """Rebind the functions of a trainer's loss module; a second call returns the first installation.
+    """Replace functions of a trainer's loss module; a second call returns the first installation.
 
     Raises:
         EnvironmentMissing: the functions of the module take other arguments than the pinned trainer's, or the mode is
@@ -239,7 +239,7 @@ def _find_token_refusal(case: Case) -> str:
 
 
 def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:
-    """Return why both routes cannot compute the same microbatch side by side; empty where they can."""
+    """Return why the two routes cannot compute the same microbatch; an empty text if they can."""
     if case.context_parallel > 1:
         return f"context parallel size {case.context_parallel}: a rank that stops would leave others waiting"
     return f"{LINEAR_LOGP} takes hidden states, and a baseline step has logits" if LINEAR_LOGP in ops else ""
@@ -265,7 +265,7 @@ def _forbid_fallbacks(found: Mapping[str, Route | Refusal]) -> None:
                     f"{SWITCH_MODE}=require",
                     f"{', '.join(ops)}: {refusal}",
                     expected="no fallback",
-                    hint=f"repair that, drop it from {SWITCH_OPS}, or set {SWITCH_MODE}=auto",
+                    hint=f"repair the cause, remove the operator from {SWITCH_OPS}, or set {SWITCH_MODE}=auto",
                 )
                 for refusal, ops in refused.items()
             )
@@ -313,7 +313,8 @@ def _wrap(
 
 
 def without_entropy_metric(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace an entropy without gradient by zeros; keep an entropy that the loss needs."""
+    """Wrap the log-prob function: an entropy without gradient becomes zeros, and an entropy with gradient is still
+    computed."""
     signature = inspect.signature(function)
 
     def compute(*args: Any, **kwargs: Any) -> Any:

@@ -121,11 +121,11 @@ class Tokens:
 
 @record(**RECORD)
 class Step:
-    """One rollout's training on a rank: seconds, bytes, counts, and problems with an operator's answers.
+    """One rollout's training on a rank: seconds, bytes, counts, and what was invalid in an operator's results.
 
-    Only sessions have ``variant`` (None where the step did not begin as one) and ``counts``, which are torch's.
-    ``energy_j`` is the energy of the rank's device; None where it is unknown.
-    ``gc_frozen`` is the number of Python objects that the process froze after this step.
+    Only sessions have ``variant`` and ``counts``: the step's variant, or None if the step did not begin, and torch's
+    counts.  ``energy_j`` is the energy of the rank's device; None if it is unknown.  ``gc_frozen`` is the number of
+    Python objects that the process froze after this step.
     """
 
     event: Literal["step"]

@@ -63,7 +63,7 @@ def test_log_probs_loss_and_every_gradient_are_the_baseline_s(
     assert refusals == REFUSALS
 
 
-TAKEN = "hidden states were taken for logits"
+TAKEN = "hidden states were used as logits"
 REFUSALS = {
     "trainer's own function": TAKEN,
     "temperature": TAKEN,
@@ -71,6 +71,6 @@ REFUSALS = {
     "top-p": "a call cannot be served: cannot leave out the columns that top-p sampling removed",
     "logits": "a call cannot be served: needs hidden states, and this call has logits",
     "labels": TAKEN,
-    "gathered logits": "the output layer was asked for something else",
+    "gathered logits": "the trainer asks the output layer for another result",
     "other losses": TAKEN,
 }

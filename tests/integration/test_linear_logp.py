@@ -35,7 +35,7 @@ from tests.support.loss_examples import LENGTHS, VOCABULARY, load_loss_module, m
 DOUBLE = SUPPORT / "fake_rl_engine"
 NUM_ROWS, HIDDEN = sum(total for total, _ in LENGTHS), 8
 CPU = Case(platform="cpu")
-NEVER = "expected one that can: its logits were never computed"
+NEVER = "expected a call that the route can serve, because no logits exist"
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ COMPUTATIONS: tuple[Callable[[Any], Any], ...] = (
 @pytest.mark.parametrize("compute", COMPUTATIONS)
 def test_code_that_uses_hidden_states_as_logits_raises(compute: Callable[[Any], Any]) -> None:
     hidden = HiddenStates.of(torch.randn(6, 4), Head(torch.randn(4, 4)))
-    with pytest.raises(RouteFailed, match="linear_logp: hidden states were taken for logits, got '"):
+    with pytest.raises(RouteFailed, match="linear_logp: hidden states were used as logits, got '"):
         compute(hidden)
 
 
@@ -140,7 +140,7 @@ def test_the_sum_that_keeps_a_graph_connected_is_an_ordinary_zero() -> None:
 
 
 def test_a_cast_on_the_way_must_be_exact() -> None:
-    expected = "hidden states: are of another dtype than the output layer's weight, got 'torch.float32', expected torch"
+    expected = "hidden states: have another dtype than the output layer's weight, got 'torch.float32', expected torch"
     with pytest.raises(RouteFailed, match=expected):
         HiddenStates.of(torch.randn(2, 4), Head(torch.randn(7, 4).bfloat16()))
 
@@ -170,7 +170,7 @@ def test_a_call_that_cannot_be_served_stops_in_every_mode(mode: Mode, options: d
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.REQUIRE])
 def test_a_temperature_stops_before_it_could_round_anything(mode: Mode) -> None:
     module = load_loss_module()
-    with install(module, mode), pytest.raises(RouteFailed, match="hidden states were taken for logits, got 'div'"):
+    with install(module, mode), pytest.raises(RouteFailed, match="hidden states were used as logits, got 'div'"):
         train(module, hand_over, rollout_temperature=0.7)
 
 
@@ -209,8 +209,8 @@ def test_impossible_options_are_refused_at_the_start(case: Case, settings: dict[
     ("change", "expected"),
     [
         (lambda result: result.detach(), "linear_logp: returned a result without gradient"),
-        (lambda result: result[:-1], "linear_logp: RL-Kernel returned something else than it documents, got"),
-        (lambda result: result.double(), "linear_logp: RL-Kernel returned something else than it documents, got"),
+        (lambda result: result[:-1], "linear_logp: RL-Kernel returned another form than it documents, got"),
+        (lambda result: result.double(), "linear_logp: RL-Kernel returned another form than it documents, got"),
     ],
 )
 def test_an_answer_of_another_form_stops(
@@ -312,7 +312,9 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
         assert torch.equal(found.recover(), hidden)
         assert found.head.weight is (model.embedding if is_tied else layer.weight)
         assert (found.head.bias, bias) == (None, None)
-        with pytest.raises(CheckFailed, match="the output layer was asked for something else, got 'gathered logits'"):
+        with pytest.raises(
+            CheckFailed, match="the trainer asks the output layer for another result, got 'gathered logits'"
+        ):
             layer(hidden, weight, runtime_gather_output=True)
         installation.turn.is_enabled = False
         assert torch.equal(layer(hidden, weight)[0], expected)
@@ -332,7 +334,7 @@ def test_without_the_operator_output_layers_stay_as_they_are() -> None:
     [
         (Model(nn.Linear(2, 2)), "Model has a Linear"),
         (Model(None), "Model has none"),
-        (FullyShardedDataParallel(Model(ColumnParallelLinear())), "FullyShardedDataParallel is around the model"),
+        (FullyShardedDataParallel(Model(ColumnParallelLinear())), "FullyShardedDataParallel wraps the model"),
         (Model(ColumnParallelLinear(mtp_num_layers=True)), "multi-token prediction"),
         (Model(ColumnParallelLinear(gather_output=True, skip_bias_add=True)),
          "its output is gathered, its bias is kept back"),

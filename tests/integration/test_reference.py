@@ -112,7 +112,7 @@ def test_a_trial_in_require_mode_does_not_start_and_gives_the_reason_in_two_line
     assert capsys.readouterr().err.splitlines() == [
         "this machine cannot: VIME_RL_KERNEL_MODE=require: logp, ratio_kl: RL-Kernel cannot be imported, "
         "expected no fallback",
-        "  hint: repair that, drop it from VIME_RL_KERNEL_OPS, or set VIME_RL_KERNEL_MODE=auto",
+        "  hint: repair the cause, remove the operator from VIME_RL_KERNEL_OPS, or set VIME_RL_KERNEL_MODE=auto",
     ]
     assert find_installation(core, TIMERS) is None
     assert not (tmp_path / "ops").exists()

@@ -274,10 +274,10 @@ else:
     [
         (("beb", "beb"), ("012", "012"), ["[0, 1, 2] agreed"] * 2),
         (("beb", "bee"), ("012", "012"),
-         [f"[] rank {1 - rank}: was switched differently, got" for rank in range(2)]),
+         [f"[] rank {1 - rank}: has other settings, got" for rank in range(2)]),
         (("beb", "beb"), ("012", "021"),
-         ["[0] rank 1: was switched differently, got 'rollout 2, baseline, ",
-          "[0] rank 0: was switched differently, got 'rollout 1, enabled, "]),
+         ["[0] rank 1: has other settings, got 'rollout 2, baseline, ",
+          "[0] rank 0: has other settings, got 'rollout 1, enabled, "]),
     ],
 )  # fmt: skip
 def test_ranks_that_disagree_are_refused_before_the_step(

@@ -167,7 +167,7 @@ def test_require_without_rl_kernel_refuses_in_two_lines(tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
     assert str(caught.value) == (
         "VIME_RL_KERNEL_MODE=require: logp, ratio_kl: RL-Kernel cannot be imported, expected no fallback\n"
-        "  hint: repair that, drop it from VIME_RL_KERNEL_OPS, or set VIME_RL_KERNEL_MODE=auto"
+        "  hint: repair the cause, remove the operator from VIME_RL_KERNEL_OPS, or set VIME_RL_KERNEL_MODE=auto"
     )
     assert module.policy_loss_function is before
     assert not (tmp_path / "trial").exists()

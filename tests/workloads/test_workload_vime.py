@@ -470,7 +470,7 @@ def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
         check_rollouts(argv)
     (tmp_path / "1.pt").write_bytes(make_rollout(0))
     check_rollouts(argv)
-    with pytest.raises(CheckFailed, match="gives all steps one file"):
+    with pytest.raises(CheckFailed, match="names one file for all steps"):
         check_rollouts(["--load-debug-rollout-data", str(tmp_path / "0.pt")])
     check_rollouts(["--num-rollout", "3"])
 

@@ -147,5 +147,5 @@ def _find_largest(seen: Sequence[_Microbatch], largest: Sequence[Sequence[float]
 
 
 def _cut(rows: list[list[int]]) -> list[list[int]]:
-    """Remove the empty bands at the end."""
+    """Remove the empty rows at the end of a table."""
     return rows[: max((number + 1 for number, row in enumerate(rows) if any(row)), default=0)]

@@ -111,10 +111,10 @@ class Ledger:
         return next((item for item in self.decisions if item.op == op and item.is_rl_kernel), None)
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
-        """Record why a call falls back.
+        """Record the reason why a call falls back.
 
         Raises:
-            CheckFailed: the mode forbids it.
+            CheckFailed: the mode forbids fallbacks.
         """
         if not self._is_fallback_allowed:
             problem = Problem(

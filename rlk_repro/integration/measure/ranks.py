@@ -47,7 +47,7 @@ def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float 
             break
         found = store.get(str(other)).decode()
         if found != choice:
-            what = "was switched differently"
+            what = "has other settings"
             problems.append(Problem(f"rank {other}", what, got=found, expected=expected, hint=hint))
     if problems:
         raise CheckFailed(*problems)

@@ -47,7 +47,7 @@ class HiddenStates(torch.Tensor):
         """
         if hidden.dtype != head.weight.dtype:
             raise RouteFailed(
-                f"hidden states: are of another dtype than the output layer's weight, got '{hidden.dtype}', "
+                f"hidden states: have another dtype than the output layer's weight, got '{hidden.dtype}', "
                 f"expected {head.weight.dtype}"
             )
         result = hidden.as_subclass(cls)
@@ -71,8 +71,8 @@ class HiddenStates(torch.Tensor):
             return args[0].as_subclass(torch.Tensor).sum(*args[1:], **(kwargs or {}))
         if name not in _MOVES | _LOOKS:
             raise RouteFailed(
-                f"linear_logp: hidden states were taken for logits, got {name!r}, expected RL-Kernel's log-probs\n"
-                "  hint: drop linear_logp from the operators that are asked for"
+                f"linear_logp: hidden states were used as logits, got {name!r}, expected RL-Kernel's log-probs\n"
+                "  hint: remove linear_logp from the requested operators"
             )
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if isinstance(result, cls):

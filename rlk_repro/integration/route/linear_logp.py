@@ -46,7 +46,7 @@ def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
             or find_form_refusal(weight, is_on_device=is_on_device)
         )
         if refusal is not None:
-            expected = "one that can: its logits were never computed"
+            expected = "a call that the route can serve, because no logits exist"
             raise RouteFailed(f"{NAME}: a call cannot be served: {refusal}, expected {expected}")
         return None
 
