@@ -15,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
+from rlk_repro.refengine.core import cut_responses
+
 # Megatron-LM's default of --make-vocab-size-divisible-by
 VOCABULARY_MULTIPLE: Final = 128
 # The spread of the change that a policy update makes to the logit of a sampled token, and the spread of the rollout
@@ -72,9 +74,7 @@ class LogitsBatch:
         """Add log-probs of the present policy to the batch, as another engine would compute them."""
         log_probs = self._taken.logits / temperature - find_normaliser(self.logits[0], temperature, group)
         log_probs.add_(next(self._taken.noise), alpha=ROLLOUT_SPREAD)
-        self.batch["rollout_log_probs"] = cut_responses(
-            log_probs, self.batch["total_lengths"], self.batch["response_lengths"]
-        )
+        self.batch["rollout_log_probs"] = cut_responses(log_probs, self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +159,6 @@ def split_tokens(num_tokens: int, num_samples: int, generator: torch.Generator) 
     ends = (weights.cumsum(0) / weights.sum() * spare).round().long()
     ends[-1] = spare
     return (2 + ends.diff(prepend=ends.new_zeros(1))).tolist()
-
-
-def cut_responses(rows: torch.Tensor, totals: list[int], responses: list[int]) -> list[torch.Tensor]:
-    """Cut out responses: row i predicts token i + 1, so a response of length R is rows [-R - 1, -1) of its sample."""
-    samples = torch.split(rows, totals)
-    return [sample[-length - 1 : -1] for sample, length in zip(samples, responses, strict=True)]
 
 
 def find_normaliser(logits: torch.Tensor, temperature: float, group: Any) -> torch.Tensor:

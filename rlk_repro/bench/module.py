@@ -115,7 +115,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
             # called after all timing: a profiler slows what it observes
             installation.turn.is_enabled = True
             names = record_kernels(lambda: bench.run_microbatch(OptimizerStep(), args.num_rollout, 0, 0), MAX_KERNELS)
-            installation.ledger.record_kernels(names)
+            installation.ledger.write("kernels", names=names)
 
 
 def load_vime_loss() -> ModuleType:

@@ -34,7 +34,7 @@ from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, find_abi
-from rlk_repro.operators import DEFAULT_OPS, OPERATORS, Case, Platform, Refusal, find_conflicts
+from rlk_repro.operators import DEFAULT_OPS, OPERATORS, OPS_SCHEMA, Case, Platform, Refusal, find_conflicts
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
 from rlk_repro.schedule import LETTERS, SHADOW
 from rlk_repro.switches import (
@@ -202,7 +202,10 @@ def install_into(
     energy = open_energy(case.platform) if settings.ops_dir else None
     installation = Installation(profile, ledger, watch, libraries, settings.schedule, energy)
     installation.gc_freeze_after = settings.gc_freeze_after
-    ledger.open(
+    ledger.write(
+        "install",
+        schema=OPS_SCHEMA,
+        ops=settings.ops,
         mode=settings.mode.value,
         is_requested=settings.is_requested,
         rank=rank,

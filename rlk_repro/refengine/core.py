@@ -8,8 +8,8 @@ every call.  This module has no tensor parallelism, top-p replay, GSPO, CISPO or
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import NotRequired, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -172,7 +172,7 @@ def find_response_log_probs(
         chunk_size=args.log_probs_chunk_size,
         with_entropy_grad=with_entropy and args.entropy_coef != 0,
     )
-    return _cut_responses(log_probs.squeeze(-1), batch), [] if entropy is None else _cut_responses(entropy, batch)
+    return cut_responses(log_probs.squeeze(-1), batch), [] if entropy is None else cut_responses(entropy, batch)
 
 
 def _shift_tokens(samples: list[torch.Tensor]) -> torch.Tensor:
@@ -182,7 +182,7 @@ def _shift_tokens(samples: list[torch.Tensor]) -> torch.Tensor:
     return packed.roll(-1).index_fill(0, last_rows, 0)
 
 
-def _cut_responses(rows: torch.Tensor, batch: LossBatch) -> list[torch.Tensor]:
+def cut_responses(rows: torch.Tensor, batch: Mapping[str, Any]) -> list[torch.Tensor]:
     """Cut out responses: row i predicts token i + 1, so a response of length R is rows [-R - 1, -1) of its sample."""
     samples = torch.split(rows, batch["total_lengths"])
     return [sample[-length - 1 : -1] for sample, length in zip(samples, batch["response_lengths"], strict=True)]

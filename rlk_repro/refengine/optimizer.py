@@ -5,19 +5,13 @@ torch's own class is not used: its constructor imports torch's compiler, which t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 import torch
 
-EPSILON = 1e-8
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterGroup:
-    """Parameters that share a weight decay."""
-
-    parameters: list[torch.nn.Parameter]
-    weight_decay: float
+EPSILON: Final = 1e-8
+NUM_GROUPS: Final = 2
+"""Groups of parameters, as Megatron-LM logs them: matrices decay, norm weights do not."""
 
 
 class AdamW:
@@ -26,14 +20,9 @@ class AdamW:
     def __init__(
         self, model: torch.nn.Module, *, lr: float, betas: tuple[float, float], weight_decay: float, clip_grad: float
     ) -> None:
-        parameters = list(model.parameters())
-        self.groups = (
-            ParameterGroup(parameters=[p for p in parameters if p.dim() > 1], weight_decay=weight_decay),
-            ParameterGroup(parameters=[p for p in parameters if p.dim() <= 1], weight_decay=0.0),
-        )
-        self.lr, self.betas, self.clip_grad = lr, betas, clip_grad
+        self.lr, self.betas, self.weight_decay, self.clip_grad = lr, betas, weight_decay, clip_grad
         self.num_steps = 0
-        self._moments = {p: (torch.zeros_like(p), torch.zeros_like(p)) for p in parameters}
+        self._moments = {p: (torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()}
 
     @torch.no_grad()
     def step(self) -> float:
@@ -42,12 +31,11 @@ class AdamW:
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
         scale = (self.clip_grad / (norm + 1e-6)).clamp(max=1.0) if self.clip_grad > 0 else 1.0
         self.num_steps += 1
-        for group in self.groups:
-            for parameter in group.parameters:
-                self._update(parameter, scale, group.weight_decay)
+        for parameter in self._moments:
+            self._update(parameter, scale)
         return float(norm)
 
-    def _update(self, parameter: torch.nn.Parameter, scale: torch.Tensor | float, weight_decay: float) -> None:
+    def _update(self, parameter: torch.nn.Parameter, scale: torch.Tensor | float) -> None:
         if parameter.grad is None:
             return
         grad = parameter.grad.mul_(scale)
@@ -56,6 +44,7 @@ class AdamW:
         first.lerp_(grad, 1 - beta1)
         second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         denominator = (second / (1 - beta2**self.num_steps)).sqrt_().add_(EPSILON)
-        parameter.mul_(1 - self.lr * weight_decay)
+        if parameter.dim() > 1:
+            parameter.mul_(1 - self.lr * self.weight_decay)
         parameter.addcdiv_(first, denominator, value=-self.lr / (1 - beta1**self.num_steps))
         parameter.grad = None

@@ -31,7 +31,7 @@ from rlk_repro.refengine.data import (
     save_samples,
 )
 from rlk_repro.refengine.model import Transformer, make_model, make_model_config
-from rlk_repro.refengine.optimizer import AdamW
+from rlk_repro.refengine.optimizer import NUM_GROUPS, AdamW
 from rlk_repro.refengine.rollout import RolloutEngine, make_samples
 from rlk_repro.refengine.timer import Timer
 
@@ -219,7 +219,7 @@ class Trainer:
             for name, value in values.items():
                 losses[name] = losses.get(name, 0.0) + value.item() / divisor
         grad_norm = self.optimizer.step()
-        lrs = [self.optimizer.lr] * len(self.optimizer.groups)
+        lrs = [self.optimizer.lr] * NUM_GROUPS
         line = metrics.make_step_metrics(
             losses, grad_norm=grad_norm, lrs=lrs, global_batch_size=args.global_batch_size, step=number
         )

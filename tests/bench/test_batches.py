@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 
-from rlk_repro.bench.batches import BatchShape, LogitsBatch, cut_responses, make_microbatch, split_tokens
+from rlk_repro.bench.batches import BatchShape, LogitsBatch, make_microbatch, split_tokens
+from rlk_repro.refengine.core import cut_responses
 
 CPU = torch.device("cpu")
 SHAPE = BatchShape(num_samples=5, num_tokens=300, prompt_fraction=0.25, vocab_size=200)
@@ -35,7 +36,7 @@ def find_log_probs(microbatch: LogitsBatch, temperature: float) -> torch.Tensor:
     rows = (microbatch.logits[0].detach().double() / temperature).log_softmax(-1)
     targets = torch.cat(batch["unconcat_tokens"]).roll(-1)
     selected = rows.gather(1, targets.unsqueeze(1)).squeeze(1)
-    return torch.cat(cut_responses(selected, batch["total_lengths"], batch["response_lengths"]))
+    return torch.cat(cut_responses(selected, batch))
 
 
 def test_a_key_gives_the_same_bytes_and_another_key_others() -> None:

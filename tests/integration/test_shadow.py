@@ -283,8 +283,8 @@ def split_vocabulary(module: ModuleType, rank: int) -> None:
             logits.squeeze(0), module._shift_tokens(batch["unconcat_tokens"]), dist.group.WORLD, with_entropy,
             with_entropy_grad=False,
         )  # fmt: skip
-        return module._cut_responses(log_probs.squeeze(-1), batch), (
-            [] if entropy is None else module._cut_responses(entropy, batch)
+        return module.cut_responses(log_probs.squeeze(-1), batch), (
+            [] if entropy is None else module.cut_responses(entropy, batch)
         )
 
     names = {"calculate_log_probs_and_entropy": calculate_log_probs_and_entropy,

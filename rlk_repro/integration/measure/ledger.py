@@ -14,7 +14,7 @@ from rlk_repro.base.errors import CheckFailed, Problem, SpecError
 from rlk_repro.base.files import dump_json_line
 from rlk_repro.integration.route.api import Count, Route
 from rlk_repro.integration.route.rl_kernel import Provenance
-from rlk_repro.operators import OPS_SCHEMA, Refusal
+from rlk_repro.operators import Refusal
 from rlk_repro.rundir.paths import ops_file
 
 logger = logging.getLogger(__name__)
@@ -80,8 +80,10 @@ class Ledger:
         self._total = {op: Count() for op in ops}
         self._num_steps = 0
 
-    def open(self, **fields: Any) -> None:
-        self._write("install", schema=OPS_SCHEMA, ops=list(self._total), **fields)
+    def write(self, event: str, **fields: Any) -> None:
+        """Write a line to the ops file, if there is one."""
+        if self._writer is not None:
+            self._writer.write(event, **fields)
 
     def decide(self, op: str, found: Route | Refusal) -> None:
         """Record the implementation of ``op``, unless it is already recorded; a fallback is also a warning."""
@@ -104,7 +106,7 @@ class Ledger:
         else:
             logger.warning("rlk-repro: %s: falls back to %s: %s", op, self._own, decision.reason)
         fields = dataclasses.asdict(decision)
-        self._write("decision", **{name: value for name, value in fields.items() if value is not None})
+        self.write("decision", **{name: value for name, value in fields.items() if value is not None})
 
     def find_rl_kernel(self, op: str) -> Decision | None:
         """Return the decision for ``op``, if it names RL-Kernel."""
@@ -141,7 +143,7 @@ class Ledger:
         Raises:
             CheckFailed: a result was invalid, and the mode forbids to continue.
         """
-        self._write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **more)
+        self.write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **more)
         self._step = {op: Count() for op in self._step}
         self._num_steps += 1
         for op, what in odd.items():
@@ -150,22 +152,10 @@ class Ledger:
             raise CheckFailed(*(Problem(f"{op}, step {step}", what, hint="run the baseline to see whether the logits "
                                         "were at fault") for op, what in odd.items()))  # fmt: skip
 
-    def record_shadow(self, step: int, case: str, **fields: Any) -> None:
-        """Record the difference between the routes in one microbatch of a step, or the ``error`` of the comparison."""
-        self._write("shadow", step=step, case=case, **fields)
-
-    def record_kernels(self, names: Sequence[str]) -> None:
-        """Record the kernels that a profiler saw on the device, in one pass over everything that was measured."""
-        self._write("kernels", names=list(names))
-
     def close(self) -> None:
-        self._write("end", num_steps=self._num_steps, calls=_as_json(self._total))
+        self.write("end", num_steps=self._num_steps, calls=_as_json(self._total))
         if self._writer is not None:
             self._writer.close()
-
-    def _write(self, event: str, **fields: Any) -> None:
-        if self._writer is not None:
-            self._writer.write(event, **fields)
 
 
 def _as_json(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:

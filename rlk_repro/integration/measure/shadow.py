@@ -158,7 +158,7 @@ class ShadowStep:
                     record = self._compare_case(case, microbatch)
                 except find_failures() as error:
                     problem = describe_error(error)
-            self._ledger.record_shadow(step, case, **({"error": problem} if problem else record))
+            self._ledger.write("shadow", step=step, case=case, **({"error": problem} if problem else record))
 
     def _find_obstacle(self, microbatch: _Microbatch) -> str:
         """Return why this rank cannot compare, or an empty text; reserve the needed memory once and free it."""
