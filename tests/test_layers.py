@@ -38,7 +38,6 @@ ROOMS = (
     "report",
     "submit",
     "replay",
-    "wording",
     "claims",
     "cli",
     "job",

@@ -25,7 +25,6 @@ from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec import Hardware, Profile, Run, Stack
 from rlk_repro.submit.finishing import Finished
 from rlk_repro.submit.show import DryRun
-from rlk_repro.wording.lint import OffenceInFile
 from rlk_repro.workloads.vime.contract import Contract
 
 AUTHORED: Final[Mapping[str, type[BaseModel]]] = {
@@ -46,7 +45,6 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "agreement": answers.EnginesCompared,
     "cancel": answers.Cancelled,
     "claims check": ClaimsCheck,
-    "claims lint": list[OffenceInFile],
     "claims list": list[Claim],
     "collect": answers.Collected,
     "diff": Differences | DiffGate,

@@ -1,4 +1,4 @@
-"""Define ``claims list``, ``claims check`` and ``claims lint``: published figures, and the wording of texts."""
+"""Define ``claims list`` and ``claims check``, which show published figures and measure them again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(app, "claims", "Measure published figures about RL-Kernel again, and check the wording of texts.")
+    group = new_group(app, "claims", "Measure published figures about RL-Kernel again.")
     group.command("list")(list_claims)
     group.command("check")(check)
-    group.command("lint")(lint)
 
 
 def list_claims(as_json: AsJson = False) -> None:
@@ -85,26 +84,3 @@ def _require_place(output: Path) -> None:
     folder = next(parent for parent in output.absolute().parents if parent.exists())
     if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise EnvironmentMissing(Problem(str(output), "cannot be written", expected="a file that you can write"))
-
-
-def lint(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text, Markdown or HTML.")],
-    as_json: AsJson = False,
-) -> None:
-    """Find sentences that claim more than the evidence supports (docs/wording.md)."""
-    from rlk_repro.base.errors import CheckFailed
-    from rlk_repro.base.units import count
-    from rlk_repro.wording import lint_file
-    from rlk_repro.wording.lint import OffenceInFile
-
-    offences = [(file, offence) for file in files for offence in lint_file(file)]
-    if as_json:
-        say_json([OffenceInFile(file=str(file), **vars(offence)) for file, offence in offences])
-    else:
-        for file, offence in offences:
-            for line in f"{file}:{offence}".split("\n"):
-                say(line)
-        if not offences:
-            say(f"no claim found that goes beyond the evidence ({count(len(files), 'file')})")
-    if offences:
-        raise typer.Exit(CheckFailed.exit_code)

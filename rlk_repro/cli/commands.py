@@ -17,7 +17,6 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "agreement": "rlk-repro agreement bundle.tgz --fail-on outside",
     "cancel": "rlk-repro cancel 20261124T013541Z-9dcecb6a-bb99",
     "claims check": "rlk-repro claims check --rl-kernel-src RL-Kernel -o claims.json",
-    "claims lint": "rlk-repro claims lint README.md",
     "claims list": "rlk-repro claims list",
     "collect": "rlk-repro collect 20261124T013541Z-9dcecb6a-bb99",
     "diff": "rlk-repro diff --gate reference.tgz bundle.tgz",

@@ -23,7 +23,7 @@ OPERATORS, MODULE, VIME = (
 )
 SMALL = ("--set", "measure.pairs=1", "--set", "workload.grpo.rollout_batch_size=2", "--pairs", "1")
 ALONE = (
-    "claims list", "claims lint x.md", "claims check ratio-kl-forward",
+    "claims list", "claims check ratio-kl-forward",
     "images check image.tar", "doctor", "images list", "list", "prepare smoke",
     "images build --stack 2026-07 --platform cuda-amd64 --dry-run", "images pin vime-host",
     "prepare vime-train-only --hardware h200 --dry-run", "profile init --cluster local -o mine.yaml",
@@ -47,7 +47,6 @@ def schema() -> Any:
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "image.tar").write_bytes(make_image().archive())
-    (tmp_path / "x.md").write_text("RL-Kernel makes expert kernels of MoE models faster.\n")
 
 
 def check(call: Call, schema: Any, line: str) -> Any:

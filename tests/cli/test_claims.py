@@ -99,39 +99,3 @@ def test_a_record_that_cannot_be_written_is_named(call, tmp_path: Path) -> None:
     code, _, err = call("claims", "check", "ratio-kl-forward", "-o", str(tmp_path / "file" / "claims.json"))
     assert code == 3
     assert "cannot be written" in err
-
-
-def test_lint_prints_place_reason_and_better_words(call, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Title\n\nAll is well. In MoE runs RL-Kernel replaces R3.\n")
-    code, out, _ = call("claims", "lint", str(page))
-    assert code == 1
-    assert out == (
-        f"{page}:3:36: r3-replacement: “replaces R3”: RL-Kernel leaves vime's R3 routing replay as it is\n"
-        "  instead: vime + R3 vs vime + R3 + RL-Kernel\n"
-    )
-
-
-def test_lint_of_clean_files_says_how_many_it_read(call, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text("<p>RL-Kernel does not replace R3.</p>")
-    assert call("claims", "lint", str(page), str(page)) == (
-        0,
-        "no claim found that goes beyond the evidence (2 files)\n",
-        "",
-    )
-
-
-def test_lint_as_json_names_the_file_of_each_offence(call, tmp_path: Path) -> None:
-    page = tmp_path / "page.txt"
-    page.write_text("RL-Kernel replaces R3.")
-    code, out, _ = call("claims", "lint", str(page), "--json")
-    assert code == 1
-    (offence,) = json.loads(out)
-    assert (offence["file"], offence["line"], offence["column"]) == (str(page), 1, 11)
-
-
-def test_a_missing_file_is_a_wrong_argument(call, tmp_path: Path) -> None:
-    code, _, err = call("claims", "lint", str(tmp_path / "none.md"))
-    assert code == 2
-    assert err.endswith("none.md: cannot be read (No such file or directory), expected a text file\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,9 +18,9 @@ from rlk_repro.claims.results import ClaimsCheck
 from rlk_repro.claims.text import check_lines, list_lines
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
-from rlk_repro.wording import RULES, lint_file, lint_text
 from tests import ROOT
 from tests.support.analysis_examples import EXAMPLES
+from tools.wording import RULES, lint_file, lint_text
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("jobs/**/*.yaml")])
 
@@ -291,3 +293,31 @@ def test_a_long_line_takes_time_in_proportion_to_its_length(unit: str) -> None:
         lint_text(unit * (size // len(unit)))
         took.append(time.process_time() - begin)
     assert took[1] < 100 * max(took[0], 0.002)
+
+
+def run_lint(*files: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.wording", *map(str, files)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def test_the_command_prints_place_reason_and_better_words(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\nAll is well. In MoE runs RL-Kernel replaces R3.\n")
+    assert run_lint(page) == (
+        1,
+        f"{page}:3:36: r3-replacement: “replaces R3”: RL-Kernel leaves vime's R3 routing replay as it is\n"
+        "  instead: vime + R3 vs vime + R3 + RL-Kernel\n",
+    )
+
+
+def test_the_command_says_how_many_clean_files_it_read(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<p>RL-Kernel does not replace R3.</p>")
+    assert run_lint(page, page) == (0, "no claim found that goes beyond the evidence (2 files)\n")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.md"):
+        lint_file(tmp_path / "none.md")

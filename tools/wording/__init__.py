@@ -4,7 +4,7 @@
 docs/wording.md gives the reasons.
 """
 
-from rlk_repro.wording.lint import Offence, lint_file, lint_text
-from rlk_repro.wording.rules import RULES, Rule
+from tools.wording.lint import Offence, lint_file, lint_text
+from tools.wording.rules import RULES, Rule
 
 __all__ = ["RULES", "Offence", "Rule", "lint_file", "lint_text"]

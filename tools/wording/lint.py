@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base.answer import Answer
-from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.escapes import printable
-from rlk_repro.wording.prose import Sentence, read_sentences
-from rlk_repro.wording.rules import RULES, Rule
+from tools.wording.prose import Sentence, read_sentences
+from tools.wording.rules import RULES, Rule
 
 MAX_EXCERPT: Final = 120
 NEAR_WORDS: Final = 4
@@ -39,7 +37,7 @@ _TURN: Final = re.compile(r".*\b(?:but|yet|however|instead|nevertheless)\b", re.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offence(Answer):
+class Offence:
     """One sentence that claims too much; ``words`` are the offending words, as in the file."""
 
     line: int
@@ -54,21 +52,9 @@ class Offence(Answer):
         return f"{place}: “{printable(self.words)}”: {self.reason}\n  instead: {self.instead}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OffenceInFile(Offence):
-    file: str
-
-
 def lint_file(path: Path) -> list[Offence]:
-    """Find every offence of a file, in the order of the text; HTML is recognised by the file's name or first words.
-
-    Raises:
-        SpecError: the file is unreadable.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise SpecError(Problem(str(path), f"cannot be read ({error.strerror})", expected="a text file")) from None
+    """Find every offence of a file, in the order of the text; HTML is recognised by the file's name or first words."""
+    text = path.read_text(encoding="utf-8", errors="replace")
     is_html = path.suffix.lower() in {".html", ".htm"} or text[:200].lstrip().lower().startswith(("<!doctype", "<html"))
     return lint_text(text, is_html=is_html)
 
