@@ -108,7 +108,7 @@ def describe_threshold(analysis: Analysis) -> str:
         return f"{size}, the smallest effect of interest; the noise floor was not measured"
     if verdict.threshold > verdict.smallest_effect:
         return f"{size}, the noise floor that {floor.n} control {analysis.unit}s measured"
-    return f"{size}, the smallest effect of interest; {floor.n} control pairs measured less noise"
+    return f"{size}, the smallest effect of interest; {floor.n} control {analysis.unit}s measured less noise"
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:

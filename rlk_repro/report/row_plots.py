@@ -131,7 +131,7 @@ def _pairs_caption(view: View, effect: Effect | None) -> str:
     parts = [f"The band is the smallest effect of interest, {_describe_limits(verdict.smallest_effect)}."]
     if floor.fraction is not None:
         limits = _describe_limits(floor.fraction)
-        parts.append(f"The dashed lines are the noise floor, {limits}, from {floor.n} control pairs.")
+        parts.append(f"The dashed lines are the noise floor, {limits}, from {floor.n} control {view.analysis.unit}s.")
     elif not view.analysis.is_crossover:
         parts.append("The noise floor was not measured.")
     if effect is not None and effect.low is not None:
