@@ -29,7 +29,7 @@ class _Found(NamedTuple):
 def summarise_agreement(
     plan: Plan, run_dir: RunDir, pairs: Sequence[PairResult], sessions: Sequence[Session]
 ) -> Iterator[AgreementResult]:
-    """Make one result for each variant that recorded such tokens in a step of a scored pair or session."""
+    """Make a result for each variant that recorded token counts in a step of a scored pair or session."""
     scored = {pair.pair for pair in pairs if pair.status is PairStatus.SCORED and not pair.is_control}
     compared = {session.trial.name: session for session in sessions}
     by_variant: dict[str, list[_Found]] = {BASELINE: [], ENABLED: []}
@@ -97,7 +97,7 @@ def _find_means(sums: Sequence[Sequence[float]], table: Table) -> Iterator[float
 
 
 def _find_largest(found: Sequence[_Found]) -> LargestDifference | None:
-    """Return the first of the largest differences; the result is None where no token differs."""
+    """Return the largest difference, the first one among equals; the result is None where no token differs."""
     best = max(
         (item for item in found if item.tokens.largest is not None),
         key=lambda item: item.tokens.largest.abs if item.tokens.largest else 0.0,

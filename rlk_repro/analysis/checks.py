@@ -1,6 +1,7 @@
-"""Compare what engines computed of the same tokens: inputs, weights, layers, log-probs, and one engine in many cases.
+"""Compare what engines computed from the same tokens: inputs, weights, layers and log-probs.
 
-All that is judged is recorded with the trial, the contract included.
+An engine is also compared with itself in other cases, such as another batch.  The record of the trial holds all values
+and the contract, whose bounds decide.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ BOTH: Final = "both"
 NO_RECORD: Final = "the trial left no record of its engines"
 
 Place = tuple[str, str, int]
-"""Pair, variant and step."""
+"""The pair, the variant and the step of a check."""
 
 
 def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
-    """Every check of a run that compares engines; of any other run none."""
+    """Yield every check of a run that compares engines; another run has no checks."""
     for pair, trials in plan.pairs().items() if plan.run.workload.compares_engines else ():
         logs = {trial.name: read_engines(run_dir.trial(trial.name)) for trial in trials}
         yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials])
@@ -50,7 +51,7 @@ def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
 
 
 def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Iterator[AgreementCheck]:
-    """The checks within each trial, then those between the training engines of two trials."""
+    """Yield the checks within each trial, then the checks between the training engines of both trials."""
     for variant, log in logs:
         if log is None or not log.steps:
             yield _skip(CheckKind.INPUTS, (pair, variant, 0), ROLLOUT, TRAINING, NO_RECORD)
@@ -85,7 +86,7 @@ def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
 
 
 def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) -> AgreementCheck:
-    """The check of a kind of which fewer than two engines have a record."""
+    """Make the check for a kind of record that fewer than two engines have."""
     name = next(iter(found), ROLLOUT)
     reason = next((side.reason for side in found.values() if isinstance(side, Skipped)), "")
     other = ROLLOUT if name == TRAINING else TRAINING
@@ -93,7 +94,7 @@ def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) ->
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """All pairs of engines as they ran, then each engine against itself in other cases."""
+    """Yield the checks of each two engines as they ran, then those of each engine against itself in other cases."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
     inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
@@ -121,7 +122,7 @@ def _describe_case(check: AgreementCheck) -> str:
 def _compare_variants(
     place: Place, names: tuple[str, str], one: EngineLog, other: EngineLog
 ) -> Iterator[AgreementCheck]:
-    """Training against training: only where both trials have the same tokens and the same weights."""
+    """Yield the checks between the training engines of two trials; both need the same tokens and the same weights."""
     step = place[2]
     reason = _find_other(step, one, other)
     if reason:
@@ -138,9 +139,9 @@ def _compare_variants(
 
 
 def _find_other(step: int, one: EngineLog, other: EngineLog) -> str:
-    """Why the training of two trials is not comparable at a step; empty where it is.
+    """Return why the training of two trials cannot be compared at a step; the text is empty where it can.
 
-    Both trials begin from one checkpoint: at step 0 weights without a hash are equal.
+    Both trials begin from one checkpoint, so at step 0 their weights are equal even if no hash was recorded.
     """
     tokens, others = (log.inputs.get(step, {}).get(ROLLOUT) for log in (one, other))
     if tokens is None or others is None:
@@ -183,7 +184,7 @@ def _compare_inputs(place: Place, names: tuple[str, str], sides: tuple[Inputs, I
 def _find_mismatch(
     number: int, names: tuple[str, str], sides: tuple[SampleInput, SampleInput], special: Mapping[int, str]
 ) -> str:
-    """The first field and position of a sample in which two engines differ; empty where they do not."""
+    """Return the first field and position in which two engines' inputs differ; empty for equal inputs."""
     if sides[0].padding != sides[1].padding:
         values = " against ".join(f"{name} {side.padding}" for name, side in zip(names, sides, strict=True))
         return f"padding in front of sample {number}: {values}"
@@ -223,12 +224,12 @@ def _first_reason(sides: Iterable[object]) -> str:
 
 
 def _find_dtype(one: str, other: str) -> str:
-    """The less precise of the two, which bounds what can be expected of both."""
+    """Return the less precise of two number types: it limits how well both engines can agree."""
     return max((one, other), key=lambda name: DTYPES.index(name) if name in DTYPES else len(DTYPES))
 
 
 def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -> tuple[CheckWord, str]:
-    """The word, and what was found; ``largest`` is None where a value is not finite."""
+    """Return the word of a check and its finding; ``largest`` is None where a value is not finite."""
     if bound is None:
         return CheckWord.NOT_MEASURED, f"the contract has no bound for {dtype}; {found}"
     if largest is None or largest > bound:
@@ -238,7 +239,7 @@ def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -
 
 @dataclass(frozen=True)
 class _Gap:
-    """The largest difference of two sets of rows, None where one value is not finite, and where it is."""
+    """The largest difference of two sets of rows, with its place; it is None where a value is not finite."""
 
     num: int
     num_unequal: int
@@ -304,7 +305,7 @@ def _compare_layers(
     names: tuple[str, str],
     sides: tuple[Mapping[str, Layer], Mapping[str, Layer]],
 ) -> AgreementCheck:
-    """The relative difference at each point that both engines have, and the first one outside the contract."""
+    """Compare the relative difference at each point that both engines have; the first above its bound is named."""
     one, other = sides
     points = [point for point in one if point in other]
     if not points:
@@ -333,12 +334,12 @@ def _compare_layers(
 
 
 def _find_shape(layer: Layer) -> tuple[int, ...]:
-    """The number of norms, then the number of values in each row."""
+    """Return the number of norms, then the number of values in each row."""
     return (len(layer.norms), *map(len, layer.values))
 
 
 def _find_distance(one: Layer, other: Layer) -> float | None:
-    """The largest difference of a token's output, relative to the norm of the second engine's; None if not finite."""
+    """Return the largest difference of a token's output, as a share of the second engine's norm; None if not finite."""
     found = 0.0
     for left, right, norm in zip(one.values, other.values, other.norms, strict=False):
         gaps = [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]

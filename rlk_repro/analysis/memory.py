@@ -34,7 +34,7 @@ WORDS: Final = {
     Place.WITHIN: MemoryWord.SAME,
     Place.ACROSS: MemoryWord.INCONCLUSIVE,
 }
-NOT_RESERVED: Final = "; reserved memory is shared by both variants in a session, measure.design: parallel measures it"
+NOT_RESERVED: Final = "; both variants of a session share reserved memory, which measure.design: parallel measures"
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:

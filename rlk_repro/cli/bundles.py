@@ -125,7 +125,7 @@ def _write_pages(sources: tuple[Path, Path], output: Path) -> None:
     with writing(output, hint="-o names another folder"):
         for number, source in enumerate(sources, start=1):
             analysis, context = load_result(source, is_linked=False)
-            written.append((analysis, context, write_report(analysis, output / str(number), context).html))
+            written.append((analysis, context, write_report(analysis, output / str(number), context)))
         note(f"side by side: {write_side_by_side(written, output)}")
 
 

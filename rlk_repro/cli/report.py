@@ -53,12 +53,12 @@ def report(
             continue
         folder = _folder(source, output, number if len(sources) > 1 else None)
         with writing(folder, hint="-o names another folder"):
-            files = write_report(analysis, folder, context)
-        written.append((analysis, context, files.html))
-        results.append(make_record(analysis, context, source=str(source), report=str(files.html)))
+            page = write_report(analysis, folder, context)
+        written.append((analysis, context, page))
+        results.append(make_record(analysis, context, source=str(source), report=str(page)))
         if not as_json:
             show(partial(print_summary, analysis, context=context))
-            show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(files.html)))
+            show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(page)))
     if len(written) > 1 and output is not None:
         with writing(output, hint="-o names another folder"):
             page = write_side_by_side(written, output)

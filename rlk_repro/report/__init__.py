@@ -1,12 +1,11 @@
-"""Make the reports of one analysis: a terminal summary, Markdown and one HTML page.  They can be rebuilt; none is
-packed.
+"""Make the reports of one analysis: a terminal summary, Markdown and one HTML page.
 
-Nothing is measured or computed here; every number comes from the ``Analysis``.
+A report only shows numbers of the ``Analysis``, so it can be made again at any time; no bundle holds a report.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,23 +18,17 @@ from rlk_repro.rundir.results import Analysis
 HTML_NAME: Final = "report.html"
 MARKDOWN_NAME: Final = "report.md"
 
-__all__ = ["Context", "ReportFiles", "write_report"]
+__all__ = ["Context", "write_report"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportFiles:
-    html: Path
-    markdown: Path
-
-
-def write_report(analysis: Analysis, directory: Path, context: Context | None = None) -> ReportFiles:
-    """Write the two files of a report into ``directory``, each complete or not at all, and nothing else.
+def write_report(analysis: Analysis, directory: Path, context: Context | None = None) -> Path:
+    """Write a report as HTML and Markdown into ``directory``, and return the path of the HTML page.
 
     A report may be moved, so its commands name the bundle's file without its folder.
     """
     if context is not None:
         context = replace(context, bundle=Path(context.bundle).name)
-    files = ReportFiles(html=directory / HTML_NAME, markdown=directory / MARKDOWN_NAME)
-    write_text(files.html, render_html(analysis, context))
-    write_text(files.markdown, render_markdown(analysis, context))
-    return files
+    page = directory / HTML_NAME
+    write_text(page, render_html(analysis, context))
+    write_text(directory / MARKDOWN_NAME, render_markdown(analysis, context))
+    return page

@@ -1,7 +1,4 @@
-"""Show training against rollout, token by token: a table of counts, and plots of the differences.
-
-Every number is in the ``Analysis``.  The share of tokens has a logarithmic axis, since most tokens differ little.
-"""
+"""Show how the log-probs of training and rollout differ: a table of counts, and two plots with logarithmic axes."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from typing import Final
 
 from rlk_repro.base.units import count, format_count, format_number
 from rlk_repro.report.blocks import Block, Section, Table, Text, make_columns, make_row
-from rlk_repro.report.figure import BOTTOM, HEIGHT, LEFT, LEGEND_Y, RIGHT, SHAPES, TOP, UNIT_Y, Figure, make_figure
-from rlk_repro.report.svg import Scale, line, marker, polyline, text
+from rlk_repro.report.figure import BOTTOM, HEIGHT, LEFT, LEGEND_Y, RIGHT, SHAPES, TOP, Figure, draw_powers, make_figure
+from rlk_repro.report.svg import Scale, marker, polyline, text
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import LADDER, AgreementResult
 from rlk_repro.spec.values import BASELINE, ENABLED
@@ -24,21 +21,21 @@ _ABSENT: Final = "–"
 
 
 def make_agreement(view: View) -> Section:
-    """Make the table: a row for each bound, rows that sum up the tokens, and a column for each variant."""
+    """Make the section: a table with a row per bound or summary of all tokens, and a column per variant."""
     found = {item.variant: item for item in view.analysis.agreement}
     columns = make_columns("tokens", BASELINE, ENABLED, numbers=(BASELINE, ENABLED))
     rows = [
         make_row(name, *(say(found[variant]) if variant in found else _ABSENT for variant in (BASELINE, ENABLED)))
         for name, say in _list_rows()
     ]
-    note = "All tokens that a scored step trained on. " + " ".join(
-        f"Largest of {item.variant}: {place.place}, position {place.position}, token {place.token}."
+    note = "The table covers all tokens that a scored step trained on. " + " ".join(
+        f"The largest difference of {item.variant} is at {place.place}, position {place.position}, token {place.token}."
         for item in found.values()
         if (place := item.largest) is not None
     )
     words = [f"{item.variant}: {item.reason}" for item in found.values() if item.reason]
     blocks: tuple[Block, ...] = (
-        Text(text="Difference between training's and the rollout's log-prob of the same token."),
+        Text(text="Training and rollout each compute a log-prob of the same token; the table counts how they differ."),
         Table(title="", columns=columns, rows=tuple(rows), note=note.strip()),
         *(Text(text=f"Steps without a record: {'; '.join(words)}.") for _ in words[:1]),
     )
@@ -75,7 +72,7 @@ def plot_agreement(view: View) -> Iterator[Figure]:
         (item.variant, [(x, part / item.num_tokens) for x, part in enumerate(item.beyond) if part]) for item in found
     ]
     labels = [f"{bound:g}" for bound in LADDER]
-    caption = f"Share of {count(number, 'token')} that differ by more than a bound; a share of 0 has no point."
+    caption = f"A point is the share of {count(number, 'token')} that differ by more than a bound; 0 has no point."
     yield _draw(f"{KEY}-shares", "Tokens beyond a difference", caption, "share of tokens", "difference", shares, labels)
     means = [
         (item.variant, [(x, mean) for x, mean in enumerate(item.mean_by_position) if mean is not None and mean > 0])
@@ -83,7 +80,7 @@ def plot_agreement(view: View) -> Iterator[Figure]:
     ]
     num_bands = max(len(item.mean_by_position) for item in found)
     labels = [str(2**band - 1) for band in range(num_bands)]
-    caption = "Mean difference of the tokens in a band of positions; a label is the first position of its band."
+    caption = "A point is the mean difference over a band of positions; its label is the first position of the band."
     where = "position in the response"
     yield _draw(f"{KEY}-positions", "Difference by position", caption, "mean difference", where, means, labels)
 
@@ -99,11 +96,7 @@ def _draw(
         return Figure(key=key, title=title, svg="", caption=f"{title}: no token differs.")
     y = Scale(math.floor(min(values)), max(math.floor(min(values)) + 1, math.ceil(max(values))), BOTTOM, TOP)
     x = Scale(-0.5, len(labels) - 0.5, LEFT, RIGHT)
-    body = [text(0, UNIT_Y, y_name, "axis"), text((LEFT + RIGHT) / 2, BOTTOM + 36, x_name, "axis", "middle")]
-    stride = max(1, math.ceil((y.high - y.low) / 8))
-    for power in range(int(y.low), int(y.high) + 1, stride):
-        body += [line(LEFT, y(power), RIGHT, y(power), "grid")]
-        body += [text(LEFT - 8, y(power) + 4, "1" if power == 0 else f"1e{power}", "tick", "end")]
+    body = [*draw_powers(y, y_name), text((LEFT + RIGHT) / 2, BOTTOM + 36, x_name, "axis", "middle")]
     for place, label in enumerate(labels):
         if place % math.ceil(len(labels) / 9) == 0:
             body.append(text(x(place), BOTTOM + 17, label, "tick", "middle"))

@@ -1,4 +1,4 @@
-"""Say the answer in one line of plain words: the result, its size, and how certain it is."""
+"""Give the answer of a run in one sentence, its basis, and the command that a reader runs next."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SUSPECTS: Final = {
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }
-"""Each entry maps the beginning of a finding's place to a cause of a wider spread; the first match counts."""
+"""The possible cause of a wide spread, by the beginning of a finding's place; the first match counts."""
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
-"""A run may have this many pairs or sessions."""
+"""The largest number of pairs or sessions of a run."""
 
 
 def describe_subject(view: View) -> str:
-    """Return what is compared with what; both variants may leave out the trainer's entropy metric."""
+    """Return what is compared, like ``RL-Kernel enabled against vime without its entropy metric``."""
     if not view.is_comparison:
         return "Operators, one by one"
     return f"{view.analysis.switch or 'RL-Kernel'} enabled against {describe_baseline(view)}"
@@ -63,14 +63,14 @@ def describe_baseline(view: View) -> str:
 
 
 def describe_words(analysis: Analysis) -> str:
-    """Return the verdict's word, and memory's where both are known, like ``faster, same memory``."""
+    """Return the words of the verdict and of memory, like ``faster, same memory``; an unknown word is left out."""
     word, memory = analysis.verdict.word, judge_memory(analysis).word
     is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
     return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word.value
 
 
 def describe_answer(view: View) -> str:
-    """Say ``Result: with RL-Kernel a step takes 4.37 % less time (95 % interval 4.24 to 4.50 %), and less memory.``"""
+    """Return a line like ``Result: with RL-Kernel a step takes 4.37 % less time (95 % interval 4.24 to 4.50 %).``"""
     analysis = view.analysis
     word, effect = analysis.verdict.word, analysis.effect(view.primary)
     if word is VerdictWord.NO_COMPARISON:
@@ -90,7 +90,7 @@ def describe_answer(view: View) -> str:
 
 
 def _describe_operators(analysis: Analysis) -> str:
-    """Return the slowest and fastest case of each RL-Kernel operator that has its own kernels."""
+    """Return the speed of the slowest and the fastest case of each operator that has its own kernels."""
     found: dict[str, list[float]] = {}
     for result in analysis.operators:
         speedup = find_speedup(result)
@@ -104,7 +104,7 @@ def _describe_operators(analysis: Analysis) -> str:
 
 
 def _first(analysis: Analysis) -> str:
-    """Return the reason from the headline, without the verdict's word before it and the figures after it."""
+    """Return the first reason of the headline, without the verdict's word and the numbers."""
     text = analysis.verdict.headline.removeprefix("exploratory: ").removeprefix(f"{analysis.verdict.word}: ")
     reason = text.split("; ")[0]
     return f"{reason[:1].upper()}{reason[1:]}."
@@ -117,7 +117,7 @@ def _range(effect: Effect) -> str:
 
 
 def _size(view: View, effect: Effect) -> str:
-    """Return the change in percent, as a multiple if it is at least twofold, and as the times of both variants."""
+    """Return the change in percent and the times of both variants; a speed of at least twice is also a multiple."""
     assert effect.ratio is not None
     low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1
@@ -129,7 +129,10 @@ def _size(view: View, effect: Effect) -> str:
 
 
 def _apply(view: View, effect: Effect, ratio: float) -> str:
-    """Return ``, 108.3 → 24.4 ms``: the baseline's mean, and this mean times the ratio, which holds less noise."""
+    """Return ``, 108.3 → 24.4 ms``: the baseline's mean, and that mean times the ratio.
+
+    The ratio of pairs has less noise than the mean of enabled.
+    """
     mean = view.mean(effect.metric, BASELINE)
     if mean is None:
         return ""
@@ -138,7 +141,7 @@ def _apply(view: View, effect: Effect, ratio: float) -> str:
 
 
 def describe_ground(analysis: Analysis) -> str:
-    """Return the basis of the answer: the number of pairs or sessions, and the GPU or other hardware."""
+    """Return the number of pairs or sessions and the hardware, like ``4 sessions on NVIDIA H200, driver 580.159.04``."""
     facts = (analysis.facts.get(name) for name in ("GPU", "driver"))
     place = ", ".join(("driver " if number else "") + fact for number, fact in enumerate(facts) if fact)
     number = f"{count(analysis.verdict.num_pairs, analysis.unit)} on " if analysis.verdict.num_pairs else ""
@@ -146,7 +149,7 @@ def describe_ground(analysis: Analysis) -> str:
 
 
 def suggest_next(view: View, bundle: str) -> str:
-    """Return one command for this result: a larger run if it would decide, RL-Kernel's build if it did not run."""
+    """Return one command for this result, such as a larger run that would decide, or the build of RL-Kernel."""
     analysis, word = view.analysis, view.analysis.verdict.word
     if did_not_run(analysis):
         return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
@@ -157,20 +160,20 @@ def suggest_next(view: View, bundle: str) -> str:
         run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
         where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
         settings = dict(view.context.setting).get("overrides", "none")
-        rest = "" if settings.startswith("none") else ", with this one's --set"
-        return f"rlk-repro submit --run {run} {where} {size}  # a new run{rest}; this one is not extended"
+        rest = "" if settings.startswith("none") else ", with the --set options of this run"
+        return f"rlk-repro submit --run {run} {where} {size}  # a new run{rest}; this run stays as it is"
     return f"rlk-repro replay {bundle} --analyze-only"
 
 
 def did_not_run(analysis: Analysis) -> bool:
-    """Tell whether the answer is missing because some enabled trial ran without RL-Kernel's kernels."""
+    """Tell whether the run has no answer because an enabled trial ran without RL-Kernel's kernels."""
     enabled = [trial for trial in analysis.trials if trial.variant != BASELINE]
     has_answer = analysis.verdict.word not in {VerdictWord.INCONCLUSIVE, VerdictWord.NOT_COMPARABLE}
     return not has_answer and any(trial.proof in {ProofStatus.FALLBACK, ProofStatus.NATIVE} for trial in enabled)
 
 
 def describe_publishing(view: View) -> str:
-    """Return what to publish together with a decided answer; the text is empty for other answers."""
+    """Return what to publish together with the answer; the text is empty if the run decided nothing."""
     analysis, bundle_id = view.analysis, view.context.bundle_id
     if not bundle_id or analysis.verdict.word not in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}:
         return ""
@@ -179,7 +182,7 @@ def describe_publishing(view: View) -> str:
 
 
 def list_suspects(view: View) -> str:
-    """Name findings that could explain an inconclusive result's spread: other users of the machine, slow GPUs."""
+    """Return the findings that could explain the spread of an inconclusive result, such as a busy host."""
     analysis = view.analysis
     if analysis.verdict.word is not VerdictWord.INCONCLUSIVE:
         return ""
@@ -197,7 +200,7 @@ def list_suspects(view: View) -> str:
 
 
 def _count_deciding(analysis: Analysis) -> int | None:
-    """Return how many pairs or sessions would decide the verdict, at this effect and spread."""
+    """Return the number of pairs or sessions that would decide the verdict, if effect and spread stay as measured."""
     effect = analysis.effect(STEP_TIME)
     if effect is None or effect.ratio is None or not effect.sd_log:
         return None

@@ -1,7 +1,6 @@
-"""Make a report's part above its first section: the run's identity, the headline, and what the verdict rests on.
+"""Describe what stands above the first section of a report: the run, the headline and the reasons of the verdict.
 
-Every number comes from the ``Analysis``, except what its pairs could have shown: ``rlk_repro.statistics.power``
-computes that from their spread.
+Every number comes from the ``Analysis``, except the sensitivity, which ``rlk_repro.statistics.power`` computes.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
 
 SHOWN_HASH: Final = 12
-"""A page shows this many hex digits of a commit or a bundle's id."""
+"""The number of hex digits that a page shows of a commit or of a bundle's id."""
 
 
 def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Return what ran, as name and value."""
+    """Return the run's identity, as name and value."""
     return (
         ("workload", analysis.workload),
         ("lane", analysis.lane),
@@ -37,7 +36,7 @@ def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Return where a result comes from: the GPU or processor, the day, and the known commits."""
+    """Return the GPU or processor, the day and the known commits of a run, as name and value."""
     processor = analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware
     facts = [("on", processor), ("date", find_date(analysis))]
     facts += [(name, find_commit(analysis, name)) for name in (source.title for source in CITED)]
@@ -51,23 +50,23 @@ def find_date(analysis: Analysis) -> str:
 
 
 def find_commit(analysis: Analysis, name: str) -> str:
-    """Return the commit of a source by its title, as a page shows it; empty where unknown."""
+    """Return the first digits of the commit of a source, by the source's title; empty where unknown."""
     return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 
 def describe_headline(analysis: Analysis) -> str:
-    """Return the headline without the verdict's word, which stands above it."""
+    """Return the headline without the verdict's word."""
     return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
 
 
 def make_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """Return what the verdict rests on, as name and value; without a comparison, return what was measured instead."""
+    """Return the facts behind the verdict, as name and value; without a comparison, return what was measured."""
     if not view.is_comparison:
         return (*view.context.setting, *make_operator_basis(view))
     analysis = view.analysis
     effect = analysis.effect(view.primary)
     differences = view.context.differences
-    as_planned = "as planned, and not recorded: " if view.context.is_as_planned else ""
+    as_planned = "planned, but not recorded: " if view.context.is_as_planned else ""
     return (
         *view.context.setting,
         *((("variants differ in", f"{as_planned}{describe_differences(differences)}"),) if differences else ()),
@@ -82,7 +81,7 @@ def make_basis(view: View) -> tuple[tuple[str, str], ...]:
 
 
 def describe_effect(effect: Effect | None, unit: str) -> str:
-    """Show an effect like ``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
+    """Return an effect like ``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
     if effect is None or effect.ratio is None:
         return NOT_RECORDED if effect is None else f"no comparison (n = {effect.n} {unit}s)"
     interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
@@ -112,7 +111,7 @@ def describe_threshold(analysis: Analysis) -> str:
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
-    """Say what this many pairs with this spread can detect, whatever their result; empty for too few pairs."""
+    """Return the smallest speed-up that this number of pairs with this spread can detect; empty for too few pairs."""
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
     if effect is None or not effect.sd_log or effect.n < least:
         return ""
@@ -120,10 +119,8 @@ def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
     seen = smallest_effect(effect.n, spread_pct, threshold_pct, 1 - effect.confidence, least=least)
     if seen is None:
         return f"none: {analysis.unit} effects spread by {spread_pct:.3g} %"
-    found = f"{effect.n} {analysis.unit}s"
-    return (
-        f"{found} this noisy (spread {spread_pct:.3g} %) reliably detect only a speed-up of {seen * 100:.3g} % or more"
-    )
+    found = f"{effect.n} {analysis.unit}s with this spread ({spread_pct:.3g} %)"
+    return f"{found} reliably detect a speed-up of {seen * 100:.3g} % or more"
 
 
 def describe_pairs(analysis: Analysis) -> str:

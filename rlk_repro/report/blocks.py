@@ -1,7 +1,4 @@
-"""Define the parts of a report before its layout: sections of text, lists, tables and commands.
-
-The renderers (terminal, Markdown, HTML) turn these parts into characters; none of them adds a number.
-"""
+"""Define the parts of a report, which Markdown and HTML render: sections of text, lists, tables and commands."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TypeAlias
 
 
 class Tone(StrEnum):
-    """The colour of a word; the word itself always carries the meaning."""
+    """The colour of a word; a reader who sees no colours needs only the word."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -22,7 +19,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """``target`` links to the source of the text (HTML only), ``anchor`` is the cell's own id, ``note`` is small."""
+    """A cell of a table: HTML links ``text`` to ``target``, shows ``note`` in small type, sets the id ``anchor``."""
 
     text: str
     note: str = ""
@@ -43,9 +40,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The first cell of a row names the row.  ``title`` is empty where the section's heading is enough.
+    """A table whose first column names the rows; ``title`` is empty where the section's heading is enough.
 
-    A page shows a table with ``is_folded`` only on request.
+    HTML folds a table with ``is_folded``, so that its rows show only after a click.
     """
 
     title: str
@@ -67,7 +64,7 @@ class Bullets:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Shell lines, each with its purpose."""
+    """Shell commands; each entry is a command and its purpose."""
 
     lines: tuple[tuple[str, str], ...]
 

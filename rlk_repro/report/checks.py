@@ -1,4 +1,4 @@
-"""Whether engines agree: what was compared with its word, a matrix of engines, and a drawing of where drift starts."""
+"""Show whether engines agree: a table of comparisons, a matrix of engines, and a plot of differences by layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from rlk_repro.base.units import count, format_count, format_number
 from rlk_repro.report.blocks import Block, Bullets, Section, Table, TableCell, Text, Tone, make_columns, make_row
-from rlk_repro.report.figure import BOTTOM, LEFT, RIGHT, TOP, UNIT_Y, Figure, make_figure
+from rlk_repro.report.figure import BOTTOM, LEFT, RIGHT, TOP, UNIT_Y, Figure, draw_powers, make_figure
 from rlk_repro.report.svg import Scale, line, marker, polyline, text
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, list_failures
@@ -27,7 +27,7 @@ EQUAL: Final = "equal"
 
 
 def describe_checks(checks: Sequence[AgreementCheck]) -> str:
-    """One line: how many checks failed and the first of them, or that none did."""
+    """Return one line: how many checks failed, and the first failure; or how many checks passed."""
     failed = list_failures(checks)
     if failed:
         return f"{count(len(failed), 'check')} of {len(checks)} outside the contract; first {name_check(failed[0])}"
@@ -43,12 +43,15 @@ def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
 
 
 def name_check(check: AgreementCheck) -> str:
-    """Where a check is and what it found."""
+    """Return the step, variant and engines of a check, and what the check found."""
     return f"{check.kind}, step {check.step}, {check.variant}: {check.first} against {check.second}: {check.found}"
 
 
 def make_checks(view: View, *, is_brief: bool = False) -> Section:
-    """The failures by name, then every comparison; briefly those of layers, and how many others have which word."""
+    """Make the section: failures by name, the matrices, and a table per kind of check.
+
+    With ``is_brief`` only the layers have a table, and another table counts the checks by kind and word.
+    """
     checks = view.analysis.checks
     failed = list_failures(checks)
     names = [name_check(item) for item in failed[:MOST_NAMED]]
@@ -59,7 +62,7 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
     idle = [trial.name for trial in view.analysis.trials if trial.proof is ProofStatus.FALLBACK]
     blocks: tuple[Block, ...] = (
         Text(text=f"What engines compute of the same tokens: {describe_checks(checks)}."),
-        *(Text(text=f"{name}: RL-Kernel did not run; its training is the trainer's own.") for name in idle),
+        *(Text(text=f"{name}: RL-Kernel did not run, so the trainer's own functions trained.") for name in idle),
         *((Bullets(items=tuple(names)),) if names else ()),
         *make_matrices(checks),
         *(table for table in tables if table.rows),
@@ -68,7 +71,7 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
 
 
 def _count_words(checks: Sequence[AgreementCheck]) -> Table:
-    """How many checks of each kind have which word, and why some have none."""
+    """Make a table that counts checks by kind and word, with the reasons of checks that were not measured."""
     rows = []
     for kind in CheckKind:
         found = [item for item in checks if item.kind is kind]
@@ -85,7 +88,7 @@ def _name(kind: CheckKind) -> str:
 
 
 def make_matrices(checks: Sequence[AgreementCheck]) -> Iterator[Table]:
-    """For each variant of the first step: the largest difference of log-probs between each two engines."""
+    """Make, for each variant, a table of the largest log-prob difference between each two engines in step 0."""
     found = [item for item in checks if item.kind is CheckKind.LOG_PROBS and item.step == 0]
     for variant in dict.fromkeys(item.variant for item in found):
         here = {frozenset((item.first, item.second)): item for item in found if item.variant == variant}
@@ -136,7 +139,7 @@ def _make_table(kind: CheckKind, checks: Sequence[AgreementCheck]) -> Table:
 
 
 def plot_drift(view: View) -> Iterator[Figure]:
-    """Layers in the order of computation, relative difference on a logarithmic axis, a line for each two engines."""
+    """Plot the relative difference of each layer, in the order of computation, with a line for each two engines."""
     found = [item for item in view.analysis.checks if item.kind is CheckKind.LAYERS and item.points]
     pairs = {item.pair: None for item in found}
     shown = [item for item in found if item.pair == next(iter(pairs)) and not _is_case(item)][:MOST_CURVES]
@@ -161,24 +164,20 @@ def plot_drift(view: View) -> Iterator[Figure]:
         body += _draw_curve(number, colours.index((item.first, item.second)), item, points, x, y)
     caption = (
         "Largest relative difference between two engines in a token's output, after each operator of each layer. "
-        "No point is drawn where the engines are equal. Solid: baseline; dashed: enabled. "
+        "No point is drawn where the engines are equal. A solid line is baseline, a dashed line is enabled. "
         "The broken horizontal line is the contract's bound."
     )
     yield make_figure(key, DRIFT_TITLE, caption, bottom + 44, body)
 
 
 def _is_case(check: AgreementCheck) -> bool:
-    """Whether a check compares one engine with itself in another case, which measures invariance and not drift."""
+    """Tell whether a check compares one engine with itself in another case; drift is between two engines."""
     return check.second.startswith(f"{check.first}, ")
 
 
 def _draw_axes(x: Scale, y: Scale, points: Sequence[str], bottom: float, unit_y: float) -> Iterator[str]:
-    yield text(0, unit_y, "relative difference", "axis")
+    yield from draw_powers(y, "relative difference", unit_y)
     yield text((LEFT + RIGHT) / 2, bottom + 36, "layer, its operators in the order of computation", "axis", "middle")
-    stride = max(1, math.ceil((y.high - y.low) / 8))
-    for power in range(int(y.low), int(y.high) + 1, stride):
-        yield line(LEFT, y(power), RIGHT, y(power), "grid")
-        yield text(LEFT - 8, y(power) + 4, "1" if power == 0 else f"1e{power}", "tick", "end")
     layers = [place for place, point in enumerate(points) if point.endswith(" attention")]
     stride = max(1, math.ceil(len(layers) / 12))
     for number in range(0, len(layers), stride):
@@ -188,7 +187,10 @@ def _draw_axes(x: Scale, y: Scale, points: Sequence[str], bottom: float, unit_y:
 def _draw_curve(
     number: int, engines: int, check: AgreementCheck, points: Sequence[str], x: Scale, y: Scale
 ) -> Iterator[str]:
-    """The legend's line, and the curve without points where engines are equal; two engines keep colour and shape."""
+    """Draw a curve with its line of the legend; points where the engines are equal are left out.
+
+    The number ``engines`` gives both variants of two engines the same colour and shape.
+    """
     variant = "enabled" if check.variant == "enabled" else "baseline"
     colour = f"series-{engines % NUM_COLOURS}"
     shape = SHAPES[engines % len(SHAPES)]

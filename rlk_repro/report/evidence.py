@@ -1,4 +1,4 @@
-"""Show where every number of a report comes from: each metric's trial summaries, pairs and log lines."""
+"""Show the origin of every number in a report: for each metric the summaries of trials, the pairs and the log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlk_repro.report.view import View, describe_lines, describe_source
 from rlk_repro.rundir.results import Series, Summary, TrialResult
 
 MAX_VALUES: Final = 40_000
-"""Limit for listed steps over all metrics and trials; above it every metric lists fewer steps, and says so."""
+"""A page lists at most this many values of steps; above this limit, each metric lists only its first steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ def _trial_table(view: View, metric: str) -> Table:
     columns = make_columns("trial", *numbers, "log lines", numbers=numbers)
     rows = tuple(_trial_row(view, metric, trial) for trial in view.analysis.trials)
     note = (
-        "Over the scored steps. Percentiles: Hyndman–Fan 7, p90 from 20 steps on, p99 from 200 on. Outliers are "
-        "counted, not dropped."
+        "A row covers the scored steps of one trial. Percentiles are of type 7 of Hyndman and Fan; p90 needs 20 steps, "
+        "p99 needs 200. Outliers are counted and stay in all numbers."
     )
     return Table(title="Trials", columns=columns, rows=rows, note=note)
 
@@ -92,22 +92,17 @@ def _pair_table(view: View, metric: str) -> Table:
     return Table(title=f"{start_sentence(view.analysis.unit)}s", columns=columns, rows=tuple(rows))
 
 
-def count_listed_steps(view: View) -> int:
-    """Return how many steps of each series fit into ``MAX_VALUES``."""
-    num_series = sum(len(trial.series) for trial in view.analysis.trials)
-    return max(1, MAX_VALUES // max(1, num_series))
-
-
 def make_step_table(view: View, metric: str) -> Table:
-    """Make the table of every step's value and log line, with a column per trial.  Warm-up steps are marked."""
+    """Make the table of every step's value and log line, with a column per trial and a mark at warm-up steps."""
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     num_steps = max((len(series.values) for _, series in found), default=0)
-    num_listed = min(num_steps, count_listed_steps(view))
+    num_series = sum(len(trial.series) for trial in view.analysis.trials)
+    num_listed = min(num_steps, max(1, MAX_VALUES // max(1, num_series)))
     columns = [Column(name="step", is_number=True)]
     columns += [_step_column(view, metric, trial, series) for trial, series in found]
     rows = tuple(tuple(_step_cells(view, metric, step, [series for _, series in found])) for step in range(num_listed))
     files = ", ".join(sorted({describe_source(trial, series) for trial, series in found}))
-    note = f"Value, then its line in {files}. Steps marked w are warm-up."
+    note = f"A cell is a value and its line in {files}. Steps marked w are warm-up."
     if num_listed < num_steps:
         note += f" The first {num_listed} of {num_steps} steps; the analysis file of the bundle lists all of them."
     return Table(title="Steps and log lines", columns=tuple(columns), rows=rows, note=note)

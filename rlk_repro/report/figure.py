@@ -1,7 +1,8 @@
-"""Share what all plots need: the figure value, the frame, the axes, the legend and the words about an axis."""
+"""Define a figure, and draw what several plots share: axes, legend and the sentences of a caption."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeGuard
@@ -35,7 +36,7 @@ def make_figure(key: str, title: str, caption: str, height: float, body: Iterabl
 
 
 def draw_y_axis(y: Scale, name: str) -> Iterator[str]:
-    """Draw grid lines with their values, and the axis' name above them."""
+    """Draw grid lines with their values, and the name of the axis above them."""
     ticks = y.ticks(5)
     for tick, label in zip(ticks, format_ticks(ticks), strict=True):
         yield line(LEFT, y(tick), RIGHT, y(tick), "grid")
@@ -43,8 +44,16 @@ def draw_y_axis(y: Scale, name: str) -> Iterator[str]:
     yield text(0, UNIT_Y, name, "axis")
 
 
+def draw_powers(y: Scale, name: str, unit_y: float = UNIT_Y) -> Iterator[str]:
+    """Draw a logarithmic axis with its name; ``y`` maps powers of ten."""
+    for power in range(int(y.low), int(y.high) + 1, max(1, math.ceil((y.high - y.low) / 8))):
+        yield line(LEFT, y(power), RIGHT, y(power), "grid")
+        yield text(LEFT - 8, y(power) + 4, "1" if power == 0 else f"1e{power}", "tick", "end")
+    yield text(0, unit_y, name, "axis")
+
+
 def draw_legend(trials: Iterable[TrialResult], *, is_line: bool = False) -> Iterator[str]:
-    """Draw the variants of the plot, with the number of trials of each."""
+    """Draw a line of the legend for each variant, with its number of trials."""
     found = list(trials)
     left = 5.0
     for variant, shape in SHAPES.items():
@@ -72,5 +81,5 @@ def describe_absence(trial: TrialResult) -> str:
 
 
 def is_drawable(value: float | None) -> TypeGuard[float]:
-    """Tell whether a number is finite and far enough from the largest float to compute axes around it."""
+    """Tell whether a number is known, finite and small enough to compute an axis around it."""
     return value is not None and abs(value) < MAX_DRAWABLE

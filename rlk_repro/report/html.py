@@ -1,6 +1,6 @@
-"""Render the report as one self-contained HTML page: no script, no network, every foreign text escaped.
+"""Render the report as one HTML page without scripts, external files or unescaped text.
 
-The page's content security policy also forbids scripts and network, in case escaping fails; report.css has the layout.
+The page's content security policy also forbids scripts and network access, in case escaping fails.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def render_html(analysis: Analysis, context: Context | None = None) -> str:
 
 
 def render_page(title: str, about: str, sections: Sequence[Section]) -> str:
-    """Render a page that has only sections, in the style of a report."""
+    """Render a page of a title, a sentence and sections, in the style of a report."""
     lines = [*_open_page(title), f"<body><header><h1>{_escape(title)}</h1><p>{_escape(about)}</p></header><main>"]
     for section in sections:
         lines += _render_section(section)
@@ -96,7 +96,7 @@ def _render_head(view: View) -> Iterator[str]:
 
 
 def _render_verdict(view: View, figures: Sequence[Figure]) -> Iterator[str]:
-    """Render what a reader sees first: the word, its size, its subject, the plot behind it, and the next command."""
+    """Render the first screen: the verdict, the answer, what ran, the first plot, and the next command."""
     tone = choose_tone(view.analysis)
     yield f'<section id="verdict" class="verdict {tone}" aria-labelledby="verdict-word"><div class="first"><div>'
     yield f'<h2 id="verdict-word">{_escape(describe_words(view.analysis))}</h2>'
@@ -134,7 +134,7 @@ def _render_basis(view: View) -> Iterator[str]:
 
 
 def _render_reasons(reasons: Sequence[str]) -> Iterator[str]:
-    """Render the first few reasons visibly, and the others one click away."""
+    """Render the first reasons as a list, and fold the others."""
     if reasons:
         yield _render_list(reasons[:MAX_REASONS])
     if rest := reasons[MAX_REASONS:]:
@@ -189,7 +189,7 @@ def _render_commands(block: Commands) -> Iterator[str]:
 
 
 def _render_table(table: Table, label: str) -> Iterator[str]:
-    """Render a table that scrolls sideways by itself, also by keyboard."""
+    """Render a table in a frame that scrolls sideways, also by keyboard."""
     is_all_numbers = all(column.is_number for column in table.columns)
     yield f'<div class="scroll" role="region" tabindex="0" aria-label="{_escape(label)}">'
     yield f"<table{_style('numbers' if is_all_numbers else '')}><thead><tr>"

@@ -1,4 +1,4 @@
-"""Make one page over several bundles: by hardware, every run with its verdict, its size and a link to its report."""
+"""Make one page over several bundles: a table of runs for each hardware, with verdict, effect and a link."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Entry:
 
 
 def write_index(entries: Sequence[Entry], folder: Path) -> Path:
-    """Write the page, and each bundle's report in a folder named after the bundle's id; return the path of the page."""
+    """Write the page and the reports, and return the page's path; the bundle's id names the folder of its report."""
     for entry in entries:
         write_report(entry.analysis, folder / entry.shown_id, replace(entry.context, run_directory=""))
     page = folder / INDEX_NAME
@@ -54,9 +54,9 @@ def write_index(entries: Sequence[Entry], folder: Path) -> Path:
 
 
 def render_index(entries: Sequence[Entry]) -> str:
-    """Render the index; equal bundles in any order give equal bytes."""
+    """Render the page; the order of the bundles does not change it."""
     ordered = sorted(entries, key=lambda item: (item.analysis.run, item.analysis.run_id, item.context.bundle_id))
-    about = "each analysed again from its logs. An id is the sha256 of the bundle's checksums."
+    about = "each analysed again from its logs. The id of a bundle is the sha256 of its checksums."
     return render_page(
         "Results", f"{count(len(ordered), 'bundle')}, {about}", [*_list_hardware(ordered), *_list_trends(ordered)]
     )
@@ -71,7 +71,7 @@ def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
 
 
 def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
-    """List runs of one experiment on one hardware by date, so that changes between commits show."""
+    """Make a table for each experiment that ran several times on one hardware, so that changes between commits show."""
     by_experiment: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         by_experiment.setdefault((entry.analysis.experiment_hash, entry.hardware), []).append(entry)
@@ -91,7 +91,7 @@ def _make_table(entries: Iterable[Entry]) -> Table:
 
 
 def _judge_engines(analysis: Analysis) -> TableCell:
-    """The word of a run that compares engines; of any other run nothing."""
+    """Return whether the engines of a run agree; the cell is empty for a run that compares no engines."""
     if not analysis.checks:
         return TableCell(text="")
     word = choose_word(analysis.checks)

@@ -1,7 +1,4 @@
-"""Choose a metric's label, unit and number of decimals, in one way for the whole report.
-
-This module also cleans text that came from a run: no invisible character reaches a page, a file or a terminal.
-"""
+"""Choose the label, unit and number of decimals of each metric, and clean texts that a run wrote."""
 
 from __future__ import annotations
 
@@ -51,12 +48,12 @@ _LABELS: Final[dict[str, str]] = {
     "module_optimizer_s": "optimizer",
     "module_step_s": "training of one step",
 }
-# Sealed analyses hold these metrics under earlier names; these are the present names.
+# Older sealed analyses have earlier names of these metrics: the present name, by the earlier name.
 _TODAY: Final[dict[str, str]] = {
     "module_ratio_kl_forward_s": "module_clip_kl_forward_s",
     "module_ratio_kl_backward_s": "module_clip_kl_backward_s",
 }
-# In runs of loss functions alone, pass times are labelled by what runs in them.
+# Labels of pass times in runs of loss functions alone, where a pass holds less than in a training step.
 _LABELS_OF: Final[dict[str, dict[str, str]]] = {
     "module": {
         "actor_train_time_s": "GRPO loss, forward and backward",
@@ -64,8 +61,8 @@ _LABELS_OF: Final[dict[str, dict[str, str]]] = {
         "ref_log_probs_time_s": "reference pass",
     }
 }
-# A workload cannot have these metrics, or has them under another name: token rates through a loss are no training
-# throughput, its train time is its step time, and most of a step's host time is the making of batches.
+# Metrics that a workload does not have, or has under another name.  A run of loss functions has no training
+# throughput, and its train time is its step time.
 _ABSENT_FROM: Final[dict[str, frozenset[str]]] = {
     "module": frozenset(
         {
@@ -75,7 +72,7 @@ _ABSENT_FROM: Final[dict[str, frozenset[str]]] = {
         }
     )
 }
-# These metrics of pairs are another summary of a measured metric.
+# Metrics that only pairs have: each summarises a measured metric in another way.
 _OF_PAIRS: Final[dict[str, tuple[str, str]]] = {
     "mean_step_time_s": ("step_time_s", "mean step time"),
     "unadjusted_step_time_s": ("step_time_s", "step time, not adjusted for tokens"),
@@ -86,7 +83,7 @@ _PRINTED: Final = {metric.name: metric for metric in METRICS}
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLabel:
-    """``sources`` names the printed keys of the metric; it is empty for metrics from the integration's own files."""
+    """The label of a metric; ``sources`` holds the log keys that print it, empty for metrics of the ops files."""
 
     label: str
     unit: str
@@ -95,7 +92,7 @@ class MetricLabel:
 
 
 def clean(text: str) -> str:
-    """Return one line without anything invisible: white space collapses; control and direction marks are escaped."""
+    """Return one line without invisible characters: control and direction marks are escaped."""
     return printable(" ".join(text.split()))
 
 
@@ -104,7 +101,7 @@ def start_sentence(text: str) -> str:
 
 
 def find_label(metric: str, workload: str = "") -> MetricLabel:
-    """Return the label of a metric in runs of this kind of workload."""
+    """Return the label of a metric; ``workload`` is the kind of workload, which may have labels of its own."""
     printed = _PRINTED.get(metric)
     label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(_TODAY.get(metric, metric), metric)
     label = _LABELS_OF.get(workload, {}).get(metric, label)
@@ -127,12 +124,12 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the measured metric of a metric of pairs: the mean step time, for example, comes from the step time."""
+    """Return the metric that trials measured: the step time, for example, for the mean step time."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 
 def list_metrics(analysis: Analysis) -> tuple[str, ...]:
-    """List every metric of the report: first the known metrics in their order, then other metrics of the trials."""
+    """List the metrics of the report: the known ones in a fixed order, then other metrics of the trials by name."""
     recorded = recorded_metrics(analysis)
     earlier = {name: old for old, name in _TODAY.items() if old in recorded}
     known = tuple(dict.fromkeys(earlier.get(name, name) for name in (*_PRINTED, *_LABELS)))
@@ -141,7 +138,7 @@ def list_metrics(analysis: Analysis) -> tuple[str, ...]:
 
 
 class Numbers:
-    """Formats the values of one analysis: all values of a metric have one unit and one number of decimals."""
+    """Formats the values of one analysis; all values of a metric get the same unit and number of decimals."""
 
     def __init__(self, analysis: Analysis) -> None:
         largest: dict[str, float] = {}
@@ -151,7 +148,7 @@ class Numbers:
         self._decimals = {metric: _decimals(self.scale(metric, size)) for metric, size in largest.items()}
 
     def unit(self, metric: str) -> str:
-        """Return the shown unit: ``µs`` or ``ms`` where the largest mean of any trial is short enough."""
+        """Return the unit: ``µs`` or ``ms`` if the largest mean of all trials is short."""
         return self._find_unit(metric)[0]
 
     def scale(self, metric: str, value: float) -> float:
@@ -177,7 +174,7 @@ class Numbers:
 
 
 def format_fixed(value: float, decimals: int) -> str:
-    """Format with separated thousands; use scientific form where ``decimals`` would round every digit away."""
+    """Format with separated thousands, or in scientific form where the value would be rounded to 0."""
     text = f"{value:,.{decimals}f}"
     if value and math.isfinite(value) and not any(digit in text for digit in "123456789"):
         return f"{value:.{SIGNIFICANT - 1}e}"
@@ -185,7 +182,7 @@ def format_fixed(value: float, decimals: int) -> str:
 
 
 def headline_value(metric: str, summary: Summary) -> float:
-    """Return the value that represents a trial: the highest step for a peak, else the mean of the scored steps."""
+    """Return the value of a trial: the highest step for a peak, else the mean of the scored steps."""
     return summary.maximum if metric.startswith("peak_") else summary.mean
 
 
@@ -198,7 +195,7 @@ def _unit_of(metric: str) -> str:
 
 
 def _choose_unit(metric: str, size: float) -> tuple[str, float]:
-    """Choose the shown unit by the size of a value, with its factor."""
+    """Return the unit for a value of this size, and the factor that converts to it."""
     unit = _unit_of(metric)
     if unit == "GiB":
         return unit, 1 / GIB

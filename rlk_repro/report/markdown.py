@@ -1,4 +1,4 @@
-"""Render the report as Markdown, without plots and steps, with one fact per line, so that diffs are readable."""
+"""Render the report as Markdown, without plots and single steps; a line holds one fact, so that diffs are readable."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def render_markdown(analysis: Analysis, context: Context | None = None) -> str:
 
 
 def render_summary(analysis: Analysis, context: Context) -> str:
-    """Render the answer and its basis in at most 60 lines, which fit a comment on a pull request."""
+    """Render the answer and its reasons in at most 60 lines, for a comment on a pull request."""
     return "\n".join(_render_summary(make_view(analysis, context))).rstrip() + "\n"
 
 
 def render_checks(analysis: Analysis, context: Context) -> str:
-    """Whether engines agree, in short: every comparison is in the report."""
+    """Render the section on engines briefly; the report has every comparison."""
     return "\n".join(_render_section(make_checks(make_view(analysis, context), is_brief=True))).rstrip() + "\n"
 
 
@@ -74,7 +74,7 @@ def _render_summary(view: View) -> Iterator[str]:
 
 
 def _cut(section: Section, number: int) -> Iterator[str]:
-    """Render the first rows of the section's tables, and the number of further rows in the report."""
+    """Render the first ``number`` rows of the section's tables, and how many more rows the report has."""
     for block in section.blocks:
         if isinstance(block, Table):
             yield from _render_table(replace(block, rows=tuple(block.rows[:number]), note=""))
@@ -149,12 +149,12 @@ def _cell(cell: TableCell) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape ``text`` on one line, so that it appears unchanged: no markup, no HTML, no table border."""
+    """Return one line that Markdown shows unchanged: markup, HTML and table borders in ``text`` are escaped."""
     return _LEADING.sub(r"\\\1", _SPECIAL.sub(r"\\\g<0>", clean(text)))
 
 
 def code_span(text: str) -> str:
-    """Return a code span that can hold any text, also inside a table."""
+    """Return a code span that shows ``text`` unchanged, also inside a table."""
     shown = clean(text).replace("|", "\\|")
     longest = max((len(run) for run in re.findall("`+", shown)), default=0)
     fence = "`" * (longest + 1)

@@ -1,4 +1,4 @@
-"""Plot an operator run: for each operator, its speed as a multiple of the trainer's own function, case by case."""
+"""Plot the speed of each operator in each case, as a multiple of the speed of the trainer's own function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STYLES: Final = {
 
 
 def plot_speedups(view: View) -> tuple[Figure, ...]:
-    """Make one figure per operator that has a speedup; the tables have the other operators."""
+    """Make one figure for each operator that has a speedup; other operators are in the tables only."""
     results = [result for result in view.analysis.operators if find_speedup(result) is not None]
     operators = list(dict.fromkeys(result.case.operator for result in results))
     return tuple(
@@ -47,12 +47,12 @@ def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult])
     for number, (case, found) in enumerate(shown):
         body += _draw_row(case, found, x, TOP + ROW * (number + 0.5) + 3)
     caption = (
-        "A mark is one implementation in one case: the middle of its processes, each relative to "
-        f"{REFERENCE}'s own function in the same process. The axis is logarithmic; right of 1 is faster than "
-        f"{REFERENCE}. f: forward; f+b: forward and backward; a percentage is the share of rows wanted."
+        "A mark is one implementation in one case: the geometric mean over its processes, each relative to "
+        f"{REFERENCE}'s own function in the same process. The axis is logarithmic; a mark right of 1 is faster than "
+        f"{REFERENCE}. f is forward, f+b is forward and backward, and a percentage is the share of rows wanted."
     )
     if len(cases) > len(shown):
-        caption += f" The first {len(shown)} of {len(cases)} cases."
+        caption += f" The plot shows the first {len(shown)} of {len(cases)} cases."
     return make_figure(f"plot-operator-{place}", f"{operator}: times {REFERENCE}'s speed", caption, bottom + 40, body)
 
 
@@ -85,7 +85,7 @@ def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y
 
 
 def _label(case: OperatorCase) -> str:
-    """Return a label like ``9216 × 151936 bf16 50 % f+b``; it is short because the tables have the words."""
+    """Return a short label like ``9216×151936 bf16 50 % f+b``: the sizes, number type, rows wanted and passes."""
     sizes = (case.num_tokens, case.vocab_size) if case.hidden_size is None else (
         case.num_tokens, case.hidden_size, case.vocab_size
     )  # fmt: skip

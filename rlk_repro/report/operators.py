@@ -1,7 +1,4 @@
-"""Make the tables of an operator run: one row per implementation of a case, compared with the trainer's function.
-
-This module only lays out, like ``sections``.  A native implementation is called native wherever it is shown.
-"""
+"""Make the tables of an operator run: one row per implementation of a case, compared with the trainer's function."""
 
 from __future__ import annotations
 
@@ -53,25 +50,25 @@ MAX_KERNELS: Final = 5
 MAX_KERNEL_NAME: Final = 40
 
 TIMES: Final = f"× {REFERENCE}"
-"""How many times as fast as the trainer's own function: the heading of a column."""
+"""The heading of the column that gives a speed as a multiple of the speed of the trainer's own function."""
 INTRODUCTION: Final = (
-    f"Each row is one implementation on the same tensors. {REFERENCE}: {REFERENCE}'s own functions, to which "
-    f"{TIMES} is relative, in the same process. fused: RL-Kernel's kernels, by class and compiled symbols; native: "
-    "RL-Kernel's plain PyTorch; peer: another project's, for orientation. blocked: cannot run here; oom: out of "
-    "memory; both are results."
+    f"Each row is one implementation; all rows of a table have the same tensors. {REFERENCE} is {REFERENCE}'s own "
+    f"function, and {TIMES} compares a row with it in the same process. fused means RL-Kernel's own kernels, by class "
+    "and compiled symbols; native means RL-Kernel's plain PyTorch; peer means another project's function, for "
+    "comparison only. blocked means that an implementation cannot run here, oom that it ran out of memory."
 )
 LEGEND: Final = (
-    "Median of a process over all calls of its scored sweeps. ±: median absolute deviation within a process, the "
-    "larger one. Apart: difference between the processes' medians. Extra memory: peak during the calls above the level "
-    "before. Error: largest difference from float64 over the checked rows; of the gradient, as a fraction of its "
-    "largest element. Of floor: the shortest possible time on this device, by bandwidth and matrix rate measured in "
-    "the same process, divided by the median. One rank's share of a vocabulary is measured on one device, without "
-    "communication."
+    "A median covers all calls of the scored sweeps of one process. ± is the median absolute deviation within a "
+    "process; the largest is shown. Apart is the difference between the medians of the processes. Extra memory is the "
+    "peak during the calls above the level before them. Error is the largest difference from float64 over the checked "
+    "rows; a gradient's error is a fraction of its largest element. Of floor is the shortest possible time on this "
+    "device, by the bandwidth and matrix rate measured in the same process, divided by the median. One rank's share of "
+    "a vocabulary is measured on one device, without communication."
 )
 
 
 def make_cells(view: View) -> Section:
-    """Make one table per case, then the tables of what each implementation consisted of."""
+    """Make one table per case, then the tables of each implementation's class and kernels."""
     results = view.analysis.operators
     title = "Operators, case by case"
     if not results:
@@ -100,7 +97,7 @@ def describe_case(case: OperatorCase) -> str:
 
 
 def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult]) -> Table:
-    """Make the table of one case; columns without any entry, such as the gradient's in a forward pass, are left out."""
+    """Make the table of one case, without the columns that have no entry."""
     places = {trial.name: trial.index for trial in view.analysis.trials}
     names = list(dict.fromkeys(trial.trial for result in results for trial in result.trials))
     shown = names if len(names) <= MAX_PROCESSES else []
@@ -123,14 +120,14 @@ def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple
         _show_percent(result.process_spread),
         describe_speedup(result),
         describe_memory(result),
-        _show_error(result.error),
-        _show_error(result.gradient_error),
+        describe_error(result.error),
+        describe_error(result.gradient_error),
         describe_floor_share(result),
     )
 
 
 def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
-    """Show a process's median, linked to its log, with the line of its first record."""
+    """Return the median of a process, with a link to its log and the line of its first record."""
     if trial is None or trial.median_s is None:
         return TableCell(text="–", tone=Tone.FAINT)
     target = view.file_cell(log_path(trial.trial), "").target
@@ -145,15 +142,15 @@ def format_ms(seconds: float) -> str:
 
 
 def describe_median(result: OperatorResult) -> str:
-    """Show the medians of the processes like ``4.480 – 4.482``, or the status where no median exists."""
+    """Return the medians of the processes, like ``4.480 – 4.482``; without a median, return the status."""
     values = sorted(trial.median_s for trial in result.trials if trial.median_s is not None)
     if not values:
         return result.status.value
-    return _show_range(dict.fromkeys((format_ms(values[0]), format_ms(values[-1]))))
+    return " – ".join(dict.fromkeys((format_ms(values[0]), format_ms(values[-1]))))
 
 
 def find_speedup(result: OperatorResult) -> float | None:
-    """Return the geometric mean over the processes; None for the reference, whose speedup is 1 by definition."""
+    """Return the geometric mean of the processes' speedups; it is None for the reference itself."""
     speedups = [trial.speedup for trial in result.trials if is_drawable(trial.speedup) and trial.speedup > 0]
     if result.implementation == REFERENCE or not speedups:
         return None
@@ -161,11 +158,11 @@ def find_speedup(result: OperatorResult) -> float | None:
 
 
 def describe_speedup(result: OperatorResult) -> str:
-    """Show the speedup like ``3.07`` or ``3.05 – 3.09``; ``1`` for the reference itself, empty without a value."""
+    """Return the speedup, like ``3.07`` or ``3.05 – 3.09``; ``1`` for the reference, empty without a value."""
     if result.implementation == REFERENCE:
         return "1" if result.status is OperatorStatus.PASSED else ""
     values = sorted(trial.speedup for trial in result.trials if trial.speedup is not None)
-    return _show_range(dict.fromkeys(f"{value:#.3g}" for value in (values[0], values[-1]))) if values else ""
+    return " – ".join(dict.fromkeys(f"{value:#.3g}" for value in (values[0], values[-1]))) if values else ""
 
 
 def describe_memory(result: OperatorResult) -> str:
@@ -173,20 +170,16 @@ def describe_memory(result: OperatorResult) -> str:
     return format_bytes(max(peaks)) if peaks else ""
 
 
-def describe_error(result: OperatorResult) -> str:
-    return _show_error(result.error)
-
-
 def describe_floor_share(result: OperatorResult) -> str:
     fractions = [trial.floor_fraction for trial in result.trials if trial.floor_fraction is not None]
     if not fractions:
         return ""
     ends = (f"{value * 100:.0f}" if value >= 0.01 else "<1" for value in (min(fractions), max(fractions)))
-    return f"{_show_range(dict.fromkeys(ends))} %"
+    return f"{' – '.join(dict.fromkeys(ends))} %"
 
 
 def _find_spread(result: OperatorResult) -> float | None:
-    """Return the deviation within a process as a fraction of its median; the largest of the processes counts."""
+    """Return the largest deviation within a process, as a fraction of the median of that process."""
     found = [trial.mad_s / trial.median_s for trial in result.trials if trial.mad_s is not None and trial.median_s]
     return max(found, default=None)
 
@@ -198,24 +191,20 @@ def _show_percent(fraction: float | None) -> str:
     return "<0.1 %" if 0 < value < 0.1 else f"{value:.0f} %" if value >= 10 else f"{value:.1f} %"
 
 
-def _show_error(error: float | None) -> str:
+def describe_error(error: float | None) -> str:
     return "" if error is None else format_number(error, 2)
 
 
-def _show_range(ends: Iterable[str]) -> str:
-    return " – ".join(ends)
-
-
 def _make_origin_tables(results: Sequence[OperatorResult]) -> Iterator[Table]:
-    """Make tables of the parts of each implementation, and of what was not measured; cases that agree share a row."""
+    """Make a table of each implementation's class and kernels, and a table of what was not measured."""
     passed = _group(result for result in results if result.status is OperatorStatus.PASSED)
     others = _group(result for result in results if result.status is not OperatorStatus.PASSED)
     names = ("implementation", "operator", "kind")
     if passed:
         prose = ("class or function, version", "kernels")
         note = (
-            "Kernels: as the profiler named them in one call of each case, after all timing. Repeats: a second call "
-            "gave the same bits."
+            "A profiler named the kernels in one call of each case, after all timing. An implementation repeats if a "
+            "second call gave the same bits."
         )
         columns = make_columns(*names, *prose, "repeats", prose=prose)
         yield Table(title="Implementations", columns=columns, rows=tuple(map(_make_origin_row, passed)), note=note)
@@ -255,7 +244,7 @@ def _name_cells(result: OperatorResult) -> tuple[TableCell, TableCell, TableCell
 
 
 def _describe_kernels(found: Sequence[OperatorResult]) -> str:
-    """Name the implementation's own kernels first, then torch's general kernels."""
+    """Return the names of the kernels: first the implementation's own, then torch's general kernels."""
     kernels = [name for result in found for name in result.kernels]
     own_first = sorted(kernels, key=lambda name: "at::native::" in name)
     names = list(dict.fromkeys(map(_shorten_kernel, own_first)))
@@ -264,14 +253,14 @@ def _describe_kernels(found: Sequence[OperatorResult]) -> str:
 
 
 def _shorten_kernel(name: str) -> str:
-    """Return a function's own name: without its type, namespaces, template arguments and parameters."""
+    """Return the name of a function without type, namespaces, template arguments and parameters."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)", "")
     head = plain.split("<")[0].split("(")[0]
     return (head.rpartition("::")[2] or head or name)[:MAX_KERNEL_NAME]
 
 
 def make_operator_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """Return what the tables hold, as name and value."""
+    """Return how many cells were measured, by how many processes and implementations, as name and value."""
     results = view.analysis.operators
     counts = Counter(result.status for result in results)
     cells = ", ".join(f"{counts[status]} {status}" for status in OperatorStatus if counts[status])

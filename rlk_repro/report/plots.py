@@ -1,8 +1,6 @@
-"""Draw the plots of a report, as inline SVG with a caption each.  They come from the ``Analysis``; nothing is
-estimated.
+"""Draw the plots of a report as SVG, with a caption each; a plot without data becomes a sentence.
 
-Baseline is a circle and a solid line, enabled a triangle and a dashed line, in fixed colours.  A plot without data
-becomes a sentence.  ``row_plots`` has the plots over pairs and modules.
+Baseline is a circle and a solid line, enabled a triangle and a dashed line.  ``row_plots`` draws pairs and modules.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ def make_figures(view: View) -> tuple[Figure, ...]:
 
 
 def plot_trials(view: View, metric: str) -> Figure:
-    """Draw one point per trial in the order they ran, with the spread of its scored steps."""
+    """Draw one point per trial, in the order that the trials ran, with the spread of its scored steps."""
     is_peak = metric.startswith("peak_")
     key, title = f"plot-trials-{metric}", f"{view.title(metric)}, every trial"
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
@@ -124,7 +122,7 @@ def _pair_axis(view: View, x: Scale) -> Iterator[str]:
 
 
 def plot_steps(view: View, metric: str) -> Figure:
-    """Draw every trial's series as a thin line over the steps, with warm-up shaded."""
+    """Draw the steps of every trial as a thin line; warm-up steps have a shaded background."""
     key, title = f"plot-steps-{metric}", f"{view.title(metric)} over the steps"
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     values = [view.numbers.scale(metric, value) for _, series in found for value in series.values if is_drawable(value)]
@@ -150,7 +148,10 @@ def plot_steps(view: View, metric: str) -> Figure:
 
 
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Return the scored values; of a session only the extremes, because other steps lie between its scored steps."""
+    """Return the scored values, or only the smallest and largest of each session.
+
+    Scored steps and other steps alternate in a session.
+    """
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:
         summaries = (trial.summary(metric) for trial, _ in found)
@@ -176,7 +177,7 @@ def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:
 
 
 def _draw_series(view: View, metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series) -> Iterator[str]:
-    """Draw unbroken stretches as lines, single values as dots, and a cross where a trial ended early."""
+    """Draw a line through neighbouring steps, a dot for a single step, and a cross where a trial ended early."""
     stretch: list[tuple[float, float]] = []
     last: tuple[float, float] | None = None
     for step, value in enumerate((*series.values, None)):

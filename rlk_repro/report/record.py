@@ -1,4 +1,4 @@
-"""Define what ``report --json`` prints for a result; ``manifests/schema/report.schema.json`` describes it."""
+"""Define the record that ``report --json`` prints for each result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 
 @dataclass(frozen=True, kw_only=True)
 class LevelRecord:
-    """The mean of a metric over the trials of each variant, in the unit of its name; None where it was not recorded."""
+    """The mean of a metric over the trials of each variant, in the unit that ends its name; None if not recorded."""
 
     metric: str
     baseline: float | None
@@ -25,8 +25,8 @@ class LevelRecord:
 class ReportRecord:
     """The record of one bundle or run directory.
 
-    ``bundle_id`` is the sha256 of its seal; it is empty without a seal.  ``report`` is the path of the page; it is
-    empty where no page was written.  ``unit`` is what ``n`` of an effect counts: ``pair`` or ``session``.
+    ``bundle_id`` is the sha256 of the checksums, empty for a run that is not sealed.  ``report`` is the path of the
+    page, empty where no page was written.  ``n`` of an effect counts units: ``unit`` is ``pair`` or ``session``.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Draw the plots with one row per item: the effect pair by pair, and the module times."""
+"""Draw the plots that have rows: the change of each pair or session, and the module times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODULE_ROW: Final = 24
 
 
 def plot_pairs(view: View) -> Figure:
-    """Draw the change of the primary metric in every pair, with the effect's interval below and the limits behind."""
+    """Draw the change in every pair, the effect with its interval, and the limits that decide the verdict."""
     metric = view.primary
     label = view.label(metric).label
     key, title = "plot-pairs", f"Change of {label}, {view.analysis.unit} by {view.analysis.unit}"
@@ -40,7 +40,9 @@ def plot_pairs(view: View) -> Figure:
     blocks = _block_changes(view)
     x = _change_scale(view, list(ratios.values()), effect, [change for found in blocks.values() for change in found])
     bottom = TOP + PAIR_ROW * (len(pairs) + (effect is not None and effect.ratio is not None)) + 8
-    body = [*_limits(view, x, bottom), *_change_axis(x, bottom, label, view.analysis.unit)]
+    has_control = any(pair.is_control for pair in pairs)
+    axis = _change_axis(x, bottom, label, view.analysis.unit, has_control=has_control)
+    body = [*_limits(view, x, bottom), *axis]
     y = TOP + PAIR_ROW / 2 + 4.0
     for pair in pairs:
         body += [marker("circle", x(change), y, 2, "dot other") for change in blocks.get(pair.pair, ())]
@@ -81,7 +83,7 @@ def _limits(view: View, x: Scale, bottom: float) -> Iterator[str]:
 
 
 def _limit_changes(fraction: float) -> tuple[float, float]:
-    """Return the percent changes that are equally far from no change as ratios: 1 / (1 + fraction) and 1 + fraction."""
+    """Return the changes, in percent, of the ratios 1 / (1 + fraction) and 1 + fraction."""
     return 100 * (1 / (1 + fraction) - 1), 100 * fraction
 
 
@@ -90,7 +92,7 @@ def _describe_limits(fraction: float) -> str:
     return f"{low:+.2f} % to {high:+.2f} %"
 
 
-def _change_axis(x: Scale, bottom: float, label: str, unit: str) -> Iterator[str]:
+def _change_axis(x: Scale, bottom: float, label: str, unit: str, *, has_control: bool) -> Iterator[str]:
     ticks = x.ticks(6)
     for tick, shown in zip(ticks, format_ticks(ticks), strict=True):
         yield line(x(tick), TOP, x(tick), bottom, "zero" if abs(tick) < 1e-9 else "grid")
@@ -100,8 +102,9 @@ def _change_axis(x: Scale, bottom: float, label: str, unit: str) -> Iterator[str
     )
     yield marker("circle", 5, LEGEND_Y - 4, 4.5, "dot neutral")
     yield text(16, LEGEND_Y, f"comparison {unit}", "legend")
-    yield marker("circle", 170, LEGEND_Y - 4, 4.5, "dot hollow")
-    yield text(181, LEGEND_Y, f"control {unit}", "legend")
+    if has_control:
+        yield marker("circle", 170, LEGEND_Y - 4, 4.5, "dot hollow")
+        yield text(181, LEGEND_Y, f"control {unit}", "legend")
 
 
 def _pair_row(pair: PairResult, ratio: float | None, x: Scale, y: float) -> Iterator[str]:
@@ -146,7 +149,7 @@ def _pairs_caption(view: View, effect: Effect | None) -> str:
 
 
 def plot_modules(view: View) -> Figure:
-    """Draw the trial means of every module timer on one axis from 0, so that a small bar means a small effect."""
+    """Draw the mean of every module timer in every trial, on one axis that starts at 0."""
     key, title = "plot-modules", "Module times"
     rows = [
         (metric, _means(view, metric))

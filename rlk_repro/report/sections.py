@@ -1,7 +1,6 @@
-"""Make the sections about conclusions: effects, gates, pairs, trials, operator decisions, noise floor.
+"""Make a report's sections on results: effects, gates, pairs, trials, operator decisions and the noise floor.
 
-This module only lays out: every number comes from the ``Analysis``.  ``basis`` has what the verdict rests on;
-``surroundings`` has what was measured and where it ran.
+``surroundings`` makes the other sections: what was measured, and where it ran.
 """
 
 from __future__ import annotations
@@ -68,13 +67,13 @@ SMALLEST_SHOWN_P: Final = 0.001
 OTHER_WORK: Final = "other work †"
 INSIDE_NOTE: Final = (
     "† Not comparable: RL-Kernel's grpo_loss calls the trainer's own functions once more, without gradient, "
-    "so that this timer covers other work in enabled than in baseline. The whole GRPO loss is comparable."
+    "so that this timer measures other work in enabled than in baseline. Compare the whole GRPO loss instead."
 )
 PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, PairStatus.DROPPED: Tone.BAD}
 
 
 def choose_tone(analysis: Analysis) -> Tone:
-    """Choose the verdict's colour; a run that did not use RL-Kernel is an open question, not a bad answer."""
+    """Choose the verdict's colour; a run without RL-Kernel's kernels gets the colour of an open question."""
     return Tone.OPEN if did_not_run(analysis) else VERDICT_TONES[analysis.verdict.word]
 
 
@@ -87,13 +86,16 @@ def make_effects(view: View) -> Section:
     columns = make_columns("metric", *numbers, "better", "note", numbers=numbers, prose=("note",))
     rows = tuple(_effect_row(view, effect) for effect in effects)
     note = (
-        f"Interval and t p: t on the log ratios of n {unit}s. {start_sentence(exact)}: exact and two-sided; "
-        "in brackets, the smallest possible p for this n. Holm p: t p corrected over the secondary metrics."
+        f"The interval and t p are those of a t test on the log ratios of n {unit}s. The {exact} is exact and "
+        "two-sided; the smallest p that this n allows is in brackets. Holm p is t p, corrected for the number of "
+        "secondary metrics."
     )
     if not all(view.is_comparable(effect.metric) for effect in effects):
         note += f" {INSIDE_NOTE}"
     table = drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
-    text = Text(text=f"The ratio enabled / baseline over the scored {unit}s, as a change of the baseline.")
+    text = Text(
+        text=f"Each change is the ratio enabled / baseline over the scored {unit}s, in percent of the baseline."
+    )
     return Section(key="effects", title="Effects", blocks=(text, table))
 
 
@@ -127,7 +129,9 @@ def make_gates(view: View) -> Section:
         "gate", "status", "estimate", "bounds", "margin", "n", "what",
         numbers=("estimate", "bounds", "margin", "n"), prose=("what",),
     )  # fmt: skip
-    note = "A failed gate makes a run not comparable, an undecided gate inconclusive. Bounds are one-sided."
+    note = (
+        "A failed gate makes the verdict not comparable; an undecided gate makes it inconclusive. Bounds are one-sided."
+    )
     rows = tuple(_gate_row(view, gate) for gate in view.analysis.gates)
     return Section(key="gates", title="Gates", blocks=(Table(title="", columns=columns, rows=rows, note=note),))
 
@@ -161,7 +165,7 @@ def make_pairs(view: View) -> Section:
 
 
 def _make_block_tables(view: View) -> Iterable[Table]:
-    """Make the tables of sessions: each block in the order run, then all scored steps of each variant together."""
+    """Make two tables of a run in sessions: the blocks in the order that they ran, and percentiles over all steps."""
     if not view.analysis.is_crossover:
         return
     numbers = ("change", "by first steps")
@@ -182,8 +186,8 @@ def _make_block_tables(view: View) -> Iterable[Table]:
         for block in view.analysis.blocks
     )
     note = (
-        "Change of the step time from A to B over a block's scored steps; a control block runs the baseline in all "
-        "periods. By first steps: over the steps that carry the switch, which are not scored."
+        "A change is that of the step time from A to B over a block's scored steps; a control block runs the baseline "
+        "in all periods. By first steps: the same change over the first step after each switch; these are not scored."
     )
     yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note, is_folded=True))
     metric, shown = view.primary, ("n", "p50", "p90", "p99")
@@ -195,7 +199,7 @@ def _make_block_tables(view: View) -> Iterable[Table]:
         ))
         for variant, item in view.analysis.pooled.items()
     )  # fmt: skip
-    note = "All scored steps of all sessions together: a description, as steps of a session correlate."
+    note = "These numbers only describe all scored steps together; steps of one session depend on each other."
     yield Table(title=f"Percentiles of {view.name_with_unit(metric)}", columns=columns, rows=rows, note=note)
 
 
@@ -205,13 +209,14 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
     numbers = (first, second, "change")
     columns = make_columns(view.analysis.unit, "order", "status", *numbers, "why", numbers=numbers, prose=("why",))
     note = (
-        f"{view.title(view.primary)}. The value of a trial is the median of its scored "
-        "steps (times and rates), their maximum (memory) or mean (all else). Order: which of the two trials ran first."
+        f"Values are those of the metric {view.label(view.primary).label}. The value of a trial is the median of its "
+        "scored steps (times and rates), their maximum (memory) or their mean (other metrics). Order says which of the "
+        "two trials ran first."
     )
     if view.analysis.is_crossover:
         note = (
-            f"{view.title(view.primary)}. Baseline and enabled: the median of the scored steps. Change: the "
-            "Hodges-Lehmann mean of the changes of the blocks. Order: of the variants in each block, A baseline."
+            f"Values are those of the metric {view.label(view.primary).label}: the median of the scored steps. A "
+            "change is the Hodges-Lehmann mean of the blocks' changes. In an order, A is baseline and B is enabled."
         )
     rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
     return drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
@@ -232,7 +237,7 @@ def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[TableCell, ...
 
 
 def pair_ratio(pair: PairResult, metric: str) -> float | None:
-    """Return the ratio whose logarithm the analysis holds; None where it holds none."""
+    """Return the ratio of a metric in a pair, or None where the analysis holds no ratio."""
     found = pair.metric(metric)
     if found is None or found.log_ratio is None:
         return None
@@ -248,8 +253,9 @@ def make_trials(view: View) -> Section:
     )  # fmt: skip
     rows = tuple(_trial_row(view, trial) for trial in view.analysis.trials)
     note = (
-        f"In the order they ran. Mean and median: {view.label(view.primary).label} over the scored steps. Throttled: "
-        f"share of telemetry samples. The log of a trial is {log_path('<trial>')}."
+        f"Trials stand in the order that they ran. Mean and median are those of {view.label(view.primary).label} over "
+        "the scored steps. Throttled is the share of telemetry samples in which a device was slowed down. The log of a "
+        f"trial is {log_path('<trial>')}."
     )
     blocks: list[Block] = [drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))]
     if rejects := tuple(_describe_rejects(view.analysis.trials)):
@@ -277,7 +283,7 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[TableCell, ...]:
 
 
 def make_proof_cell(view: View, trial: TrialResult) -> TableCell:
-    """Show whether RL-Kernel ran in a trial; without enabled trials, the trial's other cells show it one by one."""
+    """Return the proof that RL-Kernel ran in a trial; a run of operators alone has no such proof."""
     if not view.is_comparison:
         return TableCell(text="n/a", tone=Tone.FAINT)
     return TableCell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
@@ -290,7 +296,7 @@ def _describe_rejects(trials: Iterable[TrialResult]) -> Iterable[str]:
 
 
 def make_operators(view: View) -> Section:
-    """Show which implementation each operator resolved to; trials that agree share a row."""
+    """Make the section on the implementation that each operator chose; trials with the same choice share a row."""
     groups: dict[tuple[str, str, str, bool], list[tuple[TrialResult, DecisionSummary]]] = {}
     for trial in view.analysis.trials:
         for item in trial.decisions:
@@ -304,7 +310,7 @@ def make_operators(view: View) -> Section:
         numbers=("calls", "tokens", "fallbacks"), prose=("why", "trials"),
     )  # fmt: skip
     rows = tuple(_operator_row(found) for found in groups.values())
-    note = "Calls, tokens and fallbacks: lowest – highest over the trials, each summed over its ranks."
+    note = "Calls, tokens and fallbacks are sums over all ranks; a range goes from the lowest to the highest trial."
     table = drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
     return Section(key="operators", title=title, blocks=(table,))
 
@@ -325,7 +331,7 @@ def _operator_row(found: list[tuple[TrialResult, DecisionSummary]]) -> tuple[Tab
 
 
 def _make_rl_kernel_cell(decision: DecisionSummary) -> TableCell:
-    """Show whether RL-Kernel ran; its plain PyTorch is called native, because its route ran without its kernels."""
+    """Return whether RL-Kernel served an operator: yes, no, or native where its plain PyTorch code ran."""
     if not decision.is_rl_kernel:
         return TableCell(text="no")
     accepted = OPERATORS[decision.op].implementations.values() if decision.op in OPERATORS else ()

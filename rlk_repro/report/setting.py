@@ -1,6 +1,6 @@
-"""Describe what a plan requested in the few lines that distinguish runs: changes by flags, workload, loss, layout.
+"""Describe the settings that distinguish a run from others of its name: changes by flags, workload, loss, layout.
 
-This module also names the part of the enabled variant's work that is rlk-repro's own and not RL-Kernel's.
+This module also says which part of the enabled variant's gain comes from rlk-repro's own code.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from rlk_repro.workloads import find_words, get_workload
 
 Workload = Mapping[str, Any]
 
-AS_WRITTEN: Final = "none: all values are the run definition's"
+AS_WRITTEN: Final = "none: all values are those of the run definition"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (
-    "RL-Kernel gives only a part of enabled's gain: the entropy metric, and the normaliser of the log-probs with it, "
-    f"come from {MOMENTS}, since RL-Kernel has no such operator. The same run with --set entropy_metric=false compares "
-    "RL-Kernel alone."
+    "Only a part of enabled's gain comes from RL-Kernel, which has no operator for the entropy metric: "
+    f"{MOMENTS} computes that metric and the normaliser of the log-probs. The same run with "
+    "--set entropy_metric=false measures RL-Kernel alone."
 )
 OWN_NORMALISER: Final = (
-    f"RL-Kernel gives only a part of enabled's gain: the normaliser of differentiated log-probs comes from {MOMENTS}."
+    "Only a part of enabled's gain comes from RL-Kernel: "
+    f"{MOMENTS} computes the normaliser of log-probs that need a gradient."
 )
 FROZEN: Final = (
     "Python's garbage collector",
-    "does not walk the objects that exist after the warm-up (gc.freeze), in both variants: the trainer's "
-    "collection after every step then takes milliseconds. A step of the trainer as shipped is longer by the time of "
-    "that collection, so that the same gain is a smaller share of it",
+    "skips the objects that exist after the warm-up (gc.freeze), in both variants, so that the trainer's collection "
+    "after every step takes milliseconds. Without gc.freeze a step takes longer, so that the same gain is a smaller "
+    "share of a step",
 )
 _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 
 
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return, as name and value, what distinguishes this run from another run of the same name."""
+    """Return, as name and value, the settings that distinguish this run from others of its name."""
     workload = plan.experiment["run"]["workload"]
     facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
     facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))
@@ -57,7 +58,7 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def find_own_work(plan: Plan) -> tuple[str, ...]:
-    """Return the sentences that a report needs where the enabled variant gains by more than RL-Kernel."""
+    """Return the sentences that a report needs where a part of enabled's gain comes from rlk-repro's own code."""
     if not plan.needs_rl_kernel or _WITH_OWN_PASS.isdisjoint(plan.ops):
         return ()
     if plan.run.entropy_metric:
@@ -67,7 +68,7 @@ def find_own_work(plan: Plan) -> tuple[str, ...]:
 
 
 def _list_changes(plan: Plan) -> Iterator[str]:
-    """Yield changes like ``entropy_metric = false (--set)``, by the path that the flag changed."""
+    """Yield each value that a flag changed, like ``entropy_metric = false (--set)``."""
     run = plan.experiment["run"]
     for path, source in sorted(plan.sources.items()):
         if source.startswith("--"):

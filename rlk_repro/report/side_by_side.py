@@ -1,4 +1,4 @@
-"""Show several results on one page, with a column each: answers, effects, gates, and how the runs differ."""
+"""Make a page with a column for each result: answers, effects, gates, and how the runs differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_side_by_side(results: Sequence[tuple[Analysis, Context, Path]], folder
 
 
 def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
-    """Render results side by side; each column names its run and links to its report."""
+    """Render the page; each column names a run and links to its report."""
     names = [f"{number}: {view.analysis.run}" for number, view in enumerate(views, start=1)]
 
     def section(
@@ -48,9 +48,14 @@ def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
         f"{count(len(views), 'result')}, each analysed again from its logs.",
         [
             section("answers", "Answers", _list_answers, is_prose=True),
-            section("effects", "Effects", _list_effects, "The ratio enabled / baseline, as a change of the baseline."),
+            section(
+                "effects",
+                "Effects",
+                _list_effects,
+                "Each change is the ratio enabled / baseline, in percent of the baseline.",
+            ),
             section("gates", "Gates", _list_gates),
-            section("runs", "What ran", _list_facts, "≠: the results differ.", is_prose=True),
+            section("runs", "What ran", _list_facts, "The mark ≠ stands where the results differ.", is_prose=True),
         ],
     )
 

@@ -1,7 +1,4 @@
-"""Make the sections on what was measured, where it ran, what a reader may claim and how to reproduce it.
-
-This module only lays out, like ``sections``.
-"""
+"""Make a report's sections on what was measured, where it ran, what a reader may claim and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -44,8 +41,8 @@ from rlk_repro.workloads import find_words
 from rlk_repro.workloads.differences import Kind
 
 RANGES: Final = (
-    "Per variant: lowest – highest of n trials. The value of a trial is the mean of its scored steps; for a peak, the "
-    "highest."
+    "A range goes from the lowest to the highest of n trials. The value of a trial is the mean of its scored steps, or "
+    "the highest step for a peak."
 )
 MAX_FACT_ROWS: Final = 10_000
 MAX_NAMED_NODES: Final = 16
@@ -55,10 +52,10 @@ FRAME_OF_MODULES: Final = "actor_train_time_s"
 LEVEL_TONES: Final = {Level.BLOCKING: Tone.BAD, Level.WARNING: Tone.OPEN, Level.INFO: Tone.FAINT}
 
 NESTING: Final = (
-    "The timers sit at function boundaries and nest: the GRPO loss contains log-prob and clip and KL, so the rows do "
-    "not add up. RL-Kernel's ratio_kl computes log-probs and counts there; clip and KL are the trainer's own functions."
+    "A timer measures one function. The GRPO loss contains log-prob and clip and KL, so the rows do not add up. "
+    "RL-Kernel's ratio_kl computes log-probs and is part of that row; clip and KL are the trainer's own functions."
 )
-UNSEALED: Final = "Not sealed: these files may have changed since the run."
+UNSEALED: Final = "The run is not sealed, so its files may have changed."
 VARIANTS: Final = "What differs between the variants"
 PLANNED_VARIANTS: Final = f"{VARIANTS}, as planned"
 ELSEWHERE: Final = "anything about other hardware, stacks, models, lanes or layouts than the ones named here."
@@ -115,7 +112,7 @@ def _find_sources(view: View, metric: str) -> set[str]:
 
 
 def make_setup(view: View) -> Section:
-    """Make the section on what ran: identity, hashes, facts, and the manifests of the nodes."""
+    """Make the section on what ran: the plan, hardware and software, and the manifests of the nodes."""
     analysis = view.analysis
     plan = (
         *make_identity(analysis),
@@ -134,7 +131,7 @@ def make_setup(view: View) -> Section:
 
 
 def make_differences(view: View) -> Iterator[Section]:
-    """Show how the start of the two variants differed; show nothing where that is not known."""
+    """Make the section on how the two variants were started differently; without such facts there is no section."""
     differences = view.context.differences
     if not differences:
         return
@@ -148,10 +145,13 @@ def make_differences(view: View) -> Iterator[Section]:
         )
         for item in differences
     )
-    note, title = "Arguments and environment of all pairs, compared flag by flag and variable by variable.", VARIANTS
+    note, title = (
+        "The arguments and the environment of all pairs were compared flag by flag and variable by variable.",
+        VARIANTS,
+    )
     if view.context.is_as_planned:
         note, title = (
-            "No pair recorded how it was started: this is what the plan requested.",
+            "No pair recorded how it was started, so the table shows what the plan requested.",
             PLANNED_VARIANTS,
         )
     table = Table(title="", columns=columns, rows=rows, note=note, is_folded=True)
@@ -202,7 +202,7 @@ def make_findings(view: View) -> Section:
 
 
 def make_claims(view: View) -> Section:
-    """Make the section on what may be claimed: the wording policy (docs/wording.md) and the run's own sentences."""
+    """Make the section on what may be claimed, by the wording policy (docs/wording.md) and the run's definition."""
     analysis, context = view.analysis, view.context
     scope = f"hardware {analysis.hardware}, stack {analysis.stack}, lane {analysis.lane}, run {analysis.run}"
     blocks: list[Block] = [Text(text=caution) for caution in make_cautions(view)]
@@ -271,23 +271,26 @@ def make_sections(view: View) -> tuple[Section, ...]:
 
 
 def make_cautions(view: View) -> tuple[str, ...]:
-    """Return what a reader must know before the verdict."""
+    """Return the sentences that a reader must know before the verdict."""
     analysis = view.analysis
     cautions = [] if view.context.is_sealed else [UNSEALED]
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
+    # These sentences explain a gain, and only a scored pair can show a gain.
     if any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs):
-        cautions += view.context.own_work  # these explain a gain, which only a scored pair can show
+        cautions += view.context.own_work
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the plan was changed after it was fixed.")
     if view.context.rule_changes:
         cautions.append(view.context.rule_changes)
     if has_blocking(view.context.findings):
-        cautions.append("The bundle contradicts its own records: see findings. This report is computed from its logs.")
+        cautions.append(
+            "Records of the bundle contradict each other: see the findings. This report is computed from the logs."
+        )
     return tuple(cautions)
 
 
 def list_unrecorded(view: View) -> str:
-    """Name the metrics that no trial has, for places where a table of them would be mostly empty."""
+    """Return one line that names the metrics without a value in any trial."""
     missing = [metric for metric in view.metrics if metric not in view.recorded]
     return f"{NOT_RECORDED}: {', '.join(missing)}" if missing else ""

@@ -1,7 +1,4 @@
-"""Draw simple SVG: escaped elements, axes and markers.  It is not a plotting library and knows no analyses.
-
-Colours and fonts are CSS classes of the page, so that one drawing serves a light page, a dark page and print.
-"""
+"""Draw SVG elements, scales and markers; the page's CSS classes give colours and fonts for light, dark and print."""
 
 from __future__ import annotations
 
@@ -14,14 +11,12 @@ from typing import Final
 from rlk_repro.report.labels import clean
 
 WIDTH: Final = 520
-# The margin left of a plot (figure.LEFT) holds this many characters of a label.
+# The margin left of a plot (figure.LEFT) has room for this many characters of a label.
 MAX_LABEL: Final = 8
 
 
 def element(name: str, content: str = "", **attributes: str | float) -> str:
-    """Return one element; ``content`` is markup already; names of attributes lose a final ``_``, other ``_`` become
-    ``-``.
-    """
+    """Return an element around ``content``, which is markup; the keyword ``text_anchor`` becomes ``text-anchor``."""
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_attribute(value))}"' for key, value in attributes.items()
     )
@@ -45,7 +40,7 @@ def polyline(points: Sequence[tuple[float, float]], class_: str) -> str:
 
 
 def marker(shape: str, x: float, y: float, size: float, class_: str, tip: str = "") -> str:
-    """Draw a circle, triangle, diamond or cross around a point; ``tip`` appears under the mouse."""
+    """Draw a circle, triangle, diamond or cross at a point; a mouse over the shape shows ``tip``."""
     title = element("title", escape(clean(tip))) if tip else ""
     if shape == "circle":
         return element("circle", title, cx=x, cy=y, r=size, class_=class_)
@@ -69,7 +64,7 @@ def clip(key: str, box: tuple[float, float, float, float], body: Iterable[str]) 
 
 
 def document(key: str, height: float, title: str, description: str, body: Iterable[str]) -> str:
-    """Return a drawing of ``WIDTH`` × ``height`` for a page; its ids start with ``key``, so they are unique."""
+    """Return a drawing of ``WIDTH`` × ``height``; its ids begin with ``key``, which is unique on the page."""
     head = element("title", escape(clean(title)), id=f"{key}-title")
     head += element("desc", escape(clean(description)), id=f"{key}-desc")
     return element(
@@ -106,8 +101,8 @@ class Scale:
 def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
     """Make a scale with some space around all values.
 
-    It starts at 0 where that costs little resolution.  It spans at least two hundredths of the largest value, so that
-    much smaller differences are not drawn large.
+    The scale starts at 0 if the lowest value is below 0.4 of the highest.  It spans at least 0.02 of the largest value,
+    so that tiny differences look tiny.
     """
     found = list(values)
     low, high = min(found), max(found)
@@ -118,7 +113,7 @@ def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
 
 
 def format_ticks(ticks: Sequence[float]) -> list[str]:
-    """Format ticks with the fewest digits that distinguish them; with an exponent where the margin is too narrow."""
+    """Format ticks with the fewest digits that distinguish them, or with an exponent where the margin is too narrow."""
     decimals = next((d for d in range(7) if all(math.isclose(round(t, d), t, abs_tol=1e-9) for t in ticks)), None)
     if decimals is not None and any(abs(tick) >= 1e-4 for tick in ticks):
         plain = [f"{value:,.{decimals}f}" for value in ticks]

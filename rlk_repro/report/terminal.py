@@ -1,7 +1,6 @@
-"""Print the report as a summary on a terminal, readable from 80 columns on and without colour.
+"""Print a summary of the report on a terminal of 80 columns or more: what ran, the results, and the verdict last.
 
-It shows what ran, then the results, then the verdict, nearest to the prompt.  Module times, single steps and everything
-about the machine are in the other formats.
+The HTML and Markdown reports also have module times, single steps and the facts of the machine.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def print_answer(
     replay: str = "",
     next_command: str = "",
 ) -> None:
-    """Print the last few lines of a command: the answer, its basis, the bundle's place, one next command.
+    """Print the answer, its basis, the path of the bundle, and one next command, as the last lines of a command.
 
     ``replay`` is the result of a replay; ``next_command`` replaces the command that the verdict suggests.
     """
@@ -93,7 +92,7 @@ def _print_word(analysis: Analysis, console: Console) -> None:
 
 
 def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:
-    """Print trials, main metrics, gates, findings, the verdict with its basis, and the commands that come next."""
+    """Print trials, main metrics, gates, findings, useful commands, and the verdict with its basis."""
     view = make_view(analysis, context)
     console.print(_text(f"{analysis.run}: {', '.join(f'{name} {value}' for name, value in make_identity(analysis))}"))
     _print_trials(view, console)
@@ -169,7 +168,7 @@ def _print_gates(view: View, console: Console) -> None:
 
 
 def _print_cells(view: View, console: Console) -> None:
-    """Print one table per case; a reason for missing numbers is printed once for all implementations that share it."""
+    """Print one table per case, then each reason for missing numbers with its implementations."""
     cases = group_by_case(view.analysis.operators)
     _print_heading(console, "Operators", f"median in ms, lowest .. highest process; {TIMES}: how many times as fast")
     numbers = ("median", TIMES, "error", *(("extra memory", "of floor") if console.width >= WIDE else ()))
@@ -194,7 +193,7 @@ def _operator_cells(result: OperatorResult, *, is_wide: bool) -> list[TableCell]
         TableCell(text=result.kind.value, tone=KIND_TONES[result.kind]),
         TableCell(text=describe_median(result).replace(" – ", ".."), tone=STATUS_TONES[result.status]),
         TableCell(text=describe_speedup(result).replace(" – ", "..")),
-        TableCell(text=describe_error(result)),
+        TableCell(text=describe_error(result.error)),
     ]
     if is_wide:
         cells += [
@@ -257,7 +256,7 @@ def _make_table(*names: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def _make_bullet(text: str) -> Table:
-    """Return a list item whose further lines stand below its text."""
+    """Return a list item; the text keeps its indentation on all lines."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_row("-", _text(text))
     return grid
@@ -268,5 +267,5 @@ def _cell(cell: TableCell) -> Text:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Return plain text: no markup, no control characters, never an escape sequence of the run."""
+    """Return plain text: markup, control characters and escape sequences of the run have no effect."""
     return Text(clean(text), style=style, overflow="fold")

@@ -1,4 +1,4 @@
-"""Give every part of a report one view of an analysis: with its context, its number formats and its links."""
+"""Define ``View``: an analysis with the context, number formats and links that all parts of a report share."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_clip_kl_", "module_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The context of an analysis, all of it optional.
+    """What a report shows beside the analysis; every field is optional.
 
-    ``bundle`` is the path in commands; ``bundle_id`` is the sha256 of its seal, empty without a seal; ``is_folder``
-    says that ``bundle`` is a run directory.  ``run_directory`` leads from the report's folder to the unpacked run
-    directory; ``""`` gives no links.  ``findings`` come from verify, diff or replay.  ``may_claim`` and
-    ``may_not_claim`` are the run's own sentences.  ``setting`` distinguishes the run from others of its name;
-    ``rule_changes`` says how its rules differ from the shipped rules.  ``differences`` lists how the start of its
-    variants differed, as planned if no trial recorded it. ``own_work`` names enabled's gain beyond RL-Kernel.
+    Attributes:
+        bundle: the path of the bundle or run directory (``is_folder``) in commands.
+        bundle_id: the sha256 of the bundle's checksums; empty for a run that is not sealed.
+        run_directory: the path from the report's folder to the unpacked run directory; without it there are no links.
+        findings: the findings of verify, diff or replay.
+        may_claim: sentences of the run definition, as ``may_not_claim``.
+        setting: the settings that distinguish the run from others of its name.
+        rule_changes: how the rules of the run differ from those of the shipped run.
+        differences: how the variants were started differently; with ``is_as_planned`` the plan says so, no record.
+        own_work: sentences on the part of enabled's gain that comes from rlk-repro's own code.
     """
 
     bundle: str = RunDir(Path()).bundle.name
@@ -62,7 +66,7 @@ class Context:
 
 @dataclass(frozen=True)
 class View:
-    """Anchors consist of positions, never of names, so a name can neither collide nor break out of the markup."""
+    """An analysis and its context.  Anchors are made of positions, because a run chooses the names of its trials."""
 
     analysis: Analysis
     context: Context
@@ -90,7 +94,7 @@ class View:
 
     @property
     def primary(self) -> str:
-        """The metric the verdict is about."""
+        """The metric that decides the verdict."""
         return next((effect.metric for effect in self.analysis.effects if effect.role == "primary"), STEP_TIME)
 
     @property
@@ -104,7 +108,7 @@ class View:
         return replace(found, unit=self.numbers.unit(metric) or found.unit)
 
     def title(self, metric: str) -> str:
-        """Return the label as the beginning of a sentence; a label that is the name itself stays unchanged."""
+        """Return the label with a capital letter; a metric without a label keeps its name unchanged."""
         label = self.label(metric).label
         return label if label == metric else start_sentence(label)
 
@@ -127,19 +131,19 @@ class View:
         return any(item.op == GRPO_LOSS and item.is_rl_kernel and item.calls for item in decisions)
 
     def is_comparable(self, metric: str) -> bool:
-        """Tell whether a metric covers the same work in both variants.
+        """Tell whether a metric measures the same work in both variants.
 
-        RL-Kernel's whole loss calls the trainer's own functions once more, without gradient.
+        RL-Kernel's operator ``grpo_loss`` calls functions inside the loss once more, so their timers measure more work.
         """
         return not (self._has_grpo_loss and metric.startswith(INSIDE_GRPO_LOSS))
 
     @property
     def is_comparison(self) -> bool:
-        """Whether the run was meant to compare variants; a run of operators alone was not."""
+        """Whether the run compares variants; a run of operators alone does not."""
         return self.analysis.verdict.word is not VerdictWord.NO_COMPARISON
 
     def metric_rank(self, metric: str) -> tuple[int, bool]:
-        """Return a sort key for the report's order; a derived metric follows the metric that it is derived from."""
+        """Return a sort key for the report's order; a metric such as the mean step time follows the step time."""
         measured = measured_metric(metric)
         return self._places.get(measured, len(self._places)), metric != measured
 
@@ -153,12 +157,12 @@ class View:
         return f"{self.metric_anchor(metric)}-{self.trial_anchor(trial.name)}"
 
     def metric_cell(self, metric: str, text: str) -> TableCell:
-        """Return ``text``, linked to the evidence of the metric where there is any."""
+        """Return ``text`` with a link to the evidence of the metric, if any trial recorded the metric."""
         is_recorded = measured_metric(metric) in self.recorded
         return TableCell(text=text, target=f"#{self.metric_anchor(metric)}" if is_recorded else "")
 
     def value_cell(self, metric: str, trial: TrialResult | None, value: float | None) -> TableCell:
-        """Return a number of a trial, linked to its steps and log lines."""
+        """Return a number of a trial with a link to the steps and log lines behind it."""
         text = self.numbers.format(metric, value)
         if value is None or trial is None or trial.get_series(measured_metric(metric)) is None:
             return TableCell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)
@@ -171,7 +175,7 @@ class View:
         return self._trials[name][1] if name in self._trials else None
 
     def file_cell(self, path: str, text: str) -> TableCell:
-        """Return ``text``, linked to a file of the run directory where a link is possible."""
+        """Return ``text`` with a link to a file of the run directory, if the report lies beside that directory."""
         root = self.context.run_directory
         return TableCell(text=text, target=_link(root, path) if root else "", is_code=True)
 
@@ -181,12 +185,12 @@ def _link(*parts: str) -> str:
 
 
 def log_path(trial: str) -> str:
-    """Return a trial's log, relative to the root of the run directory."""
+    """Return the path of a trial's log within the run directory."""
     return RunDir(Path()).trial(trial).stdout.as_posix()
 
 
 def describe_source(trial: TrialResult, series: Series) -> str:
-    """Return the file of a series for any trial: ``trials/<trial>/stdout.log``."""
+    """Return the file of a series with ``<trial>`` for the trial's name: ``trials/<trial>/stdout.log``."""
     return series.source.replace(trial.folder, "<trial>", 1)
 
 

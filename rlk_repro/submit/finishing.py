@@ -111,7 +111,7 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
     report = write_report(analysis, run_dir.report, report_context(run_dir, Path(bundle.name)))
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
     return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),
-                  report=report.html, is_ok=is_ok)  # fmt: skip
+                  report=report, is_ok=is_ok)  # fmt: skip
 
 
 def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:

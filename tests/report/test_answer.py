@@ -95,7 +95,7 @@ def test_an_inconclusive_answer_proposes_a_run_large_enough_to_decide() -> None:
     view = make_view(replace(analysis, effects=effects), Context(setting=(("overrides", "x = 1 (--set)"),)))
     assert suggest_next(view, "b.tgz") == (
         "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 9  "
-        "# a new run, with this one's --set; this one is not extended"
+        "# a new run, with the --set options of this run; this run stays as it is"
     )
 
 

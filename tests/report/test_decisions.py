@@ -36,7 +36,7 @@ def test_the_sensitivity_is_the_effect_that_nine_in_ten_such_experiments_find() 
     analysis = faster()
     effect = dataclasses.replace(analysis.effects[0], n=6, sd_log=0.146)
     assert describe_sensitivity(analysis, effect) == (
-        "6 pairs this noisy (spread 14.6 %) reliably detect only a speed-up of 29.3 % or more"
+        "6 pairs with this spread (14.6 %) reliably detect a speed-up of 29.3 % or more"
     )
     assert "sensitivity" in dict(make_basis(make_view(analysis, Context())))
     threshold_pct = analysis.verdict.threshold * 100

@@ -283,7 +283,7 @@ def test_text_has_enough_contrast_and_so_have_marks(theme: str) -> None:
 
 
 def test_a_report_is_two_files_and_nothing_else(tmp_path: Path) -> None:
-    files = write_report(small(), tmp_path / "report")
+    page = write_report(small(), tmp_path / "report")
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.html", "report.md"]
-    assert files.html.read_text(encoding="utf-8").startswith("<!DOCTYPE html>\n")
-    assert files.markdown.read_text(encoding="utf-8").startswith("# qwen3-30b-a3b: inconclusive\n")
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>\n")
+    assert page.with_suffix(".md").read_text(encoding="utf-8").startswith("# qwen3-30b-a3b: inconclusive\n")

@@ -119,7 +119,7 @@ def test_a_run_of_control_pairs_alone_has_no_effect_row() -> None:
 
 def test_module_times_start_at_0_and_are_said_to_nest() -> None:
     figure = plot_modules(make_view(faster()))
-    assert "The axis starts at 0. The timers sit at function boundaries and nest" in figure.caption
+    assert "The axis starts at 0. A timer measures one function. The GRPO loss contains log-prob" in figure.caption
     labels = [item.text for item in _drawn(figure, "text", "tick")]
     assert labels[:4] == ["0", "1", "2", "3"]
     assert labels[4:7] == ["log-prob, forward", "log-prob, backward", "log-prob, no grad"]

@@ -58,7 +58,7 @@ def test_a_run_of_vime_says_model_data_and_rollouts() -> None:
 
 def test_frozen_objects_are_named_where_a_run_asks_for_them() -> None:
     setting = dict(describe_setting(plan_for("qwen3-4b-random", "h200")))
-    assert setting[FROZEN[0]].endswith("a smaller share of it")
+    assert setting[FROZEN[0]].endswith("a smaller share of a step")
     assert FROZEN[0] not in dict(describe_setting(plan_for("vime-smoke", "h200")))
 
 

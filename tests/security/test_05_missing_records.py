@@ -46,7 +46,7 @@ def test_a_bundle_without_any_record_is_never_faster_and_its_report_says_what_is
     assert "undecided on manifests" in " ".join(out.split())
     assert "equal outside the declared switches" not in out
     page = (tmp_path / "out" / "report.md").read_text()
-    assert "- variants differ in: as planned, and not recorded: VIME_RL_KERNEL" in page
+    assert "- variants differ in: planned, but not recorded: VIME_RL_KERNEL" in page
     assert "## What differs between the variants, as planned" in page
     assert "What differs between the variants, as planned" in (tmp_path / "out" / "report.html").read_text()
 

@@ -12,7 +12,7 @@ from rlk_repro.bundle.seal import pack
 from rlk_repro.rundir.paths import RunDir
 from tests.support.make_run import finish_run, make_run
 
-CAUTION = "Not sealed: these files may have changed since the run."
+CAUTION = "The run is not sealed, so its files may have changed."
 
 
 @pytest.fixture
