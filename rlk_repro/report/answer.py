@@ -141,7 +141,7 @@ def _apply(view: View, effect: Effect, ratio: float) -> str:
 
 
 def describe_ground(analysis: Analysis) -> str:
-    """Return the number of pairs or sessions and the hardware, like ``4 sessions on NVIDIA H200, driver 580.159.04``."""
+    """Return the number of pairs or sessions and the hardware, like ``4 sessions on NVIDIA H200``."""
     facts = (analysis.facts.get(name) for name in ("GPU", "driver"))
     place = ", ".join(("driver " if number else "") + fact for number, fact in enumerate(facts) if fact)
     number = f"{count(analysis.verdict.num_pairs, analysis.unit)} on " if analysis.verdict.num_pairs else ""

@@ -29,7 +29,7 @@ def record_an_earlier_version(run_dir: RunDir) -> None:
 
 def report(root: Path, folder: Path) -> bytes:
     context = report_context(RunDir(root), Path("bundle.tgz"))
-    return write_report(reanalyse(root).analysis, folder, context).html.read_bytes()
+    return write_report(reanalyse(root).analysis, folder, context).read_bytes()
 
 
 @pytest.fixture
