@@ -1,7 +1,7 @@
-"""Compare where and when each trial ran: its exit record, the agent's own log and the nodes' records must agree.
+"""Check that one agent ran both trials of a pair, one after the other, in one allocation.
 
-A pair counts only where one agent ran its two trials, one after the other, in one allocation.  This module finds
-records that do not belong together, such as trials of two runs in one folder.  It cannot find invented records.
+The exit records of the trials, the log of the agent and the records of the nodes must agree.  The check finds records
+of different runs in one folder; it does not find invented records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlk_repro.rundir.results import TrialStatus
 
 MAX_LOG_BYTES: Final = 1 << 23
 MAX_SHOWN: Final = 40
-# A node's clock may be adjusted a little during a run, and records are rounded to milliseconds.
+# A node may adjust its clock a little during a run, and records are rounded to milliseconds.
 SLACK_S: Final = 1.0
 
 
@@ -44,7 +44,7 @@ class Window:
 
 
 def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    """Return, for each such pair, why one agent cannot have run its trials in one allocation."""
+    """Return the pairs that one agent cannot have run in one allocation, each with the reason."""
     agents = _read_agents(run_dir)
     exits = {trial.name: read_exit(run_dir.trial(trial.name)) for trial in plan.trials}
     started = [trial for trial in plan.trials if exits[trial.name].status is not TrialStatus.MISSING]
@@ -60,7 +60,7 @@ def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
 
 
 def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
-    """Find the allocations of these pairs in which some node left no manifest."""
+    """Yield a finding for each allocation of these pairs in which a node left no manifest."""
     by_pair = plan.groups()
     allocations = {read_exit(run_dir.trial(trial.name)).allocation for name in pairs for trial in by_pair[name]}
     described = [_find_allocation(node) for _, node in _list_agents(run_dir)]
@@ -73,9 +73,9 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
 
 
 def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
-    """Describe the allocations and nodes of these pairs, where the pairs ran in more than one allocation.
+    """Yield a finding if these pairs ran in more than one allocation, with the nodes of each allocation.
 
-    Each pair ran inside one allocation, so differences between allocations add to the noise between pairs.
+    Allocations may differ, and such differences add to the noise between pairs.
     """
     by_pair = plan.groups()
     found: dict[str, list[str]] = {}
@@ -96,7 +96,7 @@ def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> I
 def _find_wrong_windows(
     trials: Sequence[Trial], exits: Mapping[str, ExitRecord], agents: Mapping[str, Window]
 ) -> Iterator[tuple[str, str]]:
-    """Find the trials, in plan order, whose recorded times are impossible, and say why."""
+    """Yield the trials with impossible recorded times, in the order of the plan, each with the reason."""
     last: dict[str, tuple[str, Window]] = {}
     for trial in trials:
         record = exits[trial.name]
@@ -124,10 +124,10 @@ def _find_window(record: ExitRecord) -> Window | None:
 
 
 def _read_agents(run_dir: RunDir) -> dict[str, Window]:
-    """Return, by allocation, when its leading agent began and ended.
+    """Return when the leading agent of each allocation began and ended.
 
-    The end is the later of its own last line and the next agent's first line: a killed agent may have written its last
-    line before its last trial ended.
+    A killed agent may have written its last line before its last trial ended.  Its end is therefore the first line of
+    the next agent, if there is one.
     """
     found: dict[str, Window] = {}
     last = ""
@@ -141,7 +141,7 @@ def _read_agents(run_dir: RunDir) -> dict[str, Window]:
 
 
 def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
-    """Yield the allocation and time of each complete line of the agent's log; a kill may have cut a line short."""
+    """Yield the allocation and time of each line of the agent's log, without lines that a kill cut short."""
     try:
         data = read_start(run_dir.agent_log, MAX_LOG_BYTES)
     except BundleUnreadable:
@@ -165,7 +165,7 @@ def _list_agents(run_dir: RunDir) -> Iterator[tuple[str, NodeDir]]:
 
 
 def _find_allocation(node: NodeDir) -> str | None:
-    """Return the allocation that a node's manifest belongs to, or None where one of its two records is unreadable."""
+    """Return the allocation of a node, or None if its manifest or its preflight record is unreadable."""
     try:
         Manifest.from_json(load_json(node.manifest))
         found = load_json(node.preflight)["allocation"]

@@ -1,6 +1,6 @@
-"""Make the analysis of a run directory; no other module makes one.
+"""Make the analysis of a run directory.
 
-Nothing here reads a clock, the environment or a folder outside the run directory, so equal bytes give equal analyses.
+The analysis depends only on files of the run directory: equal files give equal analyses on every machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rlk_repro.workloads.environment import find_switches
 
 BANDWIDTH: Final = "all-reduce bus bandwidth, GB/s"
 
-# These facts stand at the head of a report: the label, and the place in the manifest.
+# The facts at the head of a report: the label, and the place in the manifest.
 HEADLINE_FACTS: Final = (
     ("CPU", "host.cpu_model"),
     ("CPUs", "host.num_cpus"),
@@ -69,7 +69,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     """Analyse a run directory, sealed or not.
 
     Raises:
-        BundleUnreadable: the plan is missing or unreadable.  Other missing files give a status, a reason or a finding.
+        BundleUnreadable: the plan is missing or unreadable; another missing file gives a status, a reason or a finding.
     """
     record = read_plan(run_dir.plan)
     plan = Plan.from_json(record, "plan.json")
@@ -134,7 +134,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
         checks=tuple(check_agreement(plan, run_dir)),
     )
-    # The analysis is returned as it will be read back: with the digits that are written.
+    # A file holds 12 digits of a number, so the analysis that is returned has the same digits as the file.
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
 
 
@@ -154,7 +154,7 @@ def _read_sessions(plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTel
 def _read_trials(
     plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry], sessions: Sequence[Session]
 ) -> Iterator[TrialResult]:
-    """Yield every trial; for sessions, yield the results of both variants of each session."""
+    """Yield the result of every trial; a session yields a result for each of its variants."""
     for session in sessions:
         yield from session.arms
     for trial in () if sessions else plan.trials:
@@ -162,7 +162,7 @@ def _read_trials(
 
 
 def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
-    """Make a session void where its records do not show that one agent ran it in one allocation."""
+    """Yield the sessions; a session is void if its records do not show that one agent ran it in one allocation."""
     for pair in pairs:
         misfit = misfits.get(pair.pair, "") if pair.status is PairStatus.SCORED else ""
         yield replace(pair, status=PairStatus.VOID, reason=misfit) if misfit else pair
@@ -175,7 +175,7 @@ def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterato
 
 
 def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list[Finding]]:
-    """Read the telemetry of all nodes, and report the unreadable lines of each file."""
+    """Read the telemetry of all nodes; each file with unreadable lines gives findings."""
     files = [node.telemetry for node in run_dir.node_dirs() if node.telemetry.is_file()]
     found = [parse_telemetry(path) for path in files]
     refused = [
@@ -223,7 +223,7 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    """Tell whether RL-Kernel ran where it must run; where it may fall back, a fallback of every call counts as well."""
+    """Tell whether a trial ran as planned: its RL-Kernel is proved, or fell back in every call and was allowed to."""
     if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"
@@ -239,7 +239,7 @@ def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
 
 
 def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
-    """Return all readable manifests, and findings: unreadable manifests, preflight's findings, differing nodes."""
+    """Return the readable manifests, and findings of preflight, of unreadable records and of nodes that differ."""
     manifests: list[Manifest] = []
     findings: list[Finding] = []
     for node in run_dir.node_dirs():
@@ -258,7 +258,7 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
 
 
 def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """Find how the trials of each pair differ outside the declared switches."""
+    """Yield a finding for each difference between the trials of a pair that the plan did not declare."""
     for pair, record in records.items():
         for part, items in record.differences.items():
             for item in items:
@@ -267,14 +267,14 @@ def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
 
 
 def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """Find missing records that are needed to tell whether the trials of these pairs started alike."""
+    """Yield a finding for each missing record that shows how a trial of these pairs was started."""
     for pair in (name for name in pairs if name in records):
         for where, found in records[pair].missing.items():
             yield Finding(Level.WARNING, where, "a record to compare", found)
 
 
 def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """Find the files and folders among the trials that are not in the plan."""
+    """Yield a finding for each file or folder among the trials that the plan does not name."""
     names = {trial.name for trial in plan.trials}
     found = sorted(path.name for path in run_dir.trials.iterdir()) if run_dir.trials.is_dir() else []
     for name in found:
@@ -284,7 +284,7 @@ def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the first findings of one kind and count the rest, because a stranger's bundle may hold very many."""
+    """Yield the first findings of one kind and count the others, because a bundle may cause very many."""
     yield from findings[:MAX_ALIKE]
     if rest := findings[MAX_ALIKE:]:
         yield Finding(
@@ -300,7 +300,7 @@ def _load(path: Any) -> Any:
 
 
 def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:
-    """Return the facts that readers ask for first; an unknown fact is left out, and the manifest gives the reason."""
+    """Return the facts at the head of a report, without those that are unknown."""
     facts: dict[str, str] = {"nodes": str(len(manifests))}
     known = dict(manifests[0].facts()) if manifests else {}
     for label, path in HEADLINE_FACTS:

@@ -1,8 +1,8 @@
-"""Decide the gates: the conditions of a speed verdict.  A gate is passed, failed (shown inferior), undecided or n/a.
+"""Decide the gates, which are the conditions of a speed verdict: passed, failed, undecided or n/a.
 
-A measured gate passes when the one-sided bound of the mean over scored pairs keeps the margin.  It fails when the bound
-on the other side lies beyond the margin.  The four measured gates share the confidence of a failure: one gate that
-fails by chance would condemn a run.  The gates do not see the speed result.
+A measured gate passes when the upper bound of the mean loss over scored pairs is within the margin.  It fails when the
+lower bound is beyond the margin.  A gate that fails by chance would condemn a run, so the four measured gates together
+fail by chance no more often than one test would.  No gate depends on the speed result.
 """
 
 from __future__ import annotations
@@ -57,14 +57,18 @@ Reading = Callable[[PairMetric], float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the gates examine: all pairs, the trials by name, and the differences between both variants' manifests.
+    """What the gates examine.
 
-    ``pairs`` are all planned pairs or sessions, with the void, dropped and fallen-back ones; their trials are in
-    ``trials``. ``differences`` lists differences outside the declared switches; it is None where the manifests were not
-    compared. ``missing`` names records of scored pairs that could not be compared.  ``workload`` is the kind of
-    workload that ran. ``blocks`` and ``shadows`` belong to the design ``crossover``.  ``switch`` names the difference
-    between the variants where it is not RL-Kernel.  Without ``has_rollout_log_probs`` no rollout engine took part, so
-    that nothing can be compared with the trainer's log-probs.
+    Attributes:
+        workload: the kind of workload.
+        pairs: all planned pairs or sessions, also the void, dropped and fallen-back ones.
+        trials: the trials of the pairs, by name.
+        differences: differences of the variants outside the declared switches; None if they were not compared.
+        missing: names of records of scored pairs that are needed for that comparison and absent.
+        blocks: the blocks of sessions; a run in pairs has none.
+        shadows: the comparisons of both routes in sessions.
+        switch: the difference between the variants, if it is not RL-Kernel.
+        has_rollout_log_probs: whether a rollout engine computed log-probs to compare with the trainer's.
     """
 
     measure: Measure
@@ -97,7 +101,7 @@ class Evidence:
 
     @property
     def comparisons(self) -> list[PairResult]:
-        """The pairs that were meant to compare the variants, with any status."""
+        """The pairs that were planned to compare the variants, with any status."""
         return [pair for pair in self.pairs if not pair.is_control or self.has_enabled(pair)]
 
     @property
@@ -148,10 +152,10 @@ def _reward_gate(evidence: Evidence) -> Gate:
 
 
 def _abs_diff_gate(evidence: Evidence) -> Gate:
-    """Decide the gate on the log-prob difference: it fails where ratio and difference are both worse.
+    """Decide the gate on the log-prob difference: it fails if both the ratio and the difference are worse.
 
-    The gate never passes above vime's own cap, except in a session: both variants train one policy there, and that
-    policy may lead both beyond the cap, which shows nothing about enabled.
+    The gate also fails above vime's own cap.  In a session both variants train one policy, so there the cap counts only
+    if baseline stays below it.
     """
     if not evidence.has_rollout_log_probs:
         return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)
@@ -190,7 +194,7 @@ def _memory_gate(evidence: Evidence) -> Gate:
 
 
 def _length_gate(evidence: Evidence) -> Gate:
-    """Decide the gate on lengths, two-sided: longer or shorter responses change the step time by themselves."""
+    """Decide the gate on response lengths; longer and shorter responses both change the step time."""
     if evidence.lane != "live" or evidence.is_crossover:
         return _stored_gate(evidence, RESPONSE_LENGTH)
     margin = math.log1p(evidence.measure.margins.response_length_pct / 100)
@@ -219,7 +223,7 @@ def _non_inferior(
     num_sides: int = 1,
     bound: Callable[[Sequence[float], float], Interval | None] = t_interval,
 ) -> Gate:
-    """Decide whether the mean loss (larger is worse) keeps the margin: ``low`` decides a failure, ``high`` a pass."""
+    """Decide whether the mean loss (larger is worse) is in the margin: ``low`` decides a failure, ``high`` a pass."""
     alpha, n = evidence.measure.alpha, len(losses)
     passing = bound(losses, 1 - 2 * alpha)
     failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
@@ -264,7 +268,7 @@ def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
 
 
 def _present(gate: Gate, convert: Callable[[float], float], what: str) -> Gate:
-    """Convert the losses to the unit of the report, and name the unit."""
+    """Convert the losses to the unit of the report; ``what`` names the unit."""
     bounds = sorted(convert(item) for item in (gate.low, gate.high) if item is not None)
     low, high = bounds or (None, None)
     return replace(
@@ -282,7 +286,7 @@ def _plain_gate(name: str, status: GateStatus, detail: str, n: int) -> Gate:
 
 
 def _stored_gate(evidence: Evidence, name: str) -> Gate:
-    """Return a gate that does not apply: both variants use the same rollouts or the same policy."""
+    """Return a gate that does not apply, because both variants use the same rollouts or train the same policy."""
     if evidence.lane == "live":
         return _plain_gate(name, GateStatus.NOT_APPLICABLE, ONE_POLICY, 0)
     detail = GIVEN_TO_BOTH.get(evidence.workload, "both variants train on the same stored rollouts")
@@ -318,7 +322,7 @@ def _steps_gate(evidence: Evidence) -> Gate:
 
 
 def _active_gate(evidence: Evidence) -> Gate:
-    """Decide whether RL-Kernel is proved active in every scored pair; without scored pairs, judge the finished ones."""
+    """Decide whether RL-Kernel ran in every scored pair; without a scored pair, the gate judges the finished pairs."""
     if evidence.switch:
         detail = f"the variants differ in {evidence.switch}; RL-Kernel is in neither"
         return _plain_gate(ACTIVE, GateStatus.NOT_APPLICABLE, detail, 0)
@@ -360,9 +364,10 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _control_blocks_gate(evidence: Evidence) -> Gate:
-    """Decide whether control blocks (baseline against baseline) show an effect as large as enabled's or the smallest.
+    """Decide whether control blocks, which run only the baseline, show an effect that is too large.
 
-    Such an effect would come from the position within a block, not from RL-Kernel.
+    Such an effect comes from the position in a block.  It is too large if it is beyond enabled's effect and the smallest
+    effect of interest.
     """
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
@@ -381,7 +386,7 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _nearest_end(evidence: Evidence) -> float:
-    """Return the distance of the step time's interval from "no effect"; 0 where the interval contains it."""
+    """Return how far the interval of the step time is from a log ratio of 0; the result is 0 if it contains 0."""
     log_ratios = _readings(evidence, STEP_TIME, lambda item: item.log_ratio)
     interval = t_interval(log_ratios, 1 - evidence.measure.alpha)
     return 0.0 if interval is None else max(0.0, interval.low, -interval.high)

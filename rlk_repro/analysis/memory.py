@@ -1,6 +1,6 @@
-"""Judge memory, the second verdict: whether enabled has a smaller peak of memory allocated in a step.
+"""Judge memory: whether enabled has a smaller peak of allocated memory in a step than baseline.
 
-The verdict is computed from an analysis and never stored in it, so older sealed bundles get it too.
+No analysis stores this verdict; it is computed from the analysis, also for older sealed bundles.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOT_RESERVED: Final = "; both variants of a session share reserved memory, which
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:
-    """Judge memory: compare the interval of the peak allocated memory with the smallest effect of interest."""
+    """Compare the interval of the peak memory with the smallest effect of interest."""
     effect = analysis.effect(PEAK_MEMORY)
     if effect is None or effect.ratio is None or effect.low is None or effect.high is None:
         return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence="inconclusive: no interval of peak memory")

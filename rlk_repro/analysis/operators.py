@@ -1,6 +1,6 @@
-"""Make one row per cell from the logs of an operator run: every implementation in every case, process by process.
+"""Read the cells of an operator run: a cell is one implementation in one case, in every process.
 
-This module knows no pairs or verdicts: it compares a cell with vime's own function only within the same process.
+A cell is compared with the trainer's own function in the same process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BANDWIDTH: Final = "memory bandwidth, measured"
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
-    """``facts`` are what the processes measured on their device; ``rejects`` counts the refused lines of each trial."""
+    """The cells of a run; ``facts`` are rates of the device, ``rejects`` counts the refused lines of each trial."""
 
     results: tuple[OperatorResult, ...]
     facts: Mapping[str, str]
@@ -28,7 +28,7 @@ class OperatorTable:
 
 
 def read_operators(plan: Plan, run_dir: RunDir) -> OperatorTable:
-    """Read every cell that any process printed, in the order printed; a trial without a log has no cells."""
+    """Read the cells of all processes, in the order of their lines; a trial without a log has no cells."""
     folders = [run_dir.trial(trial.name) for trial in plan.trials]
     logs = {folder.name: parse_operators(folder.stdout) for folder in folders if folder.stdout.is_file()}
     warmup = plan.run.measure.warmup_steps
@@ -42,7 +42,7 @@ def read_operators(plan: Plan, run_dir: RunDir) -> OperatorTable:
 
 
 def _read_trial(name: str, log: OperatorLog, warmup: int) -> Iterator[tuple[CellKey, OperatorTrial]]:
-    """Yield the cells of one process, each with its speedup over the reference in the same case."""
+    """Yield the cells of one process, each with its speedup over the trainer's own function in the same case."""
     scored = {
         key: [record for sweep, record in sorted(sweeps.items()) if sweep >= warmup]
         for key, sweeps in log.times.items()
@@ -61,7 +61,7 @@ def _find_median(records: Sequence[tuple[int, Time]]) -> float | None:
 
 
 def _find_status(records: Sequence[Time], check: OracleCheck | None) -> tuple[OperatorStatus, str]:
-    """Return the first failure in a scored sweep or in the check; without a failure, passed with the check's remark."""
+    """Return the first failure of a scored sweep or of the check, or ``passed`` with the remark of the check."""
     if not records:
         return OperatorStatus.FAILED, "the process ended before a scored sweep"
     for record in (*records, *(() if check is None else (check,))):
@@ -131,7 +131,7 @@ def _make_result(
 
 
 def _find_kind(times: Iterable[Time]) -> OperatorKind:
-    """Return ``fused`` only where every process says so: one process that ran native code makes the cell native."""
+    """Return the kind of a cell; one process that ran native code makes the cell native."""
     kinds = {time.kind for time in times}
     order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.TRAINER)
     return next(kind for kind in order if kind in kinds)
@@ -147,7 +147,7 @@ def _find_facts(logs: Iterable[OperatorLog]) -> Iterator[tuple[str, str]]:
 
 
 def _show_rates(rates: Sequence[float], unit: str) -> str:
-    """Show the lowest and the highest rate, for example ``4.31 – 4.33 TB/s``, or one rate where both look equal."""
+    """Return the lowest and the highest rate, like ``4.31 – 4.33 TB/s``, or one rate where both look equal."""
     prefix, scale = ("T", 1e12) if max(rates) >= 1e12 else ("G", 1e9)
     ends = dict.fromkeys(f"{rate / scale:.3g}" for rate in (min(rates), max(rates)))
     return f"{' – '.join(ends)} {prefix}{unit}"

@@ -23,9 +23,9 @@ class OpProof:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Whether RL-Kernel ran in a trial: the worst status of its operators.  Only ``proved`` allows a speed verdict.
+    """Whether RL-Kernel ran in a trial; ``status`` is the worst status of its operators.
 
-    ``num_calls`` counts the calls that RL-Kernel served; it is 0 in a trial where every call fell back.
+    Only ``proved`` allows a verdict on speed.  ``num_calls`` counts the calls that RL-Kernel served.
     """
 
     status: ProofStatus
@@ -39,10 +39,10 @@ _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIV
 
 
 def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> str:
-    """Return why a step does not prove its variant, or an empty text if it does.
+    """Return why a step does not prove its variant; the text is empty for a step that does.
 
-    A step proves enabled by calls of the operator, and baseline by no call.  ``planned`` is the variant that a
-    session's schedule gives the step; it is None in a trial of one variant.
+    A step of enabled must have calls of the operator, and a step of baseline none.  ``planned`` is the variant of the
+    step in the schedule of a session; it is None in a trial of one variant.
     """
     count = ops_log.calls_in(op, step)
     if planned is not None and (found := ops_log.variant_of(step)) != planned:
@@ -61,11 +61,14 @@ def prove(
     planned: Mapping[int, str] | None = None,
     commit: str = "",
 ) -> Proof:
-    """Judge a trial by its ops files; ``planned`` holds a session's steps that count, each with its variant.
+    """Judge by the ops files of a trial whether RL-Kernel ran.
 
-    ``commit`` is the RL-Kernel commit that must have run, where the run names one.  A baseline is ``not requested`` as
-    long as its files mention no RL-Kernel; if they do, it is judged like an enabled trial, and any other status says
-    that the trial is not a clean baseline.
+    A baseline gets ``not requested`` if its files do not mention RL-Kernel; with any other status the trial is not a
+    clean baseline.
+
+    Args:
+        planned: the steps of a session that count, each with its variant; None in a trial of one variant.
+        commit: the RL-Kernel commit that must have run; empty if the run names none.
     """
     is_touched = any(rank.install is not None and rank.install.is_requested for rank in ops_log.ranks)
     if variant == BASELINE and not is_touched and not ops_log.decisions():
@@ -82,7 +85,7 @@ def prove(
 
 
 def _find_gap(ops_log: OpsLog) -> str:
-    """Return why the files as a whole prove nothing, or an empty text if they may prove something."""
+    """Return what is missing in the ops files, so that they prove nothing; empty for complete files."""
     if not ops_log.ranks:
         return "the trainer wrote no ops file"
     if ops_log.missing_ranks:
@@ -103,7 +106,7 @@ def _find_gap(ops_log: OpsLog) -> str:
 
 
 def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
-    """Return an operator that another RL-Kernel commit than the planned one served; empty without one."""
+    """Return the operator that another RL-Kernel commit than the planned one served; empty without such a one."""
     served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
     other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
     return "" if other is None else f"{other.op} is of RL-Kernel {other.version}, planned is {commit[:12]}"
@@ -142,7 +145,7 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
 
 
 def _find_foreign_kernel(ops_log: OpsLog) -> str:
-    """Return an RL-Kernel kernel that a profiler saw though the trial requested none; empty if it saw none."""
+    """Return a kernel of RL-Kernel that a profiler saw in a baseline; empty if the profiler saw no such kernel."""
     known = {
         part for operator in OPERATORS.values() for items in operator.implementations.values()
         for item in items for part in item.kernels
@@ -156,7 +159,7 @@ def _find_foreign_kernel(ops_log: OpsLog) -> str:
 
 
 def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementation | None]) -> str:
-    """Return a kernel that must have run and that a profiler did not see; empty without one or without a profiler."""
+    """Return a kernel that must have run and that a profiler did not see; empty without such a kernel."""
     wanted = [part for item in implementations if item is not None for part in item.kernels]
     for rank in ops_log.ranks:
         names = rank.kernels.names if rank.kernels is not None else None

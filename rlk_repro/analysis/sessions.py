@@ -1,7 +1,7 @@
-"""Turn one session of the design ``crossover`` into its two arms, its blocks, and one effect per metric.
+"""Read a session of the design ``crossover``: its two arms, its blocks, and one effect per metric.
 
-An *arm* is what a session shows of one variant: the steps of that variant, with a trial's status and proof, so that a
-report reads a session like a pair of trials.  ``statistics.crossover`` has the arithmetic.
+An *arm* holds the steps of one variant and has the form of a trial's result, so that a report shows a session like a
+pair of trials.  ``statistics.crossover`` has the arithmetic.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Values = Mapping[str, Sequence[float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One session; ``faults`` says why a block does not count, by the block's index with control blocks included."""
+    """One session; ``faults`` says why a block does not count, by the index of the block among all blocks."""
 
     trial: Trial
     schedule: Schedule
@@ -73,7 +73,7 @@ class Session:
         return self.arms[0].status is TrialStatus.OK
 
     def effect(self, metric: str, block: int, *, is_scored: bool = True) -> float | None:
-        """Return ln(B / A) of one block; None where the block does not count or a value is missing."""
+        """Return ln(B / A) of one block, or None if the block does not count or lacks a value."""
         if block in self.faults or metric not in self.values:
             return None
         period = self.schedule.period_steps
@@ -82,7 +82,7 @@ class Session:
         return block_effect(self.schedule.blocks[block].order, values)
 
     def effects(self, metric: str, *, is_control: bool = False, is_scored: bool = True) -> list[float] | None:
-        """Return the effects of all blocks that count; None where a block lacks a value."""
+        """Return the effects of all blocks that count, or None if one of them lacks a value."""
         found = [
             self.effect(metric, block, is_scored=is_scored)
             for block, item in enumerate(self.schedule.blocks)
@@ -117,7 +117,7 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
 def make_session(
     trial: Trial, whole: TrialResult, schedule: Schedule, faults: Mapping[int, str], *, lane: Lane
 ) -> Session:
-    """Split a session's result into its two arms; ``faults`` says why a block does not count, by the block's index."""
+    """Split the result of a session into its two arms; ``faults`` says why a block does not count, by its index."""
     values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in whole.series}
     if lane == "live" and (tokens := _count_tokens(values)):
         values[_TOKENS] = tokens
@@ -126,7 +126,7 @@ def make_session(
 
 
 def _count_tokens(values: Values) -> list[float | None]:
-    """Compute the tokens of each rollout: vime prints tokens per second, and the time of the actor's training."""
+    """Compute the tokens of each rollout: vime prints only tokens per second and the time of the actor's training."""
     pairs = zip(values.get(_RATE, ()), values.get(_RATE_TIME, ()), strict=False)
     return [None if rate is None or time_s is None else rate * time_s for rate, time_s in pairs]
 
@@ -134,7 +134,7 @@ def _count_tokens(values: Values) -> list[float | None]:
 def _find_faults(
     plan: Plan, ops: OpsLog, schedule: Schedule, step_times: Sequence[float | None]
 ) -> Iterator[tuple[int, str]]:
-    """Yield blocks that do not count: a step lacks its variant's proof, or a scored step was untimed or disturbed."""
+    """Yield the blocks that do not count, with the reason: a step without proof, or a disturbed scored step."""
     decisions = ops.decisions()
     served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
     for block, steps in enumerate(schedule.steps_of_blocks):
@@ -159,7 +159,7 @@ def _find_fault(
 
 
 def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapping[int, str]) -> TrialResult:
-    """Make one arm; its summaries cover the scored steps of blocks that compare variants, and no control block."""
+    """Make one arm; its summaries cover the scored steps of blocks that compare variants."""
     own = {step for step, rollout in enumerate(schedule.rollouts) if rollout.variant == variant}
     scored = [step for step in schedule.list_compared(faults) if step in own]
     series = tuple(_keep_steps(item, own) for item in whole.series)
@@ -190,7 +190,7 @@ def _keep_steps(series: Series, steps: Iterable[int]) -> Series:
 
 
 def compare_sessions(sessions: Sequence[Session]) -> tuple[list[PairResult], list[BlockResult]]:
-    """Compare the two arms of each session by the Hodges-Lehmann mean of its block effects; also list all blocks."""
+    """Compare the arms of each session by the Hodges-Lehmann mean of the block effects; return sessions and blocks."""
     counting = [session for session in sessions if session.is_complete]
     slopes = {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
     blocks = [block for session in counting for block in _list_blocks(session, slopes.get(STEP_TIME, 0.0))]
@@ -198,7 +198,7 @@ def compare_sessions(sessions: Sequence[Session]) -> tuple[list[PairResult], lis
 
 
 def _find_slope(sessions: Sequence[Session], metric: str) -> float | None:
-    """Return the slope of a block's effect over its difference in tokens; None where variants share rollouts."""
+    """Return the slope of block effects over differences in tokens; None if both variants use the same rollouts."""
     found = ((session.effects(_TOKENS), session.effects(metric)) for session in sessions)
     return common_slope([list(zip(tokens, effects, strict=True)) for tokens, effects in found if tokens and effects])
 
@@ -233,7 +233,7 @@ def _find_status(session: Session) -> tuple[PairStatus, str]:
 
 
 def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[PairMetric]:
-    """Yield every metric of both arms with the session's effect, then the metrics that only blocks have."""
+    """Yield every metric of both arms with the effect of the session, then the metrics that only blocks have."""
     for item in pair_metrics(*session.arms):
         effects = session.effects(item.metric)
         if item.metric == MEAN_STEP_TIME:
@@ -273,7 +273,7 @@ def _list_blocks(session: Session, slope: float) -> Iterator[BlockResult]:
 
 
 def pool_step_times(sessions: Sequence[Session]) -> dict[str, Summary]:
-    """Summarise, by variant, all scored steps of the blocks that count, over all sessions: a description, no sample."""
+    """Summarise the step time of each variant over the scored steps of all blocks that count."""
     pooled: dict[str, list[float | None]] = {}
     for session in sessions:
         times = session.values.get(STEP_TIME, ()) if session.is_complete else ()

@@ -1,4 +1,4 @@
-"""Judge the shadow steps: both routes compute one microbatch on every rank; a margin limits their difference."""
+"""Judge the shadow steps, in which both routes compute the same microbatch on every rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASES: Final = ("as trained", "peaked")
 
 
 def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
-    """Make one result per case: the worst value over ranks and shadow steps."""
+    """Make one result per case, with the largest difference over ranks and shadow steps."""
     by_case: dict[str, list[ShadowSample]] = {}
     for sample in ops.shadows:
         by_case.setdefault(sample.case, []).append(sample)
@@ -42,7 +42,7 @@ def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
 
 
 def _worst(values: Iterable[float | None]) -> float | None:
-    """Return the largest value; None without values, or where one of them is not finite."""
+    """Return the largest value; None without values, or if one of them is None."""
     found = list(values)
     known = [value for value in found if value is not None]
     return max(known) if known and len(known) == len(found) else None
@@ -51,7 +51,7 @@ def _worst(values: Iterable[float | None]) -> float | None:
 def make_shadow_gate(
     shadows: Sequence[ShadowResult], *, sessions: Sequence[str], is_planned: bool, margins: Margins
 ) -> Gate:
-    """Pass where both routes give the same log-probs and gradients, in both cases of every scored session."""
+    """Decide whether both routes give the same log-probs and gradients, in both cases of every scored session."""
     found = [item for item in shadows if item.session in sessions]
     if not is_planned:
         return _make(GateStatus.NOT_APPLICABLE, "no shadow step was planned", found)

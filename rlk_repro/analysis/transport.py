@@ -1,4 +1,4 @@
-"""Check whether the ranks of a run over several nodes used the fabric that their nodes have."""
+"""Check whether the ranks of a run on several nodes used the fast network of their nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOCKET: Final = "Socket"
 
 
 def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -> Iterator[Finding]:
-    """Yield one finding for each trial in which a rank used TCP although a port of its cluster's fabric is active."""
+    """Yield a finding for each trial in which a rank used TCP, if a node has an active port of a faster network."""
     devices = [manifest.sections.get("network", {}).get("rdma_devices") for manifest in manifests]
     num_active = sum(port.get("state") == ACTIVE for found in devices for _, port in list_ports(found))
     if plan.layout.num_nodes == 1 or not num_active:
@@ -34,7 +34,7 @@ def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -
 
 
 def find_network(record: Mapping[str, Any]) -> str:
-    """Return the network by which a rank reached other nodes; empty where the record names none, or on one node."""
+    """Return the network by which a rank reached other nodes; empty if the record names no network."""
     transport = record.get("transport")
     network = transport.get("network") if isinstance(transport, dict) else None
     return network if isinstance(network, str) and network != "none" else ""

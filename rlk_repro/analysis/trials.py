@@ -1,7 +1,4 @@
-"""Turn one trial's folder into its result: how it ended, its series with log lines, its summaries, its proof.
-
-``analyse`` makes pairs, effects and the verdict from these results; ``sessions`` makes sessions from them.
-"""
+"""Read the folder of a trial: how the trial ended, its series with log lines, its summaries and its proof."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import STEP_TIME, summarise
 
 IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
-# The sources of a trial's peak memory, best first: the allocator's peak on a device, the process's on a CPU.
+# The records of peak memory, best first: the allocator's peak on a device, and the peak of the process on a CPU.
 PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """What one trial's folder holds, before any conclusion."""
+    """What the folder of a trial holds, without summaries and proof."""
 
     status: TrialStatus
     reason: str
@@ -40,7 +37,7 @@ class TrialRecord:
     rejects: dict[str, int]
 
     def to_result(self, plan: Plan, trial: Trial, proof: Proof, telemetry: TrialTelemetry | None) -> TrialResult:
-        """Make the result, still without summaries."""
+        """Make the result of the trial, without summaries."""
         return TrialResult(
             index=trial.index,
             name=trial.name,
@@ -63,7 +60,7 @@ class TrialRecord:
 
 
 def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
-    """Read exit record, log and ops files of a trial or session; one that never started is ``missing``."""
+    """Read exit record, log and ops files of a trial or session; the status is ``missing`` if it never started."""
     ended = read_exit(folder)
     status, reason = ended.status, ended.reason
     ops = read_ops(folder)
@@ -95,7 +92,7 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
 
 
 def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:
-    """Return the series, the refused lines by reason, and a text on the first void step for other messages."""
+    """Return the series, the number of refused lines by reason, and a text on the first impossible step."""
     if not folder.stdout.is_file():
         return (), {}, ""
     parsed = parse_log(folder.stdout)
@@ -120,7 +117,7 @@ def _series(name: str, found: SampleSeries, source: str) -> Series:
 
 
 def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
-    """Yield module timers and peak memory; each value is the largest of all ranks, with its file and line."""
+    """Yield module timers, peak memory and energy; a value is the largest of all ranks, with its file and line."""
     columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
     peak = next((name for name in PEAKS if name in ops.memory), None)
     if peak is not None:
@@ -146,7 +143,7 @@ def _name_peak(suffix: str) -> str:
 
 
 def _place(folder: TrialDir, path: Path) -> str:
-    """Return the name of a file within the bundle."""
+    """Return the path of a file within the bundle."""
     return path.relative_to(folder.path.parent.parent).as_posix()
 
 
@@ -156,7 +153,7 @@ def fell_back_everywhere(trial: TrialResult) -> bool:
 
 
 def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:
-    """Summarise each series over these steps only: warm-up steps do not count."""
+    """Summarise each series over these steps."""
     found = (
         summarise(item.metric, [item.values[step] for step in steps if step < len(item.values)]) for item in series
     )

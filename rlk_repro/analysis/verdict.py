@@ -1,7 +1,4 @@
-"""Turn pairs into a verdict: effects, noise floor, gates, one word and the sentence that explains it.
-
-``judge`` is the only entry point; it reads no file and knows no cluster.  Pairs and trials come from ``analysis``.
-"""
+"""Find the verdict from pairs and trials: effects, noise floor, gates, one word and the sentence that explains it."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ NOTHING_COMPARED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The part of an analysis that follows from its pairs."""
+    """The part of an analysis that is computed from its pairs."""
 
     effects: tuple[Effect, ...]
     noise_floor: NoiseFloor
@@ -67,7 +64,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """Everything that decides the word and its reasons.  ``threshold`` and ``smallest`` are fractions."""
+    """What decides the verdict's word and its reasons; ``threshold`` and ``smallest`` are fractions."""
 
     evidence: Evidence
     effects: tuple[Effect, ...]
@@ -115,12 +112,12 @@ class _Case:
 
     @property
     def never_ran(self) -> bool:
-        """Whether RL-Kernel fell back everywhere in every finished comparison."""
+        """Whether RL-Kernel served no call in any finished comparison."""
         return bool(self.fallen_back) and not self.evidence.scored and not self.comparisons_that_are(PairStatus.VOID)
 
 
 def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
-    """Judge one run; ``is_exploratory`` means that its plan changed after it was hashed; the headline says so."""
+    """Find the verdict of a run; the headline of an exploratory run, whose plan was changed late, says so."""
     measure = evidence.measure
     case = _Case(
         evidence=evidence,
@@ -145,7 +142,7 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
 def decline(
     measure: Measure, *, pairs: Sequence[PairResult], trials: Sequence[TrialResult], is_exploratory: bool = False
 ) -> Judgement:
-    """Return the verdict of a run without variants: no comparison.  Its control pairs still show noise."""
+    """Return the verdict ``no comparison`` of a run without variants, with the noise floor of its control pairs."""
     controls = [pair for pair in pairs if pair.status is PairStatus.SCORED]
     lost = [pair for pair in pairs if pair.status is not PairStatus.SCORED]
     reasons = [
@@ -167,7 +164,7 @@ def decline(
 
 
 def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
-    """Return the step time first, then every other time, rate and memory by name, Holm-corrected among themselves."""
+    """Return the effects: the step time, then other costs by name, Holm-corrected, then diagnostics."""
     names = {item.metric for pair in evidence.scored for item in pair.metrics if is_cost(item.metric)} - {STEP_TIME}
     secondary = [_make_effect(evidence, name, SECONDARY) for name in sorted(names - set(DIAGNOSTICS))]
     corrected = holm([effect.p_t for effect in secondary])
@@ -181,7 +178,7 @@ def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
 
 
 def _randomise(evidence: Evidence) -> tuple[float | None, float | None]:
-    """Return the exact p value over the orders that the blocks could have been drawn in."""
+    """Return the exact p value, and the smallest possible one, over all orders of blocks that could be drawn."""
     by_session: dict[str, list[tuple[str, float | None]]] = {}
     for block in evidence.blocks_of(is_control=False):
         effect = None if block.reason else block.log_ratio
@@ -193,7 +190,7 @@ def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
     log_ratios, n = _log_ratios(evidence.scored, metric), len(evidence.scored)
     note = "" if len(log_ratios) == n else f"comparable in {len(log_ratios)} of {count(n, f'scored {evidence.unit}')}"
     effect = paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
-    # The signs of sessions cannot be exchanged, because the orders of blocks were drawn, not those of sessions.
+    # A sign-flip p needs pairs in random order; in sessions the orders of blocks were drawn.
     return replace(effect, p_value=None, p_floor=None) if evidence.is_crossover else effect
 
 
@@ -211,12 +208,12 @@ def _choose_word(case: _Case) -> VerdictWord:
 
 
 def _speed_word(effect: Effect, case: _Case) -> VerdictWord:
-    """Choose the word by the interval.  The noise floor makes a difference harder to show, never equality easier."""
+    """Choose the word by the interval; a high noise floor makes ``faster`` and ``slower`` harder to reach."""
     return SPEED_WORDS[place_interval(effect, beyond=case.threshold, within=case.smallest)]
 
 
 def _mean_disagrees(case: _Case) -> bool:
-    """Tell whether rare slow steps change the word: a median does not see them, but the run's user waits for them."""
+    """Tell whether rare slow steps, which change the mean and not the median, change the word."""
     if case.by_mean is None or case.by_mean.n < case.primary.n:
         return False
     word = _speed_word(case.by_mean, case)
@@ -245,7 +242,7 @@ def _headline(case: _Case, word: VerdictWord) -> str:
 
 
 def _show_small_change(case: _Case) -> str:
-    """Show the change of an equivalent result whose interval excludes 1: it is small and not zero (sessions only)."""
+    """Return the small change of an equivalent result of sessions, if its interval excludes 1."""
     effect = case.primary
     if not case.evidence.is_crossover or None in (effect.low, effect.high, effect.ratio):
         return ""
@@ -313,7 +310,7 @@ def _show_threshold(case: _Case) -> str:
 
 
 def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
-    """Name the means where the median is faster and the mean is slower, even if the mean is too noisy to show it."""
+    """Return the effect on mean step times, if it points in the other direction than the effect on medians."""
     median, by_mean = case.primary.ratio, case.by_mean
     if word not in SHOWN or median is None or by_mean is None or by_mean.ratio is None:
         return ""
@@ -323,7 +320,7 @@ def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
 
 
 def _name_lost(case: _Case) -> str:
-    """Name fallbacks, missing proof and failures for the headline; "never ran" has named its own fallbacks."""
+    """Return the part of the headline that names void and dropped pairs and fallbacks."""
     lost = {
         "void": case.comparisons_that_are(PairStatus.VOID),
         "dropped": case.comparisons_that_are(PairStatus.DROPPED),
