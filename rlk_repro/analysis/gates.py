@@ -53,6 +53,7 @@ ONE_POLICY: Final = "both variants train one policy; measure.design: parallel me
 LENIENT_FIRST: Final = (GateStatus.PASSED, GateStatus.UNDECIDED, GateStatus.FAILED)
 
 Reading = Callable[[PairMetric], float | None]
+Bound = Callable[[Sequence[float], float], Interval | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,13 @@ class Evidence:
     """What the gates examine.
 
     Attributes:
-        workload: the kind of workload.
         pairs: all planned pairs or sessions, also the void, dropped and fallen-back ones.
         trials: the trials of the pairs, by name.
         differences: differences of the variants outside the declared switches; None if they were not compared.
         missing: names of records of scored pairs that are needed for that comparison and absent.
         blocks: the blocks of sessions; a run in pairs has none.
         shadows: the comparisons of both routes in sessions.
-        switch: the difference between the variants, if it is not RL-Kernel.
+        switch: the difference between the variants, if they do not differ in RL-Kernel.
         has_rollout_log_probs: whether a rollout engine computed log-probs to compare with the trainer's.
     """
 
@@ -199,10 +199,7 @@ def _length_gate(evidence: Evidence) -> Gate:
         return _stored_gate(evidence, RESPONSE_LENGTH)
     margin = math.log1p(evidence.measure.margins.response_length_pct / 100)
     ratios = _readings(evidence, RESPONSE_LENGTH, lambda item: item.log_ratio)
-    is_longer = bool(ratios) and mean(ratios) >= 0
-    losses = ratios if is_longer else [-ratio for ratio in ratios]
-    gate = _non_inferior(evidence, RESPONSE_LENGTH, losses, margin, num_sides=2)
-    return _present(gate, lambda loss: to_ratio(loss if is_longer else -loss), RATIO)
+    return _two_sided(evidence, RESPONSE_LENGTH, ratios, margin, RATIO)
 
 
 def _readings(evidence: Evidence, metric: str, read: Reading) -> list[float]:
@@ -221,7 +218,7 @@ def _non_inferior(
     margin: float,
     *,
     num_sides: int = 1,
-    bound: Callable[[Sequence[float], float], Interval | None] = t_interval,
+    bound: Bound = t_interval,
 ) -> Gate:
     """Decide whether the mean loss (larger is worse) is in the margin: ``low`` decides a failure, ``high`` a pass."""
     alpha, n = evidence.measure.alpha, len(losses)
@@ -237,15 +234,11 @@ def _non_inferior(
     if failing.low > margin:
         status, detail = GateStatus.FAILED, "is shown to be beyond the margin"
     elif passing.high > margin:
-        status, detail = (
-            GateStatus.UNDECIDED,
-            f"may be beyond the margin{_advice(passing, margin, alpha, evidence.unit)}",
-        )
+        status = GateStatus.UNDECIDED
+        detail = f"may be beyond the margin{_advice(passing, margin, alpha, evidence.unit)}"
     elif n < len(evidence.scored):
-        status, detail = (
-            GateStatus.UNDECIDED,
-            f"is comparable in only {n} of {len(evidence.scored)} scored {evidence.unit}s",
-        )
+        status = GateStatus.UNDECIDED
+        detail = f"is comparable in only {n} of {len(evidence.scored)} scored {evidence.unit}s"
     return Gate(
         name=name,
         status=status,
@@ -256,6 +249,15 @@ def _non_inferior(
         margin=margin,
         n=n,
     )
+
+
+def _two_sided(
+    evidence: Evidence, name: str, log_ratios: Sequence[float], margin: float, what: str, bound: Bound = t_interval
+) -> Gate:
+    """Decide whether the mean log ratio is within the margin on both sides of 0."""
+    sign = -1 if log_ratios and mean(log_ratios) < 0 else 1
+    gate = _non_inferior(evidence, name, [sign * value for value in log_ratios], margin, num_sides=2, bound=bound)
+    return _present(gate, lambda loss: to_ratio(sign * loss), what)
 
 
 def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
@@ -366,8 +368,8 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 def _control_blocks_gate(evidence: Evidence) -> Gate:
     """Decide whether control blocks, which run only the baseline, show an effect that is too large.
 
-    Such an effect comes from the position in a block.  It is too large if it is beyond enabled's effect and the smallest
-    effect of interest.
+    Such an effect comes from the position in a block.  It is too large if it is beyond the smallest effect of
+    interest and beyond enabled's effect.
     """
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
@@ -377,12 +379,8 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
         detail = f"{len(values)} control blocks found in all sessions, {MIN_BLOCKS} are needed"
         return _plain_gate(CONTROL_BLOCKS, GateStatus.UNDECIDED, detail, len(values))
     margin = max(math.log1p(evidence.measure.smallest_effect_pct / 100), _nearest_end(evidence))
-    is_longer = bool(values) and mean(values) >= 0
-    losses = values if is_longer else [-value for value in values]
-    gate = _non_inferior(evidence, CONTROL_BLOCKS, losses, margin, num_sides=2, bound=trimmed_interval)
-    return _present(
-        gate, lambda loss: to_ratio(loss if is_longer else -loss), "trimmed mean ratio B / A, both baseline,"
-    )
+    what = "trimmed mean ratio B / A, both baseline,"
+    return _two_sided(evidence, CONTROL_BLOCKS, values, margin, what, trimmed_interval)
 
 
 def _nearest_end(evidence: Evidence) -> float:

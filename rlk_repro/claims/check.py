@@ -1,4 +1,4 @@
-"""Run ``claims check``: re-run the published claims that this machine can run, and find the word for every row."""
+"""Run ``claims check``: measure published claims again, and find the word for every row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlk_repro.rundir.manifest import Manifest
 def check_claims(
     claims: Sequence[Claim], bench: Bench | None = None, tell: Callable[[str], object] = lambda _: None
 ) -> ClaimsCheck:
-    """Measure what this machine can measure and judge every row; ``tell`` gets the name of the current claim."""
+    """Measure what this machine can measure, and judge every row; ``tell`` gets the name of the current claim."""
     bench = Bench(env=dict(os.environ)) if bench is None else bench
     facts = Manifest(node="here", sections={gpu.SECTION: gpu.probe(), code.SECTION: code.probe(environ=bench.env)})
     here = Here(gpu=_gpu_name(facts))
@@ -43,7 +43,7 @@ def _gpu_name(facts: Manifest) -> str:
 
 
 def _with_rl_kernel(sections: dict[str, Any], process: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the RL-Kernel that the measuring process imports: there a checkout may precede an installed one."""
+    """Replace the installed RL-Kernel in the facts by the one that the measuring process imported."""
     if RL_KERNEL not in process:
         return sections
     return sections | {code.SECTION: sections[code.SECTION] | {RL_KERNEL: process[RL_KERNEL]}}

@@ -1,6 +1,6 @@
-"""Published claims, ``manifests/claims/<claim>.yaml``: strict, frozen models and how they are loaded.
+"""Define and load published claims, ``manifests/claims/<claim>.yaml``.
 
-A claim holds numbers as their authors printed them, with units and doubts; rlk-repro measured none of them.
+A claim holds numbers as their authors printed them; rlk-repro measured none of these numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Unit: TypeAlias = Literal["ms", "s", "MB", "GB", "x", "tok/GPU/s", "none"]
 Dtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
 
 SECONDS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0}
-# Published memory always follows from its shapes in binary multiples, even where the printed unit is decimal.
+# All published memory fits its shapes only with binary multiples, although the printed units are decimal.
 BYTES: Final[Mapping[str, int]] = {"MB": MIB, "GB": GIB}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurable:
-    """An operator that ``bench.claims`` can call: its implementations, dimensions and passes."""
+    """An operator that can be measured again: its implementations, dimensions, passes and settings."""
 
     implementations: tuple[str, ...]
     dimensions: tuple[str, ...]
@@ -78,7 +78,7 @@ class Source(Model):
 
 
 class Testbed(Model):
-    """What the authors measured on, in their words; missing details are named."""
+    """The machine that the authors measured on, in their words; ``unknown`` names the details that they left out."""
 
     __test__ = False
 
@@ -98,7 +98,7 @@ class Quantity(Model):
 
 
 class Row(Model):
-    """One row of the published table: values by implementation, then quantity; those in ``oom`` ran out of memory."""
+    """One row of the published table: values by implementation and quantity; ``oom`` names what ran out of memory."""
 
     row: Name
     shape: dict[Name, Count] = Field({})
@@ -114,9 +114,9 @@ class Row(Model):
 
 
 class SpeedComparison(Model):
-    """The time of ``baseline`` divided by that of ``candidate``; absolute times are shown but not compared.
+    """A comparison of the ratio of two times, ``baseline`` / ``candidate``; absolute times are not compared.
 
-    ``is_cold``: the baseline's first call in a fresh process, as the row was published; the warm ratio is shown too.
+    With ``is_cold`` the time of the baseline is that of the first call in a new process, as it was published.
     """
 
     kind: Literal["speed"]
@@ -133,9 +133,9 @@ class SpeedComparison(Model):
 
 
 class MemoryComparison(Model):
-    """The peak memory of one implementation, with or without its inputs.
+    """A comparison of the peak memory of one implementation, with or without its inputs.
 
-    ``bytes_per_logit`` follows from the shape, as ``made_of`` explains; machines without a GPU check only this.
+    A machine without a GPU compares the published memory with ``bytes_per_logit``, which ``made_of`` explains.
     """
 
     kind: Literal["memory"]
@@ -196,7 +196,7 @@ def claims_dir() -> Path:
 
 
 def load_claims(names: Sequence[str] = ()) -> list[Claim]:
-    """Load all shipped claims, or those with these names, in this order.
+    """Load the shipped claims with these names, in this order; without names, load all.
 
     Raises:
         SpecError: no claim has a name, or a file has problems.
@@ -212,7 +212,7 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
 
 
 def claim_problems(claim: Claim) -> list[PathProblem]:
-    """Find wrong combinations of fields: (path, what is wrong, got, expected)."""
+    """Return wrong combinations of fields; each problem is (path, what is wrong, got, expected)."""
     problems = [*_source_problems(claim), *_row_problems(claim)]
     if isinstance(claim.check, MeasureCheck):
         problems += [*_measure_problems(claim, claim.check)]

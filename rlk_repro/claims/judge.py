@@ -1,6 +1,6 @@
-"""Compare measurements of this machine with published ones: ratios of times, and memory.  It measures nothing.
+"""Compare measurements of this machine with published ones: ratios of times, and memory.
 
-On hardware other than the published one, a word covers the ratio only, and a row that does not match refutes nothing.
+On other hardware than the published one a word is only about the ratio on this hardware.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlk_repro.claims.results import (
 )
 from rlk_repro.rundir.operator_results import OperatorStatus
 
-# memory that "~0 MB" and "0.00 GB" may hide: workspaces, and one value per row
+# A published "~0 MB" or "0.00 GB" may hide this much memory: workspaces, and one value per row.
 ZERO_BYTES: Final = 32 << 20
 NO_GPU: Final = "this machine has no GPU, and speed is not checked on a CPU"
 COMPUTED: Final = "only its memory formula was checked; no measurement ran"
@@ -42,7 +42,7 @@ NOTHING_COMPARED: Final = "the published run went out of memory, so there is no 
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """This machine: its GPU's name from the driver, empty without a GPU."""
+    """This machine; ``gpu`` is the name that the driver gives the GPU, empty without a GPU."""
 
     gpu: str
 
@@ -57,7 +57,7 @@ class Here:
 
 
 def list_cells(claim: Claim) -> list[Cell]:
-    """List the cells to measure for a claim, each once, row by row."""
+    """List the measurements that a claim needs, each once, row by row."""
     if not isinstance(claim.check, MeasureCheck):
         return []
     cells: dict[Cell, None] = {}
@@ -77,7 +77,7 @@ def _cells_of(claim: Claim, row: Row, comparison: SpeedComparison | MemoryCompar
 
 
 def judge_claim(claim: Claim, here: Here, measurements: Mapping[Cell, Measurement]) -> ClaimResult:
-    """Find the word for each row.  A cell without a measurement counts as not runnable."""
+    """Find the word for each row; a comparison without its measurements is not runnable."""
     is_same = here.is_same(claim.testbed.name_part)
     return ClaimResult(
         claim=claim.claim,
@@ -219,7 +219,7 @@ def _is_near_bytes(found: float, published: float, tolerance_pct: float) -> bool
 
 
 def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
-    """Say why this machine has no numbers for a comparison; None where each measurement passed."""
+    """Return why a comparison lacks measurements, or None if all measurements passed."""
     if not here.gpu:
         return NO_GPU
     for measurement in measurements:
@@ -233,6 +233,6 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Return the word without numbers: out of memory on the published hardware is a result, other obstacles are not."""
+    """Return the word for a comparison without numbers: only out of memory on the published hardware is a result."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

@@ -1,7 +1,7 @@
 """Run ``python -m rlk_repro.bench.claims`` and collect its measurements, even if a cell kills the process.
 
-The process answers cell by cell.  When it dies, the current cell has failed and a new process takes the other cells.
-An implementation that once gave no answer in time is not tried again.  Only that process imports torch.
+The process answers cell by cell.  When it dies, the current cell has failed and a new process measures the other cells.
+An implementation that gave no answer in time is not tried again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """``process`` describes the measuring process: device, torch, and the source of its operators."""
+    """The measurements of a claim; ``process`` describes the measuring process: device, torch, source of operators."""
 
     measurements: Mapping[Cell, Measurement]
     process: Mapping[str, Any]
@@ -77,7 +77,7 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
 
 
 def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Sequence[Cell]:
-    """Find cells without an answer that are not worth another process."""
+    """Return the unanswered cells that no other process is to measure."""
     if not is_started:
         return rest
     if is_silent:
@@ -101,7 +101,7 @@ def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Task:
 
 
 def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Measurement]]:
-    """Read the process's description and measurements, without a last line that was cut off."""
+    """Read the description and the measurements that a process printed, up to a line that was cut off."""
     process: Mapping[str, Any] = {}
     answers: list[Measurement] = []
     with suppress(ValueError):

@@ -1,7 +1,4 @@
-"""The record of a check of published claims: our measurements beside the published ones, and the words.
-
-Only values are here; ``judge`` finds the words and ``check`` measures.
-"""
+"""Define the record of ``claims check``: measurements beside the published numbers, and a word for each row."""
 
 from __future__ import annotations
 
@@ -19,15 +16,17 @@ from rlk_repro.rundir.operator_results import OperatorStatus
 
 SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
-"""Prefix of the measuring process's lines; RL-Kernel writes to standard output too."""
+"""The beginning of the measuring process's lines; RL-Kernel writes other lines to standard output."""
 RL_KERNEL: Final = "rl_kernel"
-"""Key under which that process reports the RL-Kernel that it imports, as in a manifest's section ``code``."""
+"""The key of RL-Kernel in the description of a process and in the section ``code`` of a manifest."""
 
 
 class Word(StrEnum):
-    """The result for a row.  ``in part``: all that could be compared holds, but not everything could be compared.
+    """The result for a row.
 
-    ``arithmetic only``: the published memory agrees with the formula of its shape; no measurement ran.
+    Attributes:
+        PARTLY: each comparison agrees, but some numbers could not be compared.
+        ARITHMETIC: the published memory agrees with the formula of its shape; nothing was measured.
     """
 
     REPRODUCED = "reproduced"
@@ -44,7 +43,7 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One measurement to make.  ``is_cold``: only the first call of a fresh process."""
+    """One measurement to make; with ``is_cold`` only the first call of a new process is timed."""
 
     row: str
     implementation: str
@@ -59,7 +58,7 @@ class Cell:
 class Measurement:
     """The measurement of one cell: seconds of each timed call, peak bytes above the inputs, bytes of the inputs.
 
-    ``ran`` is the class that was called.  A number that the device does not report is None.
+    ``ran`` is the class that was called.  Bytes are None if the device does not report them.
     """
 
     cell: Cell
@@ -95,9 +94,9 @@ MEASUREMENT: Final = TypeAdapter(Measurement)
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One comparison in one row.  ``published`` and ``here`` are in ``unit``; ``warm`` is the ratio without cold start.
+    """One comparison in one row, of memory or of ratios of times; ``published`` and ``here`` are in ``unit``.
 
-    Memory is compared with memory and a ratio of times with a ratio of times; absolute times are never compared.
+    ``warm`` is the ratio of a cold comparison without the cold start.
     """
 
     what: str
@@ -121,7 +120,7 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """``is_same_hardware`` is None where the claim names no hardware or this machine has no GPU."""
+    """The result of one claim; ``is_same_hardware`` is None without a GPU here or hardware in the claim."""
 
     claim: str
     title: str
@@ -136,10 +135,11 @@ class ClaimResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsCheck:
-    """The whole record.
+    """The record of ``claims check``.
 
-    ``environment`` holds the sections ``gpu`` and ``code`` of a manifest, ``process`` the measuring process's own
-    description; both as JSON."""
+    ``environment`` holds the sections ``gpu`` and ``code`` of a manifest; ``process`` is how the measuring process
+    described itself.
+    """
 
     version: str
     results: tuple[ClaimResult, ...]
@@ -170,7 +170,7 @@ def _rename_keywords(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def join_words(words: Iterable[Word]) -> Word:
-    """Return the word of a row, from its comparisons; one failed comparison decides."""
+    """Return the word of a row from the words of its comparisons; a failed comparison decides."""
     found = set(words)
     if Word.NOT_REPRODUCED in found:
         return Word.NOT_REPRODUCED

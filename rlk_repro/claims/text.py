@@ -1,4 +1,4 @@
-"""Format claims and checks of claims as lines for people: published numbers beside ours, and what a word covers."""
+"""Format claims, and the results of checks, as lines of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlk_repro.claims.results import Basis, ClaimResult, ClaimsCheck, Compared, 
 
 
 def list_lines(claims: Sequence[Claim]) -> Iterator[str]:
-    """Yield two lines per claim: its id and what a check does; then what it says and where it was published."""
+    """Yield two lines per claim: the id and what a check does; then title, hardware and source."""
     for claim in claims:
         check = "measured" if isinstance(claim.check, MeasureCheck) else f"not runnable: {claim.check.reason}"
         yield f"{claim.claim:<30} {check}"
@@ -26,7 +26,7 @@ def check_lines(check: ClaimsCheck) -> Iterator[str]:
     counts = check.count()
     yield ", ".join(f"{number} {word}" for word, number in counts.items()) + " (rows)"
     if any(_is_elsewhere(result) for result in check.results):
-        yield "other hardware: the word covers ratios and bytes only, and refutes nothing"
+        yield "on other hardware a word is about ratios and bytes here, and says nothing about the published hardware"
 
 
 def _list_tools(check: ClaimsCheck) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _first_calls(result: ClaimResult) -> Iterator[str]:
-    """Yield the first call and the warm median of every cold measurement, with or without a ratio."""
+    """Yield, for every cold measurement, a line with the time of the first call and the warm median."""
     warm = {(m.cell.row, m.cell.implementation): m.median_s for m in result.measurements if not m.cell.is_cold}
     for item in result.measurements:
         usual = warm.get((item.cell.row, item.cell.implementation))

@@ -44,7 +44,7 @@ MAX_PAIRS: Final = 64
 
 
 def describe_subject(view: View) -> str:
-    """Return what is compared, like ``RL-Kernel enabled against vime without its entropy metric``."""
+    """Return what is compared, like ``RL-Kernel enabled against baseline``."""
     if not view.is_comparison:
         return "Operators, one by one"
     return f"{view.analysis.switch or 'RL-Kernel'} enabled against {describe_baseline(view)}"

@@ -1,7 +1,7 @@
-"""Compute the effects of the crossover design: of a block, of a session, their exact p value and a common slope.
+"""Compute the effects of blocks and sessions in the crossover design, their exact p value and a common slope.
 
-The code is plain Python with exact sums, because sealed numbers must not depend on the version of a library.  The
-design is that of Jones and Kenward, Design and Analysis of Cross-Over Trials; each function names its source.
+The code is plain Python with exact sums, so that sealed numbers do not depend on the version of a library.  The design
+is that of Jones and Kenward, Design and Analysis of Cross-Over Trials.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""Each half of the exact randomisation holds at most this many sums.  Four sessions of 8 blocks need 4,900."""
+"""The largest number of sums in each half of the exact randomisation; four sessions of 8 blocks need 4,900."""
 _FIRST_LABEL: Final = "A"
 
 
 def block_effect(order: str, values: Sequence[float | None]) -> float | None:
     """Return the mean log of the periods labelled B minus the mean log of the periods labelled A.
 
-    ``values[i]`` belongs to ``order[i]``; a value that is missing or not above 0 gives None.  Linear drift over the
-    block cancels in the orders ABBA and BAAB.
+    ``values[i]`` is the value of the period ``order[i]``.  The result is None if a value is missing or not above 0.
+    Linear drift over the block cancels in the orders ABBA and BAAB.
     """
     logs = [math.log(value) if value is not None and 0 < value < math.inf else None for value in values]
     sides: tuple[list[float], list[float]] = ([], [])
@@ -41,7 +41,8 @@ def block_effect(order: str, values: Sequence[float | None]) -> float | None:
 def hodges_lehmann(values: Sequence[float]) -> float:
     """Return the median of the means of all pairs; each value is also paired with itself (Hodges and Lehmann 1963).
 
-    One stalled block of eight hardly moves it.  Where noise is normal, its interval is 5 % wider than the mean's.
+    One slow block of eight changes this median very little.  With normal noise its interval is 5 % wider than the
+    interval of the mean.
     """
     return median((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
 
@@ -49,7 +50,7 @@ def hodges_lehmann(values: Sequence[float]) -> float:
 def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | None:
     """Return the two-sided t interval of the mean without the lowest and highest fifth of the values (Yuen 1974).
 
-    The spread counts each trimmed value as the nearest value that stayed.  Fewer than two values give None.
+    The standard deviation counts each trimmed value as the nearest kept value.  Fewer than two values give None.
     """
     n = len(values)
     cut = n // 5
@@ -64,9 +65,9 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 
 
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """Return the median slope over all pairs of blocks of one session (Theil 1950, Sen 1968); all sessions share it.
+    """Return the median of the slopes between two blocks of one session, over all sessions (Theil 1950, Sen 1968).
 
-    Each block gives (difference of the covariate, effect).  Without different covariates the slope is None.
+    A block is (difference of the covariate, effect).  Without different covariates the result is None.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])
@@ -80,14 +81,14 @@ def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | N
 def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> tuple[float, float] | None:
     """Return the exact two-sided p of the sum of all block effects, and the smallest p that the design allows.
 
-    The reference set holds every assignment of orders that the design could have drawn: in each session as many ABBA as
-    BAAB; with an odd number of blocks either order may have one more (Edgington and Onghena, Randomization Tests).
+    The p value counts all orders that the design could have drawn: in each session as many ABBA as BAAB, or one more of
+    either for an odd number of blocks (Edgington and Onghena, Randomization Tests).
 
     Args:
         sessions: order and effect of every block.  A lost block has no effect, but the design drew its order too.
 
     Returns:
-        None without an effect, or where the exact count takes too long; the t interval then decides.
+        None without an effect, or if the exact count takes too long.
     """
     signed = [
         [((1.0 if order[0] == _FIRST_LABEL else -1.0) * (effect or 0.0)) for order, effect in blocks]
@@ -100,7 +101,7 @@ def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> t
         return None
     left, right = (_add_sums(list(map(_list_sums, signed[start::2]))) for start in (0, 1))
     right.sort()
-    # Ties must count on every machine, so the last digits of the sums must not matter.
+    # Equal sums must count on every machine, whatever their last digits are.
     least = seen - 1e-9 * scale
     extreme = sum(bisect_right(right, -least - value) + len(right) - bisect_left(right, least - value)
                   for value in left)  # fmt: skip
@@ -114,7 +115,7 @@ def _count_orders(number: int) -> int:
 
 
 def _list_sums(values: Sequence[float]) -> list[float]:
-    """Return the signed sum of the values for every balanced assignment of signs."""
+    """Return the sum of the values for every choice of signs that has as many plus as minus, or one more of either."""
     total, number = math.fsum(values), len(values)
     sizes = {number // 2, number - number // 2}
     return [total - 2 * math.fsum(chosen) for size in sizes for chosen in combinations(values, size)]

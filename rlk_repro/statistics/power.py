@@ -1,6 +1,6 @@
-"""Compute what a number of pairs can show, before a run (``submit --dry-run``) and for gates that lack data.
+"""Compute which effect a number of pairs can show, and how many pairs a gate needs.
 
-The code is plain Python, so that a dry run imports nothing heavy.  The tests compare it with scipy's noncentral t.
+The code is plain Python, so that a dry run starts fast.  The tests compare its results with scipy's noncentral t.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HODGES_LEHMANN_EFFICIENCY: Final = 3 / math.pi
 TRIMMED_EFFICIENCY: Final = 0.9
 """The efficiency of the 20 % trimmed mean, relative to the mean, where noise is normal."""
 STEP_AND_TRIAL_SD: Final = {"raw_reward": (0.02, 0.006), "response_length_mean": (0.03, 0.008)}
-"""The assumed noise of one step and of a whole trial: rewards in their own unit, lengths as a fraction."""
+"""The assumed standard deviations of one step and of a trial; a length's are fractions of the length."""
 MAX_PAIRS_SUGGESTED: Final = 200
 LARGEST_LOG_EFFECT: Final = 4.0
 _NODES: Final = 200
@@ -38,11 +38,13 @@ def smallest_effect(
 ) -> float | None:
     """Return the smallest true speed-up that is called ``faster`` with probability ``power``.
 
-    The speed-up is a fraction: at 0.04 the baseline takes 4 % longer.  ``gates`` is the chance that the other gates
-    pass; it reduces the power.  ``pair_sd_pct`` is the standard deviation of the log ratio of one pair, in percent.
-    Control pairs measure a noise floor that replaces the smallest effect of interest where it is larger; few of them
-    measure a high floor.  None means fewer than ``least`` pairs (or sessions), or that even a 50-fold speed-up would
-    not be found.
+    The speed-up is a fraction: 0.04 means that the baseline takes 4 % longer.  Control pairs measure a noise floor,
+    which replaces the smallest effect of interest if it is larger.  The result is None for fewer than ``least`` pairs
+    or sessions, or if the power is too small even for a 50-fold speed-up.
+
+    Args:
+        pair_sd_pct: standard deviation of the log ratio of one pair, in percent.
+        gates: the chance that all other gates pass.
     """
     if num_pairs < least:
         return None
@@ -53,7 +55,7 @@ def smallest_effect(
 def chance_of_live_gates(
     *, num_pairs: int, scored_steps: int, alpha: float, reward_margin: float, length_margin: float
 ) -> float:
-    """Return the chance (a fraction) that live pairs without a true difference pass the reward and length gates."""
+    """Return the chance that live pairs without a true difference pass the gates on reward and response length."""
     if num_pairs < 2:
         return 0.0
     reward, length = (
@@ -85,11 +87,11 @@ def smallest_session_effect(
     alpha: float,
     power: float = 0.9,
 ) -> float | None:
-    """Return the smallest true speed-up that sessions call ``faster`` with probability ``power``, control blocks
-    included.
+    """Return the smallest true speed-up that sessions call ``faster`` with probability ``power``.
 
-    ``block_sd_pct`` is the standard deviation of the log ratio of one block, in percent; no further difference between
-    sessions is assumed.  None means fewer than three sessions or six blocks, or that even a 50-fold speed-up is missed.
+    The gate on control blocks must pass as well.  ``block_sd_pct`` is the standard deviation of the log ratio of one
+    block, in percent; sessions are assumed to differ by that noise only.  The result is None for fewer than three
+    sessions or six blocks, or if the power is too small even for a 50-fold speed-up.
     """
     if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS:
         return None
@@ -106,8 +108,9 @@ def smallest_session_effect(
 
 
 def _chance_within(number: int, sd: float, margin: float, alpha: float, num_sides: int = 2) -> float:
-    """Return the chance that the interval of ``number`` values without a true effect lies within ``margin`` (``alpha``
-    a side).
+    """Return the chance that the interval of ``number`` values without a true effect lies within ``margin``.
+
+    Each side of the interval has the error probability ``alpha``.
     """
     error, critical = sd / math.sqrt(number), t_quantile(1 - 2 * alpha, number - 1)
     reaches = ((weight, (margin - critical * spread * error) / error) for spread, weight in _spread_weights(number - 1))
@@ -125,7 +128,7 @@ def power_of(
     alpha: float,
     num_control_pairs: int = 0,
 ) -> float:
-    """Return the chance that a true speed-up of ``effect`` (a fraction) is called ``faster``, if all gates pass."""
+    """Return the chance of the verdict ``faster`` for a true speed-up of ``effect`` (a fraction), if all gates pass."""
     if num_pairs < MIN_PAIRS:
         return 0.0
     plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
@@ -133,7 +136,7 @@ def power_of(
 
 
 class _Plan:
-    """The spread of a plan's pairs, with equally likely thresholds (log ratios) that its control pairs may set."""
+    """The planned pairs with their noise, and equally likely thresholds (log ratios) that control pairs may measure."""
 
     def __init__(self, num_pairs: int, sd: float, smallest: float, alpha: float, num_control_pairs: int) -> None:
         self._df = num_pairs - 1
@@ -144,7 +147,7 @@ class _Plan:
 
     @property
     def half_width(self) -> float:
-        """The half width of the interval, if the spread is as planned."""
+        """Half the width of the interval, if the noise is as planned."""
         return self._critical * self._error
 
     def power(self, log_effect: float) -> float:
@@ -156,7 +159,7 @@ class _Plan:
 
 
 def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[float]:
-    """Return equally likely values of abs(mean) + t s / sqrt(n) over control pairs without a true difference."""
+    """Return equally likely noise floors, abs(mean) + t s / sqrt(n), of control pairs without a true difference."""
     critical, error = t_quantile(1 - alpha, num_control_pairs - 1), sd / math.sqrt(num_control_pairs)
     num_spreads, num_means = _FLOOR_NODES
     means = [NormalDist().inv_cdf(0.5 + (index + 0.5) / num_means / 2) for index in range(num_means)]
@@ -176,9 +179,10 @@ def _likely_spreads(df: int, number: int) -> list[float]:
 
 
 def pairs_to_decide(sd: float, margin: float, alpha: float) -> int | None:
-    """Return the number of pairs that bound a mean within ``margin`` in 4 of 5 experiments without a true difference.
+    """Return the number of pairs with which a gate passes in 4 of 5 experiments without a true difference.
 
-    The bound is one-sided at ``alpha``.  ``sd`` and ``margin`` have the same unit.  Above 200 pairs the result is None.
+    The gate passes if the one-sided bound of the mean at ``alpha`` is within ``margin``.  ``sd`` and ``margin`` have
+    the same unit.  The result is None for more than 200 pairs.
     """
     for n in range(2, MAX_PAIRS_SUGGESTED + 1):
         reach = t_quantile(1 - 2 * alpha, n - 1) + t_quantile(0.6, n - 1)

@@ -1,7 +1,7 @@
-"""Compute what the measurement rules need: trial summaries, paired intervals, sign-flip p, Holm, noise floor.
+"""Compute trial summaries, paired intervals, sign-flip p values, Holm's correction and the noise floor.
 
-``gates`` and ``verdict`` draw the conclusions.  The code is plain Python: sums are exact (math.fsum) and t quantiles
-have a closed form, because scipy's change in the tenth digit between releases and sealed numbers must not.
+The code is plain Python: sums are exact (math.fsum) and t quantiles have a closed form.  Versions of scipy differ in
+the tenth digit, but sealed numbers must be the same everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEAN_STEP_TIME: Final = "mean_step_time_s"
 UNADJUSTED: Final = "unadjusted_step_time_s"
 CARRY_OVER: Final = "carry_over_step_time_s"
 DIAGNOSTICS: Final = (UNADJUSTED, CARRY_OVER)
-"""Further results of sessions: step time without the covariate, and first steps after a switch of variant."""
+"""Further metrics of sessions: the step time not adjusted for tokens, and the first steps after a change of variant."""
 PERCENTILE_MIN_N: Final = {50: 1, 90: 20, 99: 200}
 MAX_SIGN_FLIP_PAIRS: Final = 16
 OUTLIER_MIN_N: Final = 4
@@ -54,7 +54,7 @@ def stdev(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return the percentile by Hyndman-Fan type 7 (numpy's ``linear``), or None: p90 needs 20 values, p99 needs 200."""
+    """Return the percentile of type 7 (Hyndman and Fan), or None: p90 needs 20 values, p99 needs 200."""
     if len(values) < PERCENTILE_MIN_N[percent]:
         return None
     return _quantile(sorted(values), percent / 100)
@@ -70,8 +70,8 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 def summarise(metric: str, values: Iterable[float | None]) -> Summary | None:
     """Summarise the scored steps of one trial; the result is None without any number.
 
-    Steps that were not recorded (None, NaN, infinite, too large to be squared) are left out and not counted in ``n``.
-    Outliers (beyond 1.5 times the interquartile range, Tukey's fences) are counted and kept.
+    ``n`` counts only recorded steps, without values that are NaN, infinite or too large to be squared.  Outliers,
+    beyond 1.5 times the interquartile range (Tukey's fences), are counted and stay in all numbers.
     """
     found = sorted(value for value in values if value is not None and abs(value) < LARGEST_VALUE)
     if not found:
@@ -101,15 +101,15 @@ def _count_outliers(ordered: Sequence[float]) -> int:
 
 
 def is_cost(metric: str) -> bool:
-    """Tell whether the metric is a time, rate, memory or energy by its unit; costs are compared as ratios."""
+    """Tell whether a metric is a time, rate, memory or energy, by the end of its name; ratios compare such metrics."""
     return metric.endswith(("_s", "_bytes", "_j"))
 
 
 def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, ...]:
     """Return every metric of one pair, by name; the mean of the step time is a metric of its own.
 
-    The median represents a trial's times and rates, the maximum its memory, the mean everything else.  Values are given
-    only where both trials recorded equally many steps: a missing step on one side would compare different steps.
+    The value of a trial is the median for times and rates, the maximum for memory, and the mean for other metrics.  A
+    metric has no values if the trials recorded different numbers of steps, because then different steps were compared.
     """
     names = {summary.metric for trial in (first, second) for summary in trial.summaries}
     if STEP_TIME in names:
@@ -150,7 +150,7 @@ def _central_probability(angle: float, df: int) -> float:
 
 @lru_cache(maxsize=1024)
 def t_quantile(confidence: float, df: int) -> float:
-    """Return the t for which both tails together hold ``1 - confidence``; it is exact to about 13 digits."""
+    """Return the t beyond which both tails together have the probability ``1 - confidence``, to about 13 digits."""
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
         if _central_probability(middle, df) < confidence:
@@ -163,7 +163,7 @@ def t_quantile(confidence: float, df: int) -> float:
 def t_interval(values: Sequence[float], confidence: float) -> Interval | None:
     """Return the mean and its two-sided t interval; fewer than two values give None.
 
-    The interval's ends are one-sided bounds at ``(1 + confidence) / 2``.  Equal values give an interval of width 0.
+    Each end is a one-sided bound at ``(1 + confidence) / 2``.  Equal values give an interval of width 0.
     """
     n = len(values)
     if n < 2:
@@ -174,8 +174,9 @@ def t_interval(values: Sequence[float], confidence: float) -> Interval | None:
 
 
 def t_p_value(values: Sequence[float]) -> float | None:
-    """Return the two-sided p of the one-sample t test of mean 0, to 9 decimals; None below two values or without
-    spread.
+    """Return the two-sided p of the one-sample t test of mean 0, to 9 decimals.
+
+    Fewer than two values, or equal values, give None.
     """
     interval = t_interval(values, 0.95)
     if interval is None or interval.stdev == 0:
@@ -188,14 +189,14 @@ def t_p_value(values: Sequence[float]) -> float | None:
 def sign_flip_p(values: Sequence[float]) -> float | None:
     """Return the exact two-sided p: the share of sign patterns whose sum is at least as far from 0 as the actual sum.
 
-    No values, or more than 16, give None; the t interval then decides.  The smallest possible p is 2 / 2^n.
+    No values, or more than 16, give None.  The smallest possible p is 2 / 2^n.
     """
     if not 0 < len(values) <= MAX_SIGN_FLIP_PAIRS:
         return None
     sums = [values[0]]
     for value in values[1:]:
         sums = [total + value for total in sums] + [total - value for total in sums]
-    # Ties must count on every machine, so the last digits of the sums must not matter.
+    # Equal sums must count on every machine, whatever their last digits are.
     seen = abs(math.fsum(values)) - 1e-9 * math.fsum(abs(value) for value in values)
     return sum(abs(total) >= seen for total in sums) / len(sums)
 
@@ -205,7 +206,7 @@ def sign_flip_floor(n: int) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Apply Holm's step-down correction in the given order; a missing p stays missing and does not count."""
+    """Return the p values after Holm's step-down correction, in the given order; a missing p stays missing."""
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     highest = 0.0
@@ -216,12 +217,12 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def to_ratio(log_ratio: float) -> float:
-    """Return exp(log_ratio), limited to a finite number: the interval of two pairs can exceed the largest float."""
+    """Return exp(log_ratio), limited to a finite number, because the interval of two pairs may be very wide."""
     return math.exp(min(log_ratio, LARGEST_LOG_RATIO))
 
 
 def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha: float, note: str = "") -> Effect:
-    """Return the effect over pairs: exp of the mean log ratio, t interval, both p values; ``p_holm`` stays empty."""
+    """Return the effect over pairs: exp of the mean log ratio, its t interval, and both p values without correction."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     return Effect(
@@ -251,7 +252,7 @@ class Place(StrEnum):
 
 
 def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
-    """Tell whether the interval lies outside ``beyond``, inside ``within``, or neither; both limits are fractions."""
+    """Return whether the interval lies outside ``beyond``, inside ``within``, or neither; both limits are fractions."""
     if effect.low is None or effect.high is None:
         return Place.ACROSS
     if effect.high < 1 / (1 + beyond):
@@ -262,7 +263,7 @@ def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
 
 
 def noise_floor(log_ratios: Sequence[float], *, alpha: float, unit: str = "pair") -> NoiseFloor:
-    """Return how much equal variants differ: the farther end of the t interval over control pairs, as a fraction."""
+    """Return how much equal variants differ, as a fraction: the larger end of the t interval over control pairs."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     if interval is None:

@@ -214,7 +214,7 @@ def test_other_hardware_is_named_and_refutes_nothing() -> None:
     assert "  here:      NVIDIA H200, other hardware" in lines
     assert lines[-2:] == [
         "0 reproduced, 0 reproduced in part, 1 not reproduced, 0 arithmetic only, 0 not runnable here (rows)",
-        "other hardware: the word covers ratios and bytes only, and refutes nothing",
+        "on other hardware a word is about ratios and bytes here, and says nothing about the published hardware",
     ]
 
 

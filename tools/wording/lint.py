@@ -1,4 +1,4 @@
-"""Find sentences that break a rule, except sentences that deny the forbidden claim."""
+"""Find sentences that break a rule; a sentence that denies the forbidden claim is allowed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tools.wording.rules import RULES, Rule
 
 MAX_EXCERPT: Final = 120
 NEAR_WORDS: Final = 4
-# how many characters before a match may hold a denial: longer than sentences, and bounded for other text
+# A denial is searched in this many characters before a match; sentences are shorter.
 CONTEXT: Final = 600
 
 _DENIAL: Final = r"(?:not(?! (?:only|just|merely)\b)|no|never|none|nothing|nobody|neither|nor|nowhere|cannot|\w+n't)"
 _DENIED: Final = re.compile(rf"\b{_DENIAL}\b")
 _NEAR: Final = re.compile(rf"\b(?:{_DENIAL}|without)\b")
-# denies everything after it in the sentence: "this does not mean that …", "no claim that …", "refuses …"
+# Words that deny the rest of the sentence: "this does not mean that …", "no claim that …", "refuses …".
 _META: Final = re.compile(
     rf"\b{_DENIAL}(?: \S+){{0,4}}? (?:sa(?:y|ys|id)|claim\w*|mean\w*|show\w*|impl(?:y|ies)|prov\w*|suggest\w*|promis\w*"
     r"|support\w*|stat\w*|conclud\w*|evidence|read)\b"
@@ -38,7 +38,7 @@ _TURN: Final = re.compile(r".*\b(?:but|yet|however|instead|nevertheless)\b", re.
 
 @dataclass(frozen=True, kw_only=True)
 class Offence:
-    """One sentence that claims too much; ``words`` are the offending words, as in the file."""
+    """One sentence that claims too much; ``words`` are the words that break the rule, as in the file."""
 
     line: int
     column: int
@@ -84,7 +84,7 @@ def _make_offence(text: str, lines: list[int], rule: Rule, begin: int, end: int)
 
 
 def _find(rule: Rule, sentence: Sentence) -> Iterator[tuple[int, int]]:
-    """Yield the first offence of a sentence against a rule: the start and end of its words in the file."""
+    """Yield the position and end, in the file, of the first words of a sentence that break the rule."""
     words = sentence.words
     if rule.unless is not None and rule.unless.search(words):
         return

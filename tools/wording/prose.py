@@ -1,7 +1,7 @@
-"""Split text, Markdown or HTML into sentences of lower-case words with their positions, whatever they mean.
+"""Split text, Markdown or HTML into sentences of lower-case words with their positions.
 
 Hyphens, slashes, underscores and markup only separate words, so ``RL-Kernel``, ``rl_kernel`` and ``RL-**Kernel**`` are
-the same two words.  The text is read in one pass, so that a line of megabytes takes a second, not a day.
+the same two words.  The time grows in proportion to the length of the text, also for very long lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 EXAMPLE_BEGIN: Final = "<!-- wording: example -->"
 EXAMPLE_END: Final = "<!-- /wording: example -->"
 EXAMPLE_FENCE: Final = "wording-example"
-"""A word in the first line of a fenced block; the block then only quotes its content."""
+"""The linter skips a fenced block with this word in its first line."""
 MAX_WORD: Final = 40
 
 _BREAK: Final = "\x1e"
@@ -90,7 +90,7 @@ class _Plain:
 
 
 def _find_markup(text: str, *, is_html: bool) -> Iterator[tuple[int, int, str]]:
-    """Yield the pieces of markup to cut, in order and without overlap: begin, end and replacement."""
+    """Yield begin, end and replacement of each piece of markup, in order and without overlap."""
     cutter = _Cutter(text)
     found = merge([] if is_html else _find_example_fences(text), map(cutter.cut, _SPECIAL.finditer(text)))
     done = 0
@@ -101,9 +101,9 @@ def _find_markup(text: str, *, is_html: bool) -> Iterator[tuple[int, int, str]]:
 
 
 class _Cutter:
-    """Finds where a piece of markup ends and what replaces it; text that is no markup ends at its own start.
+    """Finds the end of each piece of markup and its replacement; an unclosed piece ends where it begins.
 
-    A mark that was not found once is not searched again, so that a text of unclosed comments is read fast.
+    A missing closing mark is searched once, so that a text of unclosed comments is read fast.
     """
 
     def __init__(self, text: str) -> None:
@@ -128,7 +128,7 @@ class _Cutter:
         return self._find_end("-->", begin)
 
     def _find_end(self, mark: str, begin: int) -> int:
-        """Return the position after the next ``mark``; ``begin`` without one, because unclosed markup is plain text."""
+        """Return the position after the next ``mark``, or ``begin`` without one: unclosed markup is plain text."""
         found = -1 if mark in self._missing else self._text.find(mark, begin)
         if found < 0:
             self._missing.add(mark)

@@ -1,4 +1,4 @@
-"""The wording policy as data: what may not be said, why, and what to say instead.
+"""The wording policy as data: forbidden claims, the reasons, and what to say instead.
 
 A pattern is a regular expression over the words of one sentence, as ``prose`` gives them: lower case, single spaces, no
 hyphens or slashes.  ``~6`` stands for up to six words in between.
@@ -15,8 +15,8 @@ from typing import Final
 class Rule:
     """One kind of claim that is not allowed.
 
-    A sentence breaks the rule where a pattern is found and not negated.  ``absolute`` patterns contain their own
-    ``no``, so a negation does not excuse them.  ``unless`` anywhere in the sentence excuses it.
+    A sentence breaks the rule if it matches one of ``patterns`` and does not deny it, or one of ``absolute``, which
+    contain a ``no``.  A sentence that matches ``unless`` is allowed.
     """
 
     name: str
@@ -62,7 +62,7 @@ _ATTRIBUTED: Final = r"\b(?:published|publishes|printed|prints|upstream|readme|r
 
 
 def _compile(*patterns: str) -> tuple[re.Pattern[str], ...]:
-    """Compile a pattern; ``~6`` becomes up to six words, and as words hold no space, the match is linear."""
+    """Compile patterns; ``~6`` in a pattern becomes up to six words."""
     return tuple(re.compile(r"\b" + re.sub(r" ~(\d+) ", r"(?: \\S+){0,\1}? ", pattern) + r"\b") for pattern in patterns)
 
 
