@@ -65,7 +65,7 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def _end_descendants(guard: int) -> None:
-    """Kill until no descendant is left, since the last one may have forked.  A process stuck in the kernel is left."""
+    """Kill all descendants, again and again, because one may fork meanwhile; stop when none is left or after END_S."""
     until = time.monotonic() + END_S
     while (found := _find_descendants(guard)) and time.monotonic() < until:
         for pid in found:

@@ -43,7 +43,7 @@ def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
 
 
 def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:
-    """List folders and their names; where two entries are one folder, the later entry wins."""
+    """Yield folders and their names; if a folder comes twice, its later name counts."""
     yield sys.executable, PYTHON
     places = [
         (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises without a home)

@@ -22,7 +22,7 @@ The design is free too: it chooses the question (speed and memory, or reward), a
 
 
 def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
-    """Find out whether the run lacks a layout for this hardware, or has a layout that the hardware cannot have."""
+    """Return a problem if the run has no layout for this hardware, or a layout that does not fit the hardware."""
     name = hardware.hardware
     layout = run.layouts.get(name)
     if layout is None:

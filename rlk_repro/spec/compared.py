@@ -40,7 +40,7 @@ class RlKernel(GrowingModel):
     mode: Mode = "require"
     ops: Operators = ("logp", "ratio_kl")
     ops_on: dict[Name, Operators] = Field(
-        {}, description="operators for one hardware, where it does not have all of them"
+        {}, description="operators for one hardware, if it does not have all operators of ops"
     )
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 

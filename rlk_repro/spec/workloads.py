@@ -220,9 +220,8 @@ class ModuleWorkload(AnyWorkload):
     batch: ModuleBatch
     lead_ms: Annotated[float, Field(ge=0, le=10000)] = Field(
         30.0,
-        description="how long the device is kept busy before each pass, as by a model's forward pass; with 0, passes "
-        "that "
-        "the host issues more slowly than the device runs them include the wait",
+        description="how long the device is kept busy before each pass, as by a model's forward pass; with 0, the time "
+        "of a pass includes waits for a host that issues kernels more slowly than the device runs them",
     )
 
     @property
@@ -253,7 +252,7 @@ class Grid(Model):
     hidden_size: tuple[Count, ...] = Field((), description="hidden size, for linear_logp only")
     dtypes: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
     densities: Annotated[tuple[Density, ...], Field(min_length=1)] = Field(
-        (1.0,), description="share of the rows that are wanted"
+        (1.0,), description="share of the rows whose result is used"
     )
     passes: Annotated[tuple[Literal["forward", "forward_backward"], ...], Field(min_length=1)] = ("forward",)
 

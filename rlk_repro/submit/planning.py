@@ -138,7 +138,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
 
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
-    """Add a hint to problems of a proposed profile: what the cluster does not say can be set only in a profile file."""
+    """Add a hint to problems of a proposed profile: a profile file can set what the cluster did not say."""
     hint = f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set it there, then --profile my-site.yaml"
     return SpecError(*(replace(problem, hint=problem.hint or hint) for problem in error.problems))
 

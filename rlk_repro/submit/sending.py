@@ -130,7 +130,7 @@ def poll(launched: Launched) -> JobStatus:
 
 
 def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
-    """Ask for the states of many submissions, with one question per cluster where the cluster can answer so."""
+    """Ask for the states of many submissions, with one question per cluster if the cluster can answer it."""
     return backends.poll_all([(item.submission, item.run_dir) for item in launched])
 
 

@@ -204,7 +204,7 @@ def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]
 
 
 def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Show each session with its blocks in order; control blocks stand in brackets."""
+    """Show each session with its blocks in order; control blocks are in brackets."""
     measure = plan.run.measure
     yield (
         "sessions",
