@@ -133,7 +133,7 @@ def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
 
 
 def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
-    """Return an instance of the operator, or why there is none; None if the claim's baseline is plain PyTorch."""
+    """Return an instance of the operator, or why it is missing; None if the claim's baseline is plain PyTorch."""
     key = (task.operator, cell.implementation)
     if key in FUNCTIONS:
         return None

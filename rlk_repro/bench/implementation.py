@@ -1,4 +1,4 @@
-"""Define an implementation for the harness: a call that is bound to a case's tensors, or the reason why there is none.
+"""Define an implementation for the harness: a call that is bound to a case's tensors, or the reason why a call is impossible.
 
 The implementations themselves are in ``references``, ``rl_kernel`` and ``peers``.
 """

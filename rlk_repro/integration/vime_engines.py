@@ -109,7 +109,7 @@ class _Step:
     def _record_cases(self, compute: Pass, make_iterator: Callable[..., Any], num_chunks: int) -> None:
         """Record passes of the training engine over the same samples, packed in other ways."""
         if getattr(self._args, "expert_model_parallel_size", 1) > 1:
-            # ranks that exchange tokens would have to run equally many passes
+            # ranks that exchange tokens must all run the same number of passes
             self._record.skip(self._number, "log_probs", TRAINING, ALONE, "expert parallel ranks exchange tokens")
             return
         if getattr(self._args, "use_routing_replay", False):

@@ -70,7 +70,7 @@ class _Cell(_Event):
 
 
 class Time(_Cell):
-    """The times of one cell in one sweep: the seconds of each timed call, or the reason why there are none."""
+    """The times of one cell in one sweep: the seconds of each timed call, or the reason why they are missing."""
 
     event: Literal["time"]
     sweep: Number

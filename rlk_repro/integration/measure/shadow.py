@@ -60,7 +60,7 @@ class _Microbatch:
 
 @dataclass
 class _Calls:
-    """Counts of the calls in a shadow comparison; they do not count as calls of the step."""
+    """Counts of the calls in a shadow comparison, which do not count as calls of the step."""
 
     counts: dict[str, Count] = field(default_factory=dict)
 

@@ -49,10 +49,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Targets:
-    """Each row's token, and the ``columns`` whose log-prob within the shard is needed.
+    """Each row's token, and the ``columns`` whose log-prob within the shard the operators compute.
 
-    For a whole vocabulary the columns are the tokens and ``split`` is None.  Otherwise any column gives the shard's
-    normaliser.  A likely column gives it with the most digits: the largest of the first few.
+    For a whole vocabulary the columns are the tokens, and ``split`` is None.  For a split one, the log-prob of any
+    column gives the shard's normaliser.  A likely column gives it with the most digits, so the largest of the first few
+    columns is taken.
     """
 
     columns: torch.Tensor
@@ -73,9 +74,9 @@ class Targets:
 
 @dataclass(frozen=True)
 class SplitTokens:
-    """Tokens as columns of this shard; a token of another rank is column 0, and not ``is_own``.
+    """The tokens as columns of this shard; a token that another rank holds is column 0, and not ``is_own``.
 
-    ``asked_logits`` are those of the columns that replace it.
+    ``asked_logits`` are the logits of the columns whose log-prob the operators compute.
     """
 
     columns: torch.Tensor
@@ -269,11 +270,10 @@ class _RatioLogProbs(torch.autograd.Function):
 def _mend_far_rows(
     ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
 ) -> torch.Tensor:
-    """Return ``old`` with the exact log-prob where it was far off, and set the ratio to 1 there.
+    """Return ``old`` with the exact log-prob in rows where it was far off, and set the ratio to 1 there.
 
-    The operator keeps the ratio that it returns for its backward pass, whose normaliser does not depend on ``old``.
-    With ratio 1 that pass is exact, whatever underflowed before; ``can_mend`` checks this.  Nothing waits for the
-    device.
+    The operator's backward pass reads the ratio that it returned, and a normaliser that does not depend on ``old``.
+    With ratio 1 that pass is exact, even after an underflow; ``can_mend`` checks this.  Nothing waits for the device.
     """
     values = ratio.data
     is_near = (values > math.exp(-NEAR)) & (values < math.exp(NEAR))

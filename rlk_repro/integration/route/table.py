@@ -75,7 +75,7 @@ def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators,
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
     """Return a function for the log-probs of rows that are not near, by RL-Kernel's indexed kernel.
 
-    The kernel starts one block per row, and a block ends at once if its index is that of no row.
+    The kernel starts one block per row; a block whose index names no row ends at once.
     """
 
     def find(logits: torch.Tensor, columns: torch.Tensor, is_near: torch.Tensor) -> torch.Tensor:

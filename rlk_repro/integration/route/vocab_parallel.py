@@ -89,7 +89,8 @@ def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Di
 
 
 def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
-    """Make a contract: all rows count, all columns are real.  Rows are local, so the context-parallel rank is 0."""
+    """Make a contract in which all rows count and all columns are real; rows are local, so the context-parallel rank is
+    0."""
     edges = [rank * shape.num_columns for rank in range(shape.size + 1)]
     return types.LogprobContract(
         role=types.LogprobRole("train"),
