@@ -1,4 +1,4 @@
-"""Define an implementation for the harness: a call that is bound to a case's tensors, or the reason why a call is impossible.
+"""Define an implementation for the harness: a call bound to the tensors of a case, or why such a call is impossible.
 
 The implementations themselves are in ``references``, ``rl_kernel`` and ``peers``.
 """
