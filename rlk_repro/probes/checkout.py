@@ -14,17 +14,19 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import sha256_bytes
 from rlk_repro.base.trees import GENERATED, hash_listed, hash_tree
 from rlk_repro.rundir.manifest import Fact, Unknown
+
+P = ParamSpec("P")
 
 TIMEOUT_S: Final = 20.0
 # The user's git settings may start a file system monitor, which would then watch this short-lived repository.
@@ -65,11 +67,9 @@ def probe_checkout(folder: Path) -> dict[str, Fact]:
     found = read_checkout(folder)
     if isinstance(found, Unknown):
         return unknown_checkout(found.reason)
-    try:
-        tree = hash_listed(found.top, found.names, found.links)
-    except OSError as error:
-        reason = Unknown(f"its files cannot be read ({error.strerror})")
-        return {"commit": found.commit, "is_dirty": reason, "diff_sha256": reason, "tree": reason}
+    tree = hash_files(hash_listed, found.top, found.names, found.links)
+    if isinstance(tree, Unknown):
+        return {"commit": found.commit, "is_dirty": tree, "diff_sha256": tree, "tree": tree}
     is_dirty = tree != found.tree
     digest = sha256_bytes(f"{found.tree} {tree}".encode()) if is_dirty else "clean"
     return {"commit": found.commit, "is_dirty": is_dirty, "diff_sha256": digest, "tree": tree}
@@ -79,8 +79,13 @@ def probe_archive(folder: Path) -> Fact:
     """Return git's hash of sources that have no git; the hash leaves out files that a build makes."""
     if not any((folder / name).is_file() for name in PROJECT_FILES):
         return Unknown("its folder holds no source tree")
+    return hash_files(hash_tree, folder, GENERATED)
+
+
+def hash_files(hash_function: Callable[P, str], *places: P.args, **options: P.kwargs) -> str | Unknown:
+    """Call a function that hashes files; return Unknown where the files cannot be read."""
     try:
-        return hash_tree(folder, GENERATED)
+        return hash_function(*places, **options)
     except OSError as error:
         return Unknown(f"its files cannot be read ({error.strerror})")
 

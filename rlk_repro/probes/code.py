@@ -18,7 +18,7 @@ from typing import Final
 
 import rlk_repro
 from rlk_repro.base.trees import hash_python
-from rlk_repro.probes.checkout import probe_archive, probe_checkout, unknown_checkout
+from rlk_repro.probes.checkout import hash_files, probe_archive, probe_checkout, unknown_checkout
 from rlk_repro.probes.container import load_provenance
 from rlk_repro.probes.extension import build_variables, probe_extension
 from rlk_repro.probes.installed import load_build_record, probe_installed
@@ -83,14 +83,7 @@ def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mappin
         archive = probe_archive(package.parent)
         facts["tree"] = facts["tree"] if isinstance(archive, Unknown) else archive
     origin = _origin(source, package, environ)
-    return {"version": version, "source": origin, **facts, "package_tree": _probe_python(package)}
-
-
-def _probe_python(package: Path) -> Fact:
-    try:
-        return hash_python(package)
-    except OSError as error:
-        return Unknown(f"its files cannot be read ({error.strerror})")
+    return {"version": version, "source": origin, **facts, "package_tree": hash_files(hash_python, package)}
 
 
 def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:

@@ -110,7 +110,7 @@ def _memory(root: Path) -> dict[str, Fact]:
         "memory_total_gib": derive(sizes, lambda found: _gib(found.get("MemTotal"), 0)),
         "memory_available_gib": derive(sizes, lambda found: _gib(found.get("MemAvailable"), 1)),
         "swap_total_gib": derive(sizes, lambda found: _gib(found.get("SwapTotal"), 0)),
-        "dev_shm_gib": _size_gib(root, "/dev/shm"),  # noqa: S108
+        "dev_shm_gib": _disk_gib(root, "/dev/shm", "f_blocks", 2),  # noqa: S108
     }
 
 
@@ -124,7 +124,7 @@ def _moment(root: Path) -> dict[str, Fact]:
         ),
         "trainer_processes": find_trainers(root),
         "other_runs": find_other_runs(root, os.getpid()),
-        "tmp_free_gib": _free_gib(root, "/tmp"),  # noqa: S108
+        "tmp_free_gib": _disk_gib(root, "/tmp", "f_bavail", 1),  # noqa: S108
         **probe_clock(),
     }
 
@@ -304,19 +304,13 @@ def _gib(size_bytes: int | None, digits: int) -> float | Unknown:
     return round(size_bytes / GIB, digits) if digits else round(size_bytes / GIB)
 
 
-def _size_gib(root: Path, folder: str) -> float | Unknown:
-    return derive(_statvfs(root, folder), lambda found: round(found.f_blocks * found.f_frsize / GIB, 2))
-
-
-def _free_gib(root: Path, folder: str) -> float | Unknown:
-    return derive(_statvfs(root, folder), lambda found: round(found.f_bavail * found.f_frsize / GIB, 1))
-
-
-def _statvfs(root: Path, folder: str) -> os.statvfs_result | Unknown:
+def _disk_gib(root: Path, folder: str, blocks: str, digits: int) -> float | Unknown:
     try:
-        return os.statvfs(locate(root, folder))
+        found = os.statvfs(locate(root, folder))
     except OSError:
         return Unknown(f"{folder} absent")
+    num_blocks: int = getattr(found, blocks)
+    return round(num_blocks * found.f_frsize / GIB, digits)
 
 
 def _floats(text: str, count: int) -> list[float] | Unknown:

@@ -22,7 +22,7 @@ from rlk_repro.base.places import RUN_DIR
 from rlk_repro.base.secrets import looks_secret, scrub, scrub_argv
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.probes.environment import REDACTED
-from rlk_repro.rundir.paths import RunDir, TrialDir
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.workloads import get_workload
 from rlk_repro.workloads.api import Command
@@ -133,9 +133,10 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
         )
     if None not in envs:
         switches = declared if first.variant != second.variant else ()
-        before, after = map(_to_text, envs)
+        before, after = ({name: str(value) for name, value in env.items()} for env in envs)
         found[ENVIRONMENT] = _compare_values(started, before, after, switches)
-    for rank in sorted({rank for folder in folders for rank in _find_ranks(folder)}):
+    # every trial has rank 0; other ranks count if they left a record
+    for rank in sorted({0}.union(*(folder.ops_files() | folder.libraries_files() for folder in folders))):
         loaded = [reader.read(folder.libraries_file(rank)) for folder in folders]
         if None not in loaded:
             found[f"libraries.{rank}"] = _compare_values(started, *map(_flatten, loaded))
@@ -170,15 +171,6 @@ class _RecordReader:
             return found
         self.missing[path.relative_to(self._root).as_posix()] = f"holds no {key or 'libraries'}"
         return None
-
-
-def _find_ranks(folder: TrialDir) -> set[int]:
-    """Return the ranks that left a record, and always rank 0."""
-    return {0, *folder.ops_files(), *folder.libraries_files()}
-
-
-def _to_text(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
 
 
 def _flatten(libraries: Mapping[str, Any]) -> dict[str, str]:

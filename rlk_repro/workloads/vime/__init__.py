@@ -21,8 +21,8 @@ from rlk_repro.workloads.arguments import describe_rollouts
 from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
 from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
-from rlk_repro.workloads.vime.code import find_brought
-from rlk_repro.workloads.vime.contract import load_contract, spell_flags
+from rlk_repro.workloads.vime.code import find_brought, spell_written
+from rlk_repro.workloads.vime.contract import load_contract
 from rlk_repro.workloads.vime.layout import list_folders, vime_of
 from rlk_repro.workloads.vime.profiling import profiler_env
 from rlk_repro.workloads.vime.rules import find_warnings
@@ -70,7 +70,7 @@ def find_problems(plan: Plan) -> list[Problem]:
     if (
         problems
     ):  # A mistake in a flag that the author wrote may be the cause of these problems, so those flags are checked too.
-        return [*problems, *contract.find_problems(_spell_written(plan), where, is_whole=False)]
+        return [*problems, *contract.find_problems(spell_written(plan), where, is_whole=False)]
     found: dict[str, Problem] = {}
     for argv in _all_arguments(plan):
         found |= {str(problem): problem for problem in contract.find_problems(argv, where)}
@@ -131,12 +131,6 @@ def _all_arguments(plan: Plan) -> list[list[str]]:
     run_dir = RunDir(NOWHERE)
     trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
     return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
-
-
-def _spell_written(plan: Plan) -> list[str]:
-    """Return the flags that the run's author wrote, with those for this hardware."""
-    workload = vime_of(plan)
-    return spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
 
 
 def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:

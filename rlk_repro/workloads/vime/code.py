@@ -83,15 +83,20 @@ def _list_shipped_models() -> frozenset[HubSource]:
 
 def _list_flags(plan: Plan) -> Iterator[Code]:
     """Yield the flags as vime reads them: a value that begins with two dashes is a flag."""
-    workload = vime_of(plan)
-    data = workload.data
-    words = spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
+    data = vime_of(plan).data
+    words = spell_written(plan)
     if data.custom_rm_path is not None:
         words += ["--custom-rm-path", data.custom_rm_path]
     contract = _find_contract(plan)
     for flag, values in split_arguments(words):
         if contract is None or not _is_data(contract, flag, values):
             yield Code(where=flag, value=" ".join(values), is_known=_is_known(flag, values))
+
+
+def spell_written(plan: Plan) -> list[str]:
+    """Return the flags that the run's author wrote, with those for this hardware."""
+    workload = vime_of(plan)
+    return spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
 
 
 def _find_contract(plan: Plan) -> Contract | None:

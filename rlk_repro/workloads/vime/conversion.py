@@ -117,13 +117,11 @@ def _find_root(source: CodeSource) -> Path:
     if root is None or (source is VIME and not (root / TOOL).is_file()):
         raise EnvironmentMissing(
             Problem(f"{source.module}: {TOOL}" if source is VIME else source.module, "is not here",
-                    expected="a checkout, as in the stack's image", hint=_where_to_run(source))
+                    expected="a checkout, as in the stack's image",
+                    hint="run the same command on a GPU node in the stack's image (finished folders are kept), or set "
+                         f"{source.variable}")
         )  # fmt: skip
     return root
-
-
-def _where_to_run(source: CodeSource) -> str:
-    return f"run the same command on a GPU node in the stack's image, or set {source.variable}; what is there is kept"
 
 
 def _require_pinned(stack: Stack) -> dict[str, str]:
@@ -167,17 +165,14 @@ def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         finally:
             tool.release()
     if status is None or status != 0:
-        code_ = "no end" if status is None else _describe(os.waitstatus_to_exitcode(status))
+        number = 0 if status is None else os.waitstatus_to_exitcode(status)
+        end = f"exit code {number}" if number > 0 else signal.Signals(-number).name if number else "time limit reached"
         lines = log.read_text(errors="replace").split("\n")
         tail = " | ".join(line.strip() for line in lines if line.strip())[-600:]
         raise CheckFailed(
-            Problem(str(log), f"the conversion failed ({code_}): {tail}", expected="exit code 0",
+            Problem(str(log), f"the conversion failed ({end}): {tail}", expected="exit code 0",
                     hint="it needs GPUs: run the same command on a GPU node, in the stack's image")
         )  # fmt: skip
-
-
-def _describe(code_: int) -> str:
-    return f"exit code {code_}" if code_ >= 0 else signal.Signals(-code_).name
 
 
 def _require_whole(work: WorkDir) -> None:
