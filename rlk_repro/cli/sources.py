@@ -99,4 +99,4 @@ def note_switches() -> None:
     for name, setting in SWITCHES.items():
         value = os.environ.get(name)
         if value:
-            note(f"{name}={value} is set here and has no effect: {setting}")
+            note(f"{name}={value} is set here and has no effect; use {setting}")

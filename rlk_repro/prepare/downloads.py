@@ -69,7 +69,7 @@ class Bounds:
     def _refuse(self, got: str) -> NoReturn:
         expected = f"at most {self.limit} bytes ({format_bytes(self.limit)})"
         raise BundleUnreadable(Problem(self.what, "is larger than allowed", got=got, expected=expected,
-                                       hint="fetch it by hand and name its folder by --mirror"))  # fmt: skip
+                                       hint="fetch it by hand, and give its folder as --mirror"))  # fmt: skip
 
 
 @contextmanager

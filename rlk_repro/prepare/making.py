@@ -78,13 +78,13 @@ def find_contents(order: Order) -> Contents | None:
             raise SpecError(
                 Problem(str(order.folder), "exists without a record, so it may be incomplete",
                         expected="a folder that prepare made",
-                        hint="move it away; a cache of the hub's library can be given as --mirror")
+                        hint="move the folder away; --mirror takes a cache of huggingface_hub")
             )  # fmt: skip
         return None
     if contents.kind != order.kind or not order.is_wanted(contents.source):
         raise SpecError(
-            Problem(str(order.folder), "holds other content under this name", got=dict(contents.source),
-                    hint="remove the folder and its .json, or give the run's own another name")
+            Problem(str(order.folder), "exists, and has other content than the run's", got=dict(contents.source),
+                    hint="remove the folder and its .json file, or choose another name in the run")
         )  # fmt: skip
     return contents
 

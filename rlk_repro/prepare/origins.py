@@ -144,8 +144,9 @@ def _from_cache(path: Path, name: str) -> RemoteFile:
     is_large = _SHA256.fullmatch(blob) is not None
     if not is_large and not _SHA1.fullmatch(blob):
         raise EnvironmentMissing(
-            Problem(str(path), "its expected hash is unknown", expected="a link to a blob, as in the hub's cache",
-                    hint="copy the cache with its links, or a prepared directory")
+            Problem(str(path), "its expected hash is unknown",
+                    expected="a link to a blob, as in the cache of huggingface_hub",
+                    hint="copy the cache with its links, or use a prepared directory as the mirror")
         )  # fmt: skip
     return RemoteFile(name=name, size_bytes=path.stat().st_size, sha256=blob if is_large else None,
                       git_sha1=None if is_large else blob)  # fmt: skip
@@ -251,7 +252,9 @@ def _explained(repository: Repository) -> Iterator[None]:
         raise SpecError(Problem(where, what, hint=hint)) from None
     except OfflineModeIsEnabled:
         raise EnvironmentMissing(
-            Problem(where, "not asked: HF_HUB_OFFLINE is set", hint="unset it, or add --mirror DIR --offline")
+            Problem(
+                where, "is not asked, because HF_HUB_OFFLINE is set", hint="unset it, or add --mirror DIR --offline"
+            )
         ) from None
     except connection_errors as error:
         if isinstance(error, OSError) and error.errno in {*OF_FILE_SYSTEMS, errno.EACCES}:
@@ -285,6 +288,7 @@ def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Ori
                 raise SpecError(Problem(str(repository), "has none of the wanted files", expected=expected))
             return origin, listing
     raise EnvironmentMissing(
-        Problem(str(repository), "is not here, and --offline excludes the hub", expected="the repository in the mirror",
+        Problem(str(repository), "is not in the mirror, and --offline forbids the hub",
+                expected="the repository in the mirror",
                 hint="prepare it where there is a network, and copy the prepared directory")
     )  # fmt: skip

@@ -63,7 +63,7 @@ class Package:
             return mirrored
         if self.is_offline:
             raise EnvironmentMissing(
-                Problem(self._where, "is not here, and --offline excludes the package index",
+                Problem(self._where, "is not in the mirror, and --offline forbids the package index",
                         expected=f"its wheel in MIRROR/{FOLDER}", hint=f"{self._pip('MIRROR/' + FOLDER)}")
             )  # fmt: skip
         self._download(folder)

@@ -71,7 +71,7 @@ class Storage:
         digest = f"sha256:{digest_of({name: item.sha256 for name, item in files.items()}, wanted)}"
         if digest != self.stored.digest:
             raise BundleUnreadable(
-                Problem(where, "differ from those of the run", got=digest, expected=self.stored.digest)
+                Problem(where, "differ from the files that the run names", got=digest, expected=self.stored.digest)
             )
 
     def _copy(self, work: WorkDir) -> bool:

@@ -49,14 +49,14 @@ DECLARED: Final = VARIANT_SWITCHES | {
 
 # by switch, where a user changes it instead of exporting it
 SWITCHES: Final = {
-    SWITCH: "the variants decide, --variants",
-    SWITCH_MODE: "the run decides, --set rl_kernel.mode=…",
-    SWITCH_OPS: "the run decides, --set rl_kernel.ops=[…]",
-    SWITCH_SCHEDULE: "the run decides, --set measure.design=…",
-    SWITCH_COMMIT: "the run decides, rl_kernel.commits",
-    ENTROPY_METRIC: "the run decides, --set entropy_metric=…",
-    GC_FREEZE: "the run decides, --set gc_freeze=…",
-    PROFILED_STEPS: "the run decides, --set workload.profiler=…",
+    SWITCH: "--variants",
+    SWITCH_MODE: "--set rl_kernel.mode=…",
+    SWITCH_OPS: "--set rl_kernel.ops=[…]",
+    SWITCH_SCHEDULE: "--set measure.design=…",
+    SWITCH_COMMIT: "rl_kernel.commits in the run",
+    ENTROPY_METRIC: "--set entropy_metric=…",
+    GC_FREEZE: "--set gc_freeze=…",
+    PROFILED_STEPS: "--set workload.profiler=…",
 }
 
 # If the user's shell exported one of these, the trainer could reach another Ray, or this Ray through a proxy.
@@ -89,7 +89,7 @@ def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
     for name, value in sorted(env.items()):
         pattern = RUN_ENV.get(name)
         if pattern is None:
-            hint = "env of a profile may set any variable"
+            hint = "a profile may set any variable under env"
             problems.append(
                 Problem(
                     f"{where}.{name}", "a run may not set this variable", expected=", ".join(sorted(RUN_ENV)), hint=hint

@@ -64,7 +64,7 @@ def test_an_exported_switch_is_said_to_have_no_effect(call, monkeypatch: pytest.
     monkeypatch.setenv("VIME_RL_KERNEL_OPS", "logpp")
     code, _, err = call("submit", "--run", "operators-smoke", "--dry-run")
     assert code == 0
-    assert err == ("VIME_RL_KERNEL_OPS=logpp is set here and has no effect: the run decides, --set rl_kernel.ops=[…]\n")
+    assert err == ("VIME_RL_KERNEL_OPS=logpp is set here and has no effect; use --set rl_kernel.ops=[…]\n")
 
 
 def test_checkouts_come_from_options(call, tmp_path: Path) -> None:

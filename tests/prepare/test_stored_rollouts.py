@@ -85,7 +85,7 @@ def test_names_that_would_leave_the_folder_stay_in_it(served: tuple[Path, str], 
 def test_other_rollouts_than_the_runs_are_refused(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = served
     pack(folder / "a.tgz", FILES | {"7.pt": b"another"})
-    with pytest.raises(BundleUnreadable, match="rollouts first: differ from those of the run"):
+    with pytest.raises(BundleUnreadable, match="rollouts first: differ from the files that the run names"):
         fetch(tmp_path, f"{url}/a.tgz")
     pack(folder / "a.tgz", {name: data for name, data in FILES.items() if name != "5.pt"})
     with pytest.raises(

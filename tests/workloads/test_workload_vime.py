@@ -315,7 +315,7 @@ SETTINGS = [
     ("workload.placements.h200.max_tokens_per_gpu=4096", "workload.placements.h200.max_tokens_per_gpu: the longest "
      "sample has 5120 tokens, got 4096, expected 5120 or more"),
     ("workload.placements.h200.rollout_num_gpus_per_engine=3", "workload.placements.h200.rollout_num_gpus_per_engine: "
-     "engines do not fill the GPUs"),
+     "does not divide the GPUs that generate"),
     ("workload.placements.h200.rollout_num_gpus=8", "workload.placements.h200.rollout_num_gpus: leaves no GPU for the "
      "training, got 8, expected less than 8"),
     ("workload.arguments={vllm-pipeline-parallel-size: 3}", "workload.placements.h200.rollout_num_gpus_per_engine: "
@@ -333,7 +333,7 @@ SETTINGS = [
     ("workload.arguments={eval-interval: 5}", "workload.arguments.eval-interval: evaluates between steps"),
     ("workload.arguments={save-interval: 5}", "workload.arguments.save-interval: saves checkpoints"),
     ("workload.arguments={use-pytorch-profiler: true}", "workload.arguments.use-pytorch-profiler: follows from other"),
-    ("workload.arguments={use-wandb: true}", "workload.arguments.use-wandb: publishes or logs elsewhere"),
+    ("workload.arguments={use-wandb: true}", "workload.arguments.use-wandb: publishes results or logs them elsewhere"),
     ("workload.arguments={loss-type: sft_loss}", "workload.arguments.loss-type: replaces the loss that is measured"),
     ("workload.model.arguments.load=/x", "workload.model.arguments.load: makes the trials of a run differ"),
     ("workload.model.arguments.hidden-size=wide", "--hidden-size: has a value of the wrong type, got 'wide', expected "
@@ -416,7 +416,7 @@ def test_routing_replay_needs_a_kernel_that_reports_its_experts(lane: str) -> No
     settings = ("workload.arguments.vllm-moe-backend=auto", f"lane={lane}")
     plan = plan_for("vime-train-only-r3", "gb200", settings=settings)
     (problem,) = vime.find_problems(plan)
-    assert "workload.arguments.vllm-moe-backend: may not report which experts were chosen, got 'auto'" in str(problem)
+    assert "workload.arguments.vllm-moe-backend: may leave out which experts were chosen, got 'auto'" in str(problem)
     stored = STORED.model_copy(update={"num_files": 100})
     assert lane != "train-only" or vime.find_problems(with_workload(plan, rollouts=stored)) == []
 

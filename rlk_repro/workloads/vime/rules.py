@@ -29,10 +29,10 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("save", "save-interval", "save-hf", "async-save", "release-train"), "saves checkpoints"),
     **dict.fromkeys(("profile", "profile-ranks", "memory-recorder"), "profiles; set what_for instead"),
     **dict.fromkeys(("save-debug-train-data", "save-debug-rollout-data", "dump-details"), "writes files between steps"),
-    **dict.fromkeys(("use-wandb", "wandb-key", "use-tensorboard"), "publishes or logs elsewhere"),
-    **dict.fromkeys(("ci-test", "check-weight-update-equal"), "checks between steps"),
+    **dict.fromkeys(("use-wandb", "wandb-key", "use-tensorboard"), "publishes results or logs them elsewhere"),
+    **dict.fromkeys(("ci-test", "check-weight-update-equal"), "runs checks between steps"),
     **dict.fromkeys(("load", "start-rollout-id", "num-epoch"), "makes the trials of a run differ"),
-    **dict.fromkeys(("debug-rollout-only", "rollout-external-engine-addrs"), "does not train here"),
+    **dict.fromkeys(("debug-rollout-only", "rollout-external-engine-addrs"), "does not train in this job"),
     **dict.fromkeys(("load-debug-rollout-data-subsample", "partial-rollout"), "changes what is trained on"),
     **dict.fromkeys(("loss-type", "custom-loss-function-path"), "replaces the loss that is measured"),
     **dict.fromkeys(("custom-config-path", "yaml-cfg"), "sets arguments that are not checked"),
@@ -126,7 +126,7 @@ def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
         yield Problem(_layout_place(plan, "expert_parallel"), "a dense model has no experts",
                       got=layout.expert_parallel, expected="1, and expert_tensor_parallel 1")  # fmt: skip
     if model.num_experts and layout.tensor_parallel > 1 and not division.placement.sequence_parallel:
-        yield Problem(_placement_place(plan, "sequence_parallel"), "experts and tensor parallelism need it",
+        yield Problem(_placement_place(plan, "sequence_parallel"), "experts with tensor parallelism need this setting",
                       got=False, expected="true")  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
     """Check that each optimizer step gives every data parallel rank the same number of samples."""
     size = vime_of(plan).grpo.global_batch_size
     if size % division.data_parallel:
-        yield Problem(_where(plan, "workload.grpo.global_batch_size"), "does not divide among the data parallel ranks",
+        yield Problem(_where(plan, "workload.grpo.global_batch_size"), "does not fit the number of data parallel ranks",
                       got=size, expected=f"a multiple of {division.data_parallel}")  # fmt: skip
 
 
@@ -161,10 +161,10 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
     where = _placement_place(plan, "rollout_num_gpus_per_engine")
     if division.rollout_num_gpus % size:
         expected = f"a divisor of the {division.rollout_num_gpus} GPUs that generate"
-        yield Problem(where, "engines do not fill the GPUs", got=size, expected=expected)
+        yield Problem(where, "does not divide the GPUs that generate", got=size, expected=expected)
     elif size % layout.gpus_per_node and layout.gpus_per_node % size:
         expected = f"a divisor or a multiple of {layout.gpus_per_node}"
-        yield Problem(where, "an engine would share a node unevenly", got=size, expected=expected)
+        yield Problem(where, "engines of this size cannot share a node's GPUs", got=size, expected=expected)
     groups = [_written(plan, f"vllm-{name}-parallel-size") or 1 for name in ("pipeline", "data")]
     split = size // (groups[0] * groups[1]) if size % (groups[0] * groups[1]) == 0 else 0
     if not split:
@@ -192,7 +192,7 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
         return
     kernel = _written(plan, "vllm-moe-backend")
     if kernel != "triton":
-        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "may not report which experts were chosen",
+        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "may leave out which experts were chosen",
                       got=kernel, expected="triton, for routing replay")  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
     what_for = vime_of(plan).what_for
     if what_for == "agreement" and vime_of(plan).grpo.num_steps_per_rollout == 1:
         where = _where(plan, "workload.grpo.num_steps_per_rollout")
-        yield Problem(where, "vime skips the pass that is recorded", got=1, expected="2 or more")
+        yield Problem(where, "with 1, vime skips the pass that an agreement run records", got=1, expected="2 or more")
     is_deterministic = what_for in {"agreement", "deterministic"}
     if is_deterministic and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
