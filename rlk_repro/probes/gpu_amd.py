@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -65,7 +64,7 @@ def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
         GpuUse(
             index=index,
             memory_used_mib=_mib(root, f"{gpu.device}/mem_info_vram_used"),
-            pids=tuple(_pids(root, gpu, pids)),
+            pids=tuple(int(pid) for pid in pids if _is_used_by(root, gpu, pid)),
         )
         for index, gpu in enumerate(gpus)
     ] or _no_gpu(root)
@@ -143,10 +142,11 @@ def _device(root: Path, gpu: KfdGpu) -> dict[str, Fact]:
 def _clocks(root: Path, folder: str) -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
     for name, file in (("sm", "pp_dpm_sclk"), ("memory", "pp_dpm_mclk")):
-        levels = derive(read_text(root, f"{folder}/{file}"), parse_levels)
+        text = read_text(root, f"{folder}/{file}")
+        levels = {} if isinstance(text, Unknown) else parse_levels(text)
+        missing = text if isinstance(text, Unknown) else Unknown(f"{folder}/{file} lists no clock")
         for kind in ("current", "max"):
-            missing = levels if isinstance(levels, Unknown) else Unknown(f"{folder}/{file} lists no clock")
-            facts[f"clocks_{kind}_{name}_mhz"] = missing if isinstance(levels, Unknown) else levels.get(kind, missing)
+            facts[f"clocks_{kind}_{name}_mhz"] = levels.get(kind, missing)
     return facts
 
 
@@ -174,10 +174,8 @@ def _mib(root: Path, path: str) -> int | Unknown:
     return derive(read_int(root, path), lambda size_bytes: size_bytes // MIB)
 
 
-def _pids(root: Path, gpu: KfdGpu, pids: list[str]) -> Iterator[int]:
-    for pid in pids:
-        if not isinstance(read_int(root, f"{KFD}/proc/{pid}/vram_{gpu.gpu_id}"), Unknown):
-            yield int(pid)
+def _is_used_by(root: Path, gpu: KfdGpu, pid: str) -> bool:
+    return not isinstance(read_int(root, f"{KFD}/proc/{pid}/vram_{gpu.gpu_id}"), Unknown)
 
 
 def _links(root: Path, gpus: list[KfdGpu]) -> dict[str, int]:

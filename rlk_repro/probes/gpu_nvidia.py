@@ -6,6 +6,7 @@ Other facts (container toolkit, IMEX channels, forward-compatibility library) co
 from __future__ import annotations
 
 import re
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,7 +66,7 @@ def _complete(root: Path, found: dict[str, Fact]) -> dict[str, Fact]:
         "count": len(devices),
         **found,
         "nvlinks_up": sum(up) if up else devices[0]["nvlinks_up"],
-        "fabric": {name: agreed(_member(fabric, name) for fabric in fabrics) for name in FABRIC_FACTS},
+        "fabric": {name: agreed(derive(fabric, itemgetter(name)) for fabric in fabrics) for name in FABRIC_FACTS},
         **nvidia_smi.read_topology(),
         "kernel_module": derive(read_text(root, PROC_VERSION), lambda text: text.partition("\n")[0].strip()),
         "imex_channels": len(list_names(root, IMEX_CHANNELS)) or Unknown(f"{IMEX_CHANNELS} has no channel"),
@@ -73,10 +74,6 @@ def _complete(root: Path, found: dict[str, Fact]) -> dict[str, Fact]:
         "container_toolkit": _container_toolkit(),
         "cdi_versions": _cdi_versions(root),
     }
-
-
-def _member(fabric: dict[str, Any] | Unknown, name: str) -> Any:
-    return fabric if isinstance(fabric, Unknown) else fabric[name]
 
 
 def _compat_libcuda(root: Path) -> str | Unknown:

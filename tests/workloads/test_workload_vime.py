@@ -310,8 +310,8 @@ SETTINGS = [
     ("workload.model.arguments.num-experts=126", "layouts.h200.expert_parallel: does not divide num-experts, got 8, "
      "expected a divisor of 126"),
     ("workload.model.arguments.num-query-groups=2", "layouts.h200.tensor_parallel: does not divide num-query-groups"),
-    ("workload.placements.h200.sequence_parallel=false", "workload.placements.h200.sequence_parallel: experts and "
-     "tensor parallelism need it"),
+    ("workload.placements.h200.sequence_parallel=false", "workload.placements.h200.sequence_parallel: experts with "
+     "tensor parallelism need this setting"),
     ("workload.placements.h200.max_tokens_per_gpu=4096", "workload.placements.h200.max_tokens_per_gpu: the longest "
      "sample has 5120 tokens, got 4096, expected 5120 or more"),
     ("workload.placements.h200.rollout_num_gpus_per_engine=3", "workload.placements.h200.rollout_num_gpus_per_engine: "
