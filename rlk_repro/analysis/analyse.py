@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -74,7 +75,10 @@ def analyse(run_dir: RunDir) -> Analysis:
     record = read_plan(run_dir.plan)
     plan = Plan.from_json(record, "plan.json")
     telemetry, refused = _read_telemetry(run_dir)
-    sessions = _read_sessions(plan, run_dir, telemetry) if plan.is_crossover else ()
+    sessions = tuple(
+        read_session(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name))
+        for trial in (plan.trials if plan.is_crossover else ())
+    )
     trials = tuple(_read_trials(plan, run_dir, telemetry, sessions))
     misfits = find_misfits(plan, run_dir)
     compared, blocks = compare_sessions(sessions)
@@ -143,12 +147,6 @@ def _judge(plan: Plan, evidence: Evidence) -> Judgement:
         return judge(evidence, is_exploratory=plan.is_exploratory)
     trials = list(evidence.trials.values())
     return decline(evidence.measure, pairs=evidence.pairs, trials=trials, is_exploratory=plan.is_exploratory)
-
-
-def _read_sessions(plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry]) -> tuple[Session, ...]:
-    return tuple(
-        read_session(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name)) for trial in plan.trials
-    )
 
 
 def _read_trials(
@@ -292,13 +290,6 @@ def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
         )
 
 
-def _load(path: Any) -> Any:
-    try:
-        return load_json(path)
-    except BundleUnreadable:
-        return None
-
-
 def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:
     """Return the facts at the head of a report, without those that are unknown."""
     facts: dict[str, str] = {"nodes": str(len(manifests))}
@@ -308,7 +299,9 @@ def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[Tria
         if value is not None and not isinstance(value, Unknown):
             facts[label] = str(value)
     first = next((trial for trial in trials if trial.variant == BASELINE and trial.status is TrialStatus.OK), None)
-    libraries = None if first is None else _load(run_dir.trial(first.folder).libraries_file(0))
+    libraries: Any = None
+    with suppress(BundleUnreadable):
+        libraries = None if first is None else load_json(run_dir.trial(first.folder).libraries_file(0))
     for name in LIBRARIES:
         value = libraries.get(name) if isinstance(libraries, dict) else None
         if isinstance(value, str | int | float):

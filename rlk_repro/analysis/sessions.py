@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro.analysis.proof import find_unproved, prove
 from rlk_repro.analysis.shadows import summarise_shadows
-from rlk_repro.analysis.trials import fell_back_everywhere, read_record, summarise_all
+from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_record, summarise_all
 from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
 from rlk_repro.logs.telemetry import TrialTelemetry
@@ -164,12 +164,11 @@ def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapp
     scored = [step for step in schedule.list_compared(faults) if step in own]
     series = tuple(_keep_steps(item, own) for item in whole.series)
     is_enabled = variant == ENABLED
-    step_time = next((item for item in series if item.metric == STEP_TIME), None)
     return replace(
         whole,
         name=f"{whole.name}:{variant}",
         variant=variant,
-        num_steps_found=0 if step_time is None else sum(value is not None for value in step_time.values),
+        num_steps_found=count_steps(series),
         num_steps_expected=len(own),
         proof=whole.proof if is_enabled else ProofStatus.NOT_REQUESTED,
         proof_reason=whole.proof_reason if is_enabled else "",

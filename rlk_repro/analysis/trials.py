@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -47,7 +47,7 @@ class TrialRecord:
             status=self.status,
             reason=self.reason,
             duration_s=self.duration_s,
-            num_steps_found=_num_steps(self.series),
+            num_steps_found=count_steps(self.series),
             num_steps_expected=plan.num_steps,
             proof=proof.status,
             proof_reason=proof.reason,
@@ -66,7 +66,7 @@ def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
     ops = read_ops(folder)
     log_series, rejects, void = _read_log(plan, folder)
     series = (*log_series, *_ops_series(plan, ops, folder))
-    num_found = _num_steps(series)
+    num_found = count_steps(series)
     if status is TrialStatus.OK and num_found < plan.num_steps:
         status = TrialStatus.FAILED
         reason = f"ended well, but only {num_found} of {plan.num_steps} steps are in its log{void}"
@@ -121,7 +121,8 @@ def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
     columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
     peak = next((name for name in PEAKS if name in ops.memory), None)
     if peak is not None:
-        columns |= {_name_peak(name.removeprefix(peak)): samples for name, samples in ops.memory.items()
+        # A name has the form peak_memory_bytes, or peak_memory_in_update_bytes for one phase of a step.
+        columns |= {f"peak_memory{name.removeprefix(peak)}_bytes": samples for name, samples in ops.memory.items()
                     if name.startswith(peak)}  # fmt: skip
     if ops.energy:
         columns["energy_j"] = ops.energy
@@ -135,11 +136,6 @@ def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
             values=tuple(None if sample is None else _finite(sample.value) for sample in samples),
             lines=tuple(None if sample is None else sample.line for sample in samples),
         )
-
-
-def _name_peak(suffix: str) -> str:
-    """Return ``peak_memory_bytes``, or the name for one phase, such as ``peak_memory_in_update_bytes``."""
-    return f"peak_memory{suffix}_bytes"
 
 
 def _place(folder: TrialDir, path: Path) -> str:
@@ -160,10 +156,9 @@ def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Sum
     return tuple(summary for summary in found if summary is not None)
 
 
-def _num_steps(series: Iterable[Series]) -> int:
-    found: Mapping[str, Series] = {item.metric: item for item in series}
-    step_time = found.get(STEP_TIME)
-    return 0 if step_time is None else sum(value is not None for value in step_time.values)
+def count_steps(series: Iterable[Series]) -> int:
+    """Count the steps with a step time."""
+    return sum(value is not None for item in series if item.metric == STEP_TIME for value in item.values)
 
 
 def _finite(value: float) -> float | None:

@@ -43,11 +43,8 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
     facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
     facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))
     if plan.run.workload.has_variants:
-        facts += (
-            [("loss", _describe_loss(workload["grpo"], find_words(workload["kind"]).updates_per))]
-            if workload.get("grpo")
-            else []
-        )
+        if workload.get("grpo"):
+            facts.append(("loss", _describe_loss(workload["grpo"], find_words(workload["kind"]).updates_per)))
         if baseline := plan.run.rl_kernel.find_commit(BASELINE):
             facts.append((BASELINE, f"RL-Kernel {baseline[:12]}"))
         where = "computed" if plan.run.entropy_metric else "left out"

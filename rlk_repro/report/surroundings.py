@@ -234,23 +234,17 @@ def make_commands(view: View) -> Commands:
     )
 
 
-def make_reproduce(view: View) -> Section:
-    return Section(key="reproduce", title="How to reproduce", blocks=(make_commands(view),))
-
-
 def make_sections(view: View) -> tuple[Section, ...]:
     """Make every section of a report after the verdict, in reading order."""
     has_noise = view.analysis.noise_floor.is_measured or not view.analysis.is_crossover
+    last = (
+        make_setup(view),
+        make_findings(view),
+        make_claims(view),
+        Section(key="reproduce", title="How to reproduce", blocks=(make_commands(view),)),
+    )
     if not view.is_comparison:
-        return (
-            make_cells(view),
-            make_noise(view),
-            make_trials(view),
-            make_setup(view),
-            make_findings(view),
-            make_claims(view),
-            make_reproduce(view),
-        )
+        return (make_cells(view), make_noise(view), make_trials(view), *last)
     return (
         *((make_checks(view),) if view.analysis.checks else ()),
         make_effects(view),
@@ -263,10 +257,7 @@ def make_sections(view: View) -> tuple[Section, ...]:
         make_metrics(view),
         *((make_agreement(view),) if view.analysis.agreement else ()),
         *make_differences(view),
-        make_setup(view),
-        make_findings(view),
-        make_claims(view),
-        make_reproduce(view),
+        *last,
     )
 
 
