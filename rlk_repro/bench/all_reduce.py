@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 
 from rlk_repro.base.files import write_json
+from rlk_repro.bench.measure import synchronize
 from rlk_repro.integration.measure.transport import read_transport
 
 SCHEMA: Final = 1
@@ -69,17 +70,12 @@ def _time_one(message: torch.Tensor) -> float:
     """Return the seconds of one all-reduce of this message."""
     for _ in range(NUM_WARMUPS):
         distributed.all_reduce(message)
-    _settle(message)
+    synchronize(message.device)
     began = time.perf_counter()
     for _ in range(NUM_REPEATS):
         distributed.all_reduce(message)
-    _settle(message)
+    synchronize(message.device)
     return (time.perf_counter() - began) / NUM_REPEATS
-
-
-def _settle(message: torch.Tensor) -> None:
-    if message.is_cuda:
-        torch.cuda.synchronize()
 
 
 def _take_slowest(seconds: float, device: torch.device) -> float:

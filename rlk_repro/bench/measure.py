@@ -46,10 +46,6 @@ class Timing:
     samples_s: tuple[float, ...]
     peak_extra_bytes: int | None
 
-    @property
-    def minimum_s(self) -> float:
-        return min(self.samples_s)
-
 
 def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
     """Call ``function`` ``warmup`` times untimed, then ``repeats`` times timed; each result is dropped at once.
@@ -134,7 +130,7 @@ def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
     Bandwidth is the better of a copy (bytes read and written) and a read (a sum).  Otherwise an operator that only
     reads could exceed it.
     """
-    flops = {name_dtype(dtype): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
+    flops = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
     return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)
 
 
@@ -154,8 +150,4 @@ def _measure_matmul(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _find_best_s(function: Callable[[], object], device: torch.device) -> float:
-    return measure_calls(function, device=device, warmup=3, repeats=RATE_REPEATS).minimum_s
-
-
-def name_dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return min(measure_calls(function, device=device, warmup=3, repeats=RATE_REPEATS).samples_s)

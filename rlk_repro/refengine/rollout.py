@@ -117,24 +117,22 @@ def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response
 def make_samples(questions: Sequence[task.Question], responses: Sequence[Response]) -> list[Sample]:
     """Make samples with rewards from the responses; each question owns the same number of neighbouring responses."""
     group_size = len(responses) // len(questions)
-    return [
-        _make_sample(index // group_size, index, questions[index // group_size], response)
-        for index, response in enumerate(responses)
-    ]
-
-
-def _make_sample(group_index: int, index: int, question: task.Question, response: Response) -> Sample:
-    text = task.decode(response.tokens)
-    return Sample(
-        group_index=group_index,
-        index=index,
-        prompt=question.prompt,
-        response=text,
-        label=question.answer,
-        tokens=task.encode(question.prompt) + response.tokens,
-        response_length=len(response.tokens),
-        loss_mask=[1] * len(response.tokens),
-        rollout_log_probs=response.log_probs,
-        reward=task.score(text, question.answer),
-        status="completed" if response.is_finished else "truncated",
-    )
+    samples = []
+    for index, response in enumerate(responses):
+        question = questions[index // group_size]
+        text = task.decode(response.tokens)
+        sample = Sample(
+            group_index=index // group_size,
+            index=index,
+            prompt=question.prompt,
+            response=text,
+            label=question.answer,
+            tokens=task.encode(question.prompt) + response.tokens,
+            response_length=len(response.tokens),
+            loss_mask=[1] * len(response.tokens),
+            rollout_log_probs=response.log_probs,
+            reward=task.score(text, question.answer),
+            status="completed" if response.is_finished else "truncated",
+        )
+        samples.append(sample)
+    return samples
