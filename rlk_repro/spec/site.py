@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -58,12 +58,18 @@ class Mount(Model):
     read_only: bool = False
 
 
+Runtime: TypeAlias = Literal["host", "pyxis", "apptainer", "podman", "docker"]
+"""Container runtimes.  ``profile init`` proposes the first container runtime that a Slurm site has: pyxis starts the
+container inside srun, and docker leaves files that root owns.
+"""
+
+
 class ContainerSettings(GrowingModel):
     """The program that starts the stack's image on a node; ``host`` uses the node's own software, no image."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"fabric", "host_python"})
 
-    runtime: Literal["host", "pyxis", "apptainer", "podman", "docker"] = "host"
+    runtime: Runtime = "host"
     python: Word = Field(
         "python3", description="Python interpreter that has rlk_repro, in the container or on the host"
     )

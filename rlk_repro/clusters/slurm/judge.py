@@ -10,8 +10,8 @@ from typing import Final
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.clusters.profiles import find_hardware
 from rlk_repro.clusters.slurm.container import host_python
-from rlk_repro.clusters.slurm.propose import IMPORTING
 from rlk_repro.clusters.slurm.site import Pool, SlurmSite
+from rlk_repro.images.importing import is_imported
 from rlk_repro.spec import ContainerSettings, FromEnv, Hardware, Profile, SlurmSettings
 
 SEGMENT_RELEASE: Final = (23, 11)
@@ -170,9 +170,9 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
         )
     elif runtime not in ("host", *site.runtimes):
         yield Finding(Level.WARNING, "container.runtime", f"{runtime} on the nodes", "not on this machine")
-    if runtime in IMPORTING and settings.image_dir is None:
+    if is_imported(runtime) and settings.image_dir is None:
         yield Finding(Level.BLOCKING, "container.image_dir", "a shared folder for imported images", "not set")
-    elif runtime in IMPORTING and not here.can_make_images:
+    elif is_imported(runtime) and not here.can_make_images:
         yield Finding(Level.WARNING, "container.image_dir", "a folder that you may write to", str(settings.image_dir))
     if here.python_without_package is not None:
         expected = "an interpreter that has rlk_repro, or container.package_dir"

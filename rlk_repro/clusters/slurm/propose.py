@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, get_args
 
 from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, make_name
 from rlk_repro.clusters.slurm.site import Pool, SlurmSite
+from rlk_repro.images.importing import is_imported
 from rlk_repro.spec import Hardware
-
-# the first available one: pyxis starts its container inside srun; docker leaves files that root owns
-PREFERENCE: Final = ("pyxis", "apptainer", "podman", "docker")
-IMPORTING: Final = ("pyxis", "apptainer")
+from rlk_repro.spec.site import Runtime
 
 
 def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Path, ask: Ask) -> Proposal:
@@ -22,7 +20,7 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
     pools = site.pools_of(partition)
     remarks: list[str] = []
     name = _choose_hardware(pools, hardware, ask, remarks)
-    runtimes: list[str] = [runtime for runtime in PREFERENCE if runtime in site.runtimes]
+    runtimes: list[str] = [runtime for runtime in get_args(Runtime) if runtime in site.runtimes]
     runtime = ask("How is an image started on the nodes?", [*runtimes, "host"], (runtimes or ["host"])[0])
     values: dict[str, Any] = {
         "schema": 1,
@@ -33,7 +31,7 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
         "slurm": _slurm_values(site, pools, partition, ask, remarks),
         "container": {"runtime": runtime},
     }
-    if runtime in IMPORTING:
+    if is_imported(runtime):
         values["container"]["image_dir"] = str(images)
         remarks.append(f"images are imported once to {images}, which must be on a file system that the nodes share")
     values["container"]["python" if runtime == "host" else "host_python"] = sys.executable
