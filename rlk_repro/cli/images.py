@@ -127,7 +127,7 @@ def check(
     path = Path(image)
     if path.exists() and runtime is None:
         checked = check_archive(path, known, platform)
-        _report(f"{image}: {checked.digest}", checked.describe(), as_json)
+        _report(f"{image}: {checked.digest}", checked, as_json)
         return
     found = find_runtime(runtime)
     _report_running(image, found.name, check_in_runtime(image, found, known, platform), as_json)
@@ -184,7 +184,7 @@ def export(
     chosen, image = get_image(known, platform)
     checked = export_image(image, folder, known, chosen)
     if as_json:
-        say_json(checked.describe())
+        say_json(checked)
     else:
         say(f"{folder}: {checked.digest}; check it anywhere with sha256sum -c SHA256SUMS")
 
@@ -204,7 +204,7 @@ def import_(
 
     checked = import_image(folder, target, None if stack is None else get_stack(stack), platform)
     if as_json:
-        say_json(checked.describe())
+        say_json(checked)
     else:
         say(f"{target}: {checked.digest}")
 

@@ -23,7 +23,10 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveChecked(Answer):
-    """The answer for an image that was exported, imported or checked as an archive."""
+    """The findings about an image in a file.
+
+    ``digest`` is the one to pin: the digest of the manifest list, or of the manifest where there is no list.
+    """
 
     digest: str
     platform: str
@@ -34,30 +37,7 @@ class ArchiveChecked(Answer):
     is_ok: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """The findings about an image; ``digest`` is the one to pin: the digest of the list, if there is a list."""
-
-    digest: str
-    platform: str
-    size_bytes: int
-    record: ImageRecord | None
-    findings: tuple[Finding, ...]
-
-    def describe(self) -> ArchiveChecked:
-        record = self.record
-        return ArchiveChecked(
-            digest=self.digest,
-            platform=self.platform,
-            size_bytes=self.size_bytes,
-            stack=record.stack if record else None,
-            commits=dict(record.commits) if record else None,
-            findings=self.findings,
-            is_ok=not has_blocking(self.findings),
-        )
-
-
-def check_archive(path: Path, stack: Stack | None = None, platform: str | None = None) -> Checked:
+def check_archive(path: Path, stack: Stack | None = None, platform: str | None = None) -> ArchiveChecked:
     """Check an image layout; ``platform`` is the name of a platform in a stack, such as ``cuda-arm64``.
 
     Raises:
@@ -76,12 +56,14 @@ def check_archive(path: Path, stack: Stack | None = None, platform: str | None =
             findings += [missing_record(str(problem)) for problem in error.problems]
         else:
             findings += _judge(image, record, files, stack, platform)
-    return Checked(
+    return ArchiveChecked(
         digest=image.index_digest or image.digest,
         platform=image.platform,
         size_bytes=image.size_bytes,
-        record=record,
+        stack=record.stack if record else None,
+        commits=dict(record.commits) if record else None,
         findings=tuple(findings),
+        is_ok=not has_blocking(findings),
     )
 
 

@@ -211,10 +211,8 @@ def check_blobs(layout: OciLayout, image: OciImage) -> Iterator[Finding]:
             yield Finding(Level.BLOCKING, name, f"{blob.size_bytes} bytes", "missing")
         elif size != blob.size_bytes:
             yield Finding(Level.BLOCKING, name, f"{blob.size_bytes} bytes", f"{size} bytes")
-        elif (found := hash_file(layout, name)) != blob.digest:
-            yield Finding(Level.BLOCKING, name, blob.digest, found)
-
-
-def hash_file(layout: OciLayout, name: str) -> str:
-    with layout.open(name) as stream:
-        return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        else:
+            with layout.open(name) as stream:
+                found = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+            if found != blob.digest:
+                yield Finding(Level.BLOCKING, name, blob.digest, found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base import proc
@@ -91,8 +90,3 @@ def _words(done: proc.Completed) -> str:
 
 def _hint(done: proc.Completed) -> str | None:
     return next((hint for needle, hint in _TROUBLE if needle in done.stderr), None)
-
-
-def as_layout(path: Path) -> str:
-    """Return skopeo's name for a layout in a folder or a tar."""
-    return f"oci:{path}" if path.is_dir() else f"oci-archive:{path}"

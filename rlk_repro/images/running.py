@@ -57,9 +57,5 @@ def check_running(
         findings += match_stack(record, stack, platform)
     answer = ask_registry()
     if isinstance(answer, Unknown):
-        return [*findings, _missing_answer(answer)]
+        return [*findings, Finding(Level.BLOCKING, "rl_engine", "importable", answer.reason)]
     return [*findings, *match_operators(record, answer)]
-
-
-def _missing_answer(answer: Unknown) -> Finding:
-    return Finding(Level.BLOCKING, "rl_engine", "importable", answer.reason)

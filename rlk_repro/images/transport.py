@@ -1,7 +1,8 @@
-"""Move images across an air gap: an OCI layout with checksums that ``sha256sum -c`` reads, between registries."""
+"""Export and import images for sites without a network: an OCI layout, and checksums that ``sha256sum -c`` reads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,15 +10,15 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, Spec
 from rlk_repro.base.files import sha256_file, write_bytes
 from rlk_repro.base.findings import Finding, has_blocking
 from rlk_repro.bundle.checksums import diff_checksums, parse_checksums, render_checksums
-from rlk_repro.images.archive_check import Checked, check_archive
-from rlk_repro.images.registry import as_layout, copy_image
+from rlk_repro.images.archive_check import ArchiveChecked, check_archive
+from rlk_repro.images.registry import copy_image
 from rlk_repro.spec import Image, Stack
 
 CHECKSUMS: Final = "SHA256SUMS"
 _TARGETS: Final = ("docker://", "docker-daemon:", "containers-storage:", "oci:")
 
 
-def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Checked:
+def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> ArchiveChecked:
     """Copy a published image into a new folder, check it there, and write the checksums last.
 
     Raises:
@@ -28,14 +29,14 @@ def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Che
         raise SpecError(Problem(str(folder), "holds a finished export already", expected="a new folder"))
     copy_image(f"docker://{image.reference}@{image.digest}", f"oci:{folder}:{platform}")
     checked = check_archive(folder, stack, platform)
-    _require(folder, [*checked.findings])
+    _require(folder, checked.findings)
     if checked.digest != image.digest:
         raise CheckFailed(Problem(str(folder), "is another image", got=checked.digest, expected=image.digest))
     write_bytes(folder / CHECKSUMS, render_checksums(_hash_files(folder)))
     return checked
 
 
-def import_image(folder: Path, target: str, stack: Stack | None = None, platform: str | None = None) -> Checked:
+def import_image(folder: Path, target: str, stack: Stack | None = None, platform: str | None = None) -> ArchiveChecked:
     """Check a layout against its checksums and itself, then copy it; ``target`` is a place in skopeo's notation.
 
     Raises:
@@ -45,10 +46,10 @@ def import_image(folder: Path, target: str, stack: Stack | None = None, platform
     if not target.startswith(_TARGETS):
         expected = "docker://REGISTRY/NAME, docker-daemon:NAME:TAG or containers-storage:NAME"
         raise SpecError(Problem("--to", "no place to copy to", got=target, expected=expected))
-    _require(folder, list(_check_sums(folder)))
+    _require(folder, _check_sums(folder))
     checked = check_archive(folder, stack, platform)
-    _require(folder, [*checked.findings])
-    copy_image(as_layout(folder), target)
+    _require(folder, checked.findings)
+    copy_image(f"oci:{folder}", target)
     return checked
 
 
@@ -68,7 +69,7 @@ def _hash_files(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 
-def _require(where: Path, findings: list[Finding]) -> None:
+def _require(where: Path, findings: Sequence[Finding]) -> None:
     if has_blocking(findings):
         raise CheckFailed(*(Problem(f"{where}: {item.where}", "differs from what is expected", got=item.found,
                                     expected=item.expected) for item in findings))  # fmt: skip

@@ -93,7 +93,7 @@ def test_folder_and_archive_are_read_alike(tmp_path: Path) -> None:
     first, second = (check_archive(path, make_stack(), "cuda-amd64") for path in (folder, pack(folder)))
     assert first == second
     assert first.findings == ()
-    assert first.record is not None
+    assert first.stack is not None
     assert first.platform == "linux/amd64"
 
 
@@ -199,7 +199,7 @@ def test_twenty_gigabytes_take_little_memory(tmp_path: Path) -> None:
         stream.truncate(end + size + 1024)
     words = (
         "import sys; from pathlib import Path; from rlk_repro.images.archive_check import check_archive; "
-        "found = check_archive(Path(sys.argv[1])); assert found.record and not found.findings, found.findings; "
+        "found = check_archive(Path(sys.argv[1])); assert found.stack and not found.findings, found.findings; "
         # its own peak: what getrusage tells may be that of the process that started it
         "status = Path('/proc/self/status').read_text(); "
         "print(found.size_bytes, int(status.split('VmHWM:')[1].split()[0]) // 1024)"
