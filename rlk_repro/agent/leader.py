@@ -54,7 +54,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import profile_env, resolve_env
 
 MAX_FAILED_FIRST: Final = 4
-"""The run stops when its first 4 trials (each variant twice) all fail: later trials would fail too, after hours."""
+"""The run stops when its first 4 trials (each variant twice) fail, because later trials would very likely fail too."""
 
 
 class Leader:

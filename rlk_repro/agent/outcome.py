@@ -12,7 +12,7 @@ from rlk_repro.base.escapes import COLOUR
 from rlk_repro.base.units import format_duration
 from rlk_repro.rundir.results import TrialStatus
 
-# wording of torch, of the CUDA and HIP runtimes, and of NCCL and RCCL when they pass such an error on
+# messages of torch, of the CUDA and HIP runtimes, and of NCCL and RCCL
 _DEVICE_OUT_OF_MEMORY: Final = re.compile(
     rb"OutOfMemoryError|(?i:CUDA|HIP) out of memory|(?i:CUDA|HIP) (?:error|failure)[^\n]{0,40} '?out of memory"
 )

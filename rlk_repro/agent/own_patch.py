@@ -22,7 +22,7 @@ _BINARY: Final = b"\nGIT binary patch\n"
 
 
 def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> Manifest:
-    """Write the patch of a changed checkout, without secrets; the manifest says whether that gives the same code."""
+    """Write the patch of a changed checkout, without secrets; the manifest says whether the patch is complete."""
     own = manifest.sections.get(SECTION, {}).get(OURSELVES.section)
     if not isinstance(own, dict) or own.get("is_dirty") is not True:
         return manifest

@@ -61,7 +61,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
     if node not in nodes:
         problems.append(Problem("--node", "not among --nodes", got=node, expected=f"one of {', '.join(nodes)}"))
     if len(set(nodes)) < len(nodes):
-        problems.append(Problem("--nodes", "the same node twice", got=",".join(nodes), expected="each once"))
+        problems.append(Problem("--nodes", "names a node twice", got=",".join(nodes), expected="each once"))
     if len(nodes) > 1 and not allocation:
         problems.append(Problem("--allocation", "missing", expected="one id for the agents of all nodes"))
     if problems:

@@ -1,4 +1,4 @@
-"""Write ``.state.json`` for the leading agent: at once when the phase or trial changes, seldom for steps."""
+"""Write the leading agent's progress to ``.state.json``: each new phase and trial at once, and steps less often."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEP: Final = re.compile(rb" perf (\d{1,9}): \{[^\n]*'perf/step_time': ([\d.eE+
 
 
 class ProgressWriter:
-    """Keep ``.state.json``: write at once when phase or trial changes, and at most twice a second for steps."""
+    """The writer of ``.state.json``; it writes finished steps at most twice a second."""
 
     def __init__(self, run_dir: RunDir, num_trials: int, num_steps: int) -> None:
         self._run_dir = run_dir
@@ -56,7 +56,7 @@ class ProgressWriter:
             self._write(dataclasses.replace(self._state, step=step, step_time_s=step_time_s, eta_s=eta_s))
 
     def _estimate_s(self, step: int | None, step_time_s: float | None) -> float | None:
-        """Estimate the remaining time from finished trials; without one, from the last step."""
+        """Estimate the remaining time from finished trials; without a finished trial, from the last step."""
         num_steps = self._state.num_steps
         done = 0.0 if step is None else (step + 1) / num_steps
         if self._durations_s:

@@ -36,7 +36,7 @@ class Stop:
         return self.signal is not None
 
     def clear(self) -> None:
-        """Forget the wake-ups, but not the request to stop."""
+        """Empty the pipe that wakes this thread; the request to stop stays."""
         try:
             while os.read(self.wake_fd, select.PIPE_BUF):
                 pass

@@ -129,10 +129,10 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Return the bundle, which is already here; first pack what a killed agent left.
+    """Return the bundle; if a killed agent left none, pack its run directory first.
 
     Raises:
-        CheckFailed: the run goes on.
+        CheckFailed: the run has not ended.
         EnvironmentMissing: the run was started on another host and may go on there.
     """
     from rlk_repro.bundle.seal import pack
@@ -179,26 +179,19 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     Raises:
         SpecError: the profile names hardware that is not known.
     """
-    hardware = load_all_hardware()
-    name = plan.hardware.hardware if plan is not None else profile.hardware or "cpu"
-    if name not in hardware:
-        raise SpecError(Problem(f"profile {profile.profile}: hardware", "no such hardware", got=name))
-    return _check_machine(profile, hardware[name])
-
-
-def _check_machine(profile: Profile, hardware: Hardware) -> list[Finding]:
     from rlk_repro.agent.preflight.checking import check_hardware
     from rlk_repro.agent.preflight.checks import CHECKS, Situation, judge_node
     from rlk_repro.probes.node import probe_node
 
-    layout = Layout(gpus_per_node=hardware.gpus_per_node)
+    hardware = load_all_hardware()
+    name = plan.hardware.hardware if plan is not None else profile.hardware or "cpu"
+    if name not in hardware:
+        raise SpecError(Problem(f"profile {profile.profile}: hardware", "no such hardware", got=name))
+    model = hardware[name]
+    layout = Layout(gpus_per_node=model.gpus_per_node)
     manifest = probe_node("here")
-    situation = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=profile.preflight)
-    found = [
-        *check_hardware(hardware, layout.gpus_per_node, manifest),
-        *judge_node(CHECKS, situation),
-    ]
-    return sort_findings(found)
+    situation = Situation(manifest=manifest, hardware=model, layout=layout, limits=profile.preflight)
+    return sort_findings([*check_hardware(model, layout.gpus_per_node, manifest), *judge_node(CHECKS, situation)])
 
 
 def _find_other_host(submission: Submission) -> str | None:

@@ -435,7 +435,7 @@ def test_leader_and_follower_make_one_bundle(tmp_path: Path) -> None:
         (["--node", "a", "--nodes", "a,b"],
          "input: --allocation: missing, expected one id for the agents of all nodes\n"),
         (["--node", "a", "--nodes", "a,a", "--allocation", "1"],
-         "input: --nodes: the same node twice, got 'a,a', expected each once\n"),
+         "input: --nodes: names a node twice, got 'a,a', expected each once\n"),
     ],
 )  # fmt: skip
 def test_wrong_places_are_usage_errors(

@@ -47,7 +47,7 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReading:
-    """UTC and the clock for durations, read at the same time."""
+    """One reading of UTC and of the monotonic clock, at the same time."""
 
     unix_s: float
     monotonic_s: float
@@ -106,7 +106,7 @@ def check_writable(run_dir: RunDir) -> Iterator[Finding]:
 
 
 def check_clock(before: ClockReading, now: ClockReading) -> Iterator[Finding]:
-    """Check that UTC is plausible and that it runs as fast as the clock for durations."""
+    """Check that UTC is plausible and that it runs as fast as the monotonic clock."""
     year = time.gmtime(now.unix_s).tm_year
     if not YEARS[0] <= year <= YEARS[1]:
         yield Finding(Level.WARNING, "clock", f"a year from {YEARS[0]} to {YEARS[1]}", str(year))

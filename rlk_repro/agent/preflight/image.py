@@ -13,7 +13,7 @@ from rlk_repro.rundir.manifest import Manifest
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Check the image, or the environment where the stack has a lock.  A stack without both has only its pins checked.
+    """Check the image, or the environment where the stack has a lock.  Without both, only the pins are checked.
 
     A run without GPUs may use any image.
     """

@@ -108,7 +108,8 @@ def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Fi
 
 
 def find_domain(manifest: Manifest) -> str | None:
-    """Return a node's NVLink domain: cluster and clique.  A node with its own NVSwitch has cluster id zero."""
+    """Return a node's NVLink domain: cluster and clique.  Cluster id zero means that the node
+    is a domain by itself."""
     fabric = manifest.sections.get("gpu", {}).get("fabric")
     known = fabric if isinstance(fabric, dict) else {}
     cluster, clique = known.get("cluster_uuid"), known.get("clique_id")

@@ -1,7 +1,7 @@
-"""Print the names of the living nodes as Ray's own records have them.  Call: ``python -m rlk_repro.agent.ray.census
+"""Print the names of the nodes that Ray reports as alive.  Call: ``python -m rlk_repro.agent.ray.census
 ADDRESS``.
 
-This is a process of its own, so that no agent imports ray.
+The program is a separate process, so that no agent imports ray.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ CENSUS_S: Final = (5.0, 60.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What a command gets from a cluster: variables, a watch over the nodes, and a final judgement of its end."""
+    """What a command gets from a cluster: variables, a watch over the nodes, and a judge of its end."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     find_trouble: Callable[[], str] = no_trouble

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from rlk_repro.agent.ray.marks import Condition, RayOrder, Report, Want, read_order, write_mark
@@ -22,9 +21,7 @@ class RayFollower:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._take_down(Condition.LEFT)
 
     @property

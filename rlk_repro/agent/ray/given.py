@@ -1,5 +1,4 @@
-"""Use a Ray cluster that another program keeps up for the whole allocation: KubeRay's, whose head the agents may not
-restart.
+"""Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents may not restart its head.
 
 Ray's own processes belong to no trial, so a trial cannot inherit its environment from them.  The environment travels as
 the runtime environment of the trial's Ray job.

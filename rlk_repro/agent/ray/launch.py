@@ -1,4 +1,4 @@
-"""Compute how Ray is started on one node: ports, arguments, environment.  Values only; ray/node.py runs them."""
+"""Compute how Ray is started on one node: ports, arguments, environment.  The module ray/node.py starts Ray."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
 
 
 def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:
-    """Return what only this allocation knows: token and addresses of its nodes.
+    """Return the variables that hold for this allocation only: the token and addresses of its nodes.
 
     The trainer reads its node's address from the variables ``address_names``.
     """

@@ -117,9 +117,9 @@ class RayNode:
 
 
 def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
-    """Remove the folders of killed agents.  The lock of such a folder is free."""
+    """Remove the folders of killed agents: those whose lock is free."""
     for folder in root.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # the folder is another user's, was removed meanwhile, or is locked
+        with suppress(OSError):  # the folder belongs to another user, is removed already, or is locked
             found = folder.lstat()
             if found.st_uid == os.getuid() and time.time() - found.st_mtime > _LEFT_AFTER_S:
                 lock = _lock_folder(folder)
@@ -128,7 +128,7 @@ def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Lock a folder.  The lock is held until the handle is closed or its process ends in any way."""
+    """Lock a folder until the returned handle is closed or this process ends."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

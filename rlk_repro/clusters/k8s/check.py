@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rlk_repro.base.findings import Finding, Level, sort_findings
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.kubectl import Target
@@ -25,14 +23,12 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     settings = profile.kubernetes or KubernetesSettings()
     site = probe_site(Target(namespace=settings.namespace, context=settings.context or ""))
     found = judge_kubernetes(profile, site, load_all_hardware(), plan)
-    return sort_findings([*found, *(ask_api_server(plan, site.place) if plan is not None else ())])
+    return sort_findings(found if plan is None else [*found, ask_api_server(plan, site.place)])
 
 
-def ask_api_server(plan: Plan, place: Target) -> Iterator[Finding]:
+def ask_api_server(plan: Plan, place: Target) -> Finding:
     """Ask the server for a dry run of the plan's objects, so that admission, quotas and schemas are checked."""
     objects = render_objects(plan, RunDir(runs_root() / "check"))
     done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")
-    level = Level.INFO if done.is_ok else Level.BLOCKING
-    yield Finding(
-        level, "kubectl apply --dry-run=server", "accepted", "accepted" if done.is_ok else kubectl.quote_words(done)
-    )
+    level, answer = (Level.INFO, "accepted") if done.is_ok else (Level.BLOCKING, kubectl.quote_words(done))
+    return Finding(level, "kubectl apply --dry-run=server", "accepted", answer)

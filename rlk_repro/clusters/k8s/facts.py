@@ -1,4 +1,4 @@
-"""Define a pod's facts about its run directory, and the blocks in which it sends files, each with its own checksum.
+"""Define a pod's facts about its run directory, and the blocks with checksums in which a pod sends files.
 
 Both ends use this module: the commands inside the pod (``rlk_repro.clusters.k8s.pod.answers``) and the backend that
 calls them.

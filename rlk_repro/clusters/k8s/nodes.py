@@ -1,4 +1,4 @@
-"""Select the nodes that may run a pod: labels in every known spelling, architecture, taints, neighbours."""
+"""Select the nodes that may run a pod: by labels, architecture, taints and the other pods of a node."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[st
     terms = [[*common, _is_in(key, values)] for key, values in products] or [common]
     if not nodes:
         return [{"matchExpressions": term} for term in terms if term]
-    # a field takes one value, so each node needs its own term
+    # a term names one node, so each node needs a term
     return [
         {
             **({"matchExpressions": term} if term else {}),

@@ -87,15 +87,14 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
 
 def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
     """Return sizes of most of the smallest node, so that the pods are Guaranteed and fit on every node."""
-    sizes: dict[str, str] = {}
-    amounts = {key: [parse_quantity(node.allocatable.get(key)) for node in nodes] for key in ("cpu", "memory")}
-    cpus = [value for value in amounts["cpu"] if value is not None]
-    memories = [value for value in amounts["memory"] if value is not None]
-    if cpus and memories:
-        sizes["cpu"] = str(int(float(min(cpus)) * USABLE))
-        sizes["memory"] = f"{int(float(min(memories)) * USABLE / 2**30)}Gi"
-        sizes["shm"] = f"{max(1, min(64, int(float(min(memories)) * USABLE / 2**30) // 4))}Gi"
-    return sizes
+    cpus, memories = ([parse_quantity(node.allocatable.get(key)) for node in nodes] for key in ("cpu", "memory"))
+    num_cpus = min((float(value) for value in cpus if value is not None), default=None)
+    memory_bytes = min((float(value) for value in memories if value is not None), default=None)
+    if num_cpus is None or memory_bytes is None:
+        return {}
+    memory_gib = int(memory_bytes * USABLE / 2**30)
+    shm_gib = max(1, min(64, memory_gib // 4))
+    return {"cpu": str(int(num_cpus * USABLE)), "memory": f"{memory_gib}Gi", "shm": f"{shm_gib}Gi"}
 
 
 def judge_kubernetes(

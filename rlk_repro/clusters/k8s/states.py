@@ -112,11 +112,11 @@ def judge(
     agents = find_latest([pod for pod in pods if role_of(pod) != COLLECTOR])
     state, reason = judge_job(job)
     leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
-    # a pod that has ended waits until its controller reports the end; an evicted pod waits for its successor
+    # the pod has ended and its controller has not reported it, or a new pod will replace the evicted one
     if state is JobState.RUNNING and (not has_begun(leader) or is_disrupted(leader)):
         state = JobState.PENDING
     elif state is JobState.PENDING and is_running(leader):
-        state = JobState.RUNNING  # KubeRay reports this state only when Ray answers
+        state = JobState.RUNNING  # KubeRay reports "running" only when Ray answers
     reasons = [reason] if state.is_final else []
     if state is not JobState.DONE:
         reasons += dict.fromkeys(word for pod in agents for word in explain_pod(pod))

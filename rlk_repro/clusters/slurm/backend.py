@@ -132,7 +132,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     done = slurmctl.cancel(job_id, is_gentle=is_gentle)
     if done.is_ok:
         return True
-    if poll(submission, run_dir).state.is_final:  # the job ended meanwhile
+    if poll(submission, run_dir).state.is_final:  # the job ended before scancel reached it
         return False
     raise SchedulerRefused(Problem("slurm", f'scancel refused: "{slurmctl.quote_words(done)}"'))
 

@@ -100,7 +100,7 @@ def parse_job_id(text: str) -> JobId | None:
 
 
 def parse_state(text: str) -> tuple[str, JobState]:
-    """Return Slurm's word and the tool's, from ``CANCELLED by 1000``; an unknown word gives ``unknown``."""
+    """Return Slurm's name and this tool's name of a state such as ``CANCELLED by 1000``; ``unknown`` for a new name."""
     word = text.partition(" ")[0].rstrip("+")
     return word, STATES.get(word, JobState.UNKNOWN)
 

@@ -146,7 +146,7 @@ def _find_image(plan: Plan) -> Image | None:
 
 
 def make_import(plan: Plan) -> Import | None:
-    """Return how an image is imported; None for runtimes that store images themselves."""
+    """Return how the image is imported to a shared file; None for runtimes that keep images in their own store."""
     image, folder = _find_image(plan), container_settings(plan).image_dir
     if image is None or folder is None:
         return None

@@ -1,4 +1,4 @@
-"""Judge what would fail with a profile on this cluster, and why.  Pure: findings from the cluster's answers."""
+"""Judge what would fail with a profile on this cluster, and why.  The functions are pure."""
 
 from __future__ import annotations
 

@@ -43,10 +43,10 @@ _SRUN_OPTIONS: Final = ("--ntasks-per-node=1", "--cpu-bind=none")
 def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> str:
     """Render the script; equal inputs give equal text.
 
-    The script has every option of sbatch except those with a path: a path may hold a line feed, so ``sbatch_command``
-    has them.  ``nodes`` asks for exactly these nodes (``replay --same-nodes``).  SIGTERM to the batch shell alone
-    (``scancel --batch --signal=TERM``) lets the agents record and pack.  Output of Slurm's tools goes to
-    ``run_dir.job_output(job_id)``.  The exit code is the highest of the agents'.
+    Options with a path are not in the script but in ``sbatch_command``, because a path may hold a line feed.
+    ``nodes`` asks for exactly these nodes (``replay --same-nodes``).  SIGTERM to the batch shell alone (``scancel
+    --batch --signal=TERM``) lets the agents record and pack.  Output of Slurm's tools goes to
+    ``run_dir.job_output(job_id)``.  The exit code is the highest exit code of the agents.
 
     Raises:
         SpecError: Slurm or the container runtime cannot take a value, or the stack has no image for this hardware where

@@ -1,4 +1,4 @@
-"""Answer commands inside a pod: facts, blocks of two kinds of files, and one request to stop.
+"""Answer commands inside a pod: return facts, return blocks of the bundle and of logs, pass on a request to stop.
 
 ``kubectl exec`` runs each answer as a short process of its own, so the pod listens on no port.
 """

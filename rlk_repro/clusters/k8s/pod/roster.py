@@ -1,4 +1,4 @@
-"""Find the pods of one job by files in the run directory, which all of them see.
+"""Find the pods of one job by files in the run directory, which all pods see.
 
 A pod's name is not known before it runs, and an earlier attempt leaves its own files.  Each pod therefore changes its
 file again and again.  The leader counts the files that change.  A follower accepts only a roster that holds the unique
@@ -89,8 +89,7 @@ class Gathering:
             nodes=(self._leader.node, *(seat.node for seat in seats)),
             uids=(self._leader.uid, *(seat.uid for seat in seats)),
         )
-        write_json(self._run_dir.roster, {"schema": SCHEMA, "allocation": roster.allocation,
-                                          "nodes": list(roster.nodes), "uids": list(roster.uids)})  # fmt: skip
+        write_json(self._run_dir.roster, {"schema": SCHEMA, **asdict(roster)})
         return roster
 
     def _see(self, path: Path) -> None:

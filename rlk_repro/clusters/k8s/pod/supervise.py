@@ -108,7 +108,7 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
 def wait_for_end(run_dir: RunDir, environ: Mapping[str, str]) -> int:
     """Run the entrypoint of a RayJob: wait, and return the exit code of the leading pod's agent.
 
-    A pod that ran before a suspension may have left its own end on the claim; the end of another pod does not count.
+    The end of another pod does not count: a pod that ran before a suspension may have left its end on the claim.
     """
     own = environ.get(UID_VARIABLE, "")
     while True:
