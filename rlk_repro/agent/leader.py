@@ -6,6 +6,7 @@ The run directory is packed in any case.  It is sealed only when every trial has
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -17,6 +18,7 @@ from rlk_repro.agent.all_reduce import measure_all_reduce
 from rlk_repro.agent.budget import Budget
 from rlk_repro.agent.journal import Journal
 from rlk_repro.agent.node import (
+    POLL_S,
     describe_node,
     find_unlike_nodes,
     has_ended,
@@ -31,7 +33,7 @@ from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.parts import record_prepared
 from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.progress import ProgressWriter
-from rlk_repro.agent.pulse import Pulse
+from rlk_repro.agent.pulse import Listener, Pulse
 from rlk_repro.agent.ray.cluster import RayClusters, Service
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.marks import Use
@@ -74,6 +76,7 @@ class Leader:
         self._budget = Budget(place.until)
         self._findings: list[Finding] = []
         self._lost_early: list[str] = []
+        self._dead: list[str] = []
         self._member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
         given = os.environ.get(ADDRESS_VARIABLE)
         self._ray: RayClusters | GivenRay = (
@@ -89,7 +92,7 @@ class Leader:
             code, message = self._run_steps()
             if code and self._budget.is_over and self._count_done() > before:
                 write_text(self._run_dir.again, self._place.allocation)
-            if (self._ray.lost or self._lost_early) and self._stop.signal is None:
+            if (self._ray.lost or self._lost_early or self._dead) and self._stop.signal is None:
                 write_text(self._run_dir.lost, self._place.allocation)
             with self._journal.phase("pack") as phase:
                 self._parts.pack(self._run_dir)
@@ -126,6 +129,8 @@ class Leader:
                 step()
             if self._stop.signal is not None:
                 code, message = code_after(self._stop.signal), f"stopped by {self._stop.signal.name}"
+                if self._dead:
+                    message += f"; the agent of {', '.join(self._dead)} died during preflight without a record"
             elif phase.error is not None:
                 code, message = phase.exit_code, f"{name}: {phase.error}"
             if code:
@@ -178,15 +183,65 @@ class Leader:
         return [node for node in self._place.followers if has_ended(self._run_dir, node, self._place.allocation)]
 
     def _collect_followers(self) -> list[Finding]:
-        return [finding for node in self._place.followers for finding in self._collect_follower(node)]
+        found = [finding for node in self._place.followers for finding in self._collect_follower(node)]
+        if self._stop.signal is not None:
+            self._dead = self._find_dead()
+            self._note(
+                [
+                    Finding(Level.BLOCKING, f"nodes.{node}", "a preflight record", "its agent died without a record")
+                    for node in self._dead
+                ]
+            )
+        return found
 
     def _collect_follower(self, node: str) -> list[Finding]:
+        """Return the preflight findings of a follower; a follower without a preflight record is a blocking finding."""
         read = partial(read_preflight, self._run_dir, node, self._place.allocation)
-        deadline_s = self._parts.deadlines.followers_s
-        wait_for(lambda: read() is not None, self._stop, deadline_s)
-        missing = [Finding(Level.BLOCKING, f"nodes.{node}", f"its agent within {deadline_s:g} s", "no record")]
-        found = read()
-        return missing if found is None else found
+        deadlines = self._parts.deadlines
+        pulse = Listener(self._run_dir.pulse(node))
+
+        def is_silent() -> bool:
+            return pulse.measure_silence_s() > deadlines.lost_s and pulse.has_heard
+
+        def is_decided() -> bool:
+            return read() is not None or node in self._list_ended() or is_silent()
+
+        wait_for(is_decided, self._stop, deadlines.followers_s)
+        if self._stop.signal is not None:
+            return read() or []
+        # The end marker is read first: an agent writes its record before its marker.
+        has_left, found = node in self._list_ended(), read()
+        if found is not None:
+            return found
+        if has_left:
+            reason = "its agent ended without a preflight record"
+        elif is_silent():
+            reason = f"no preflight record, no sign of life for {deadlines.lost_s:g} s: its agent died"
+            self._dead.append(node)
+        else:
+            reason = "no record"
+        expected = f"its agent within {deadlines.followers_s:g} s"
+        self._note([Finding(Level.BLOCKING, f"nodes.{node}", expected, reason)])
+        return []
+
+    def _find_dead(self) -> list[str]:
+        """Return the followers without record, end marker and sign of life for two pulses.
+
+        Slurm ends the leader with SIGTERM when the agent of another node dies.
+        """
+        until = time.monotonic() + 2 * self._parts.deadlines.pulse_s
+        silent = {
+            node: Listener(self._run_dir.pulse(node))
+            for node in self._place.followers
+            if read_preflight(self._run_dir, node, self._place.allocation) is None
+        }
+        while silent and time.monotonic() < until:
+            time.sleep(POLL_S)
+            for pulse in silent.values():
+                pulse.measure_silence_s()
+            ended = self._list_ended()
+            silent = {node: pulse for node, pulse in silent.items() if node not in ended and not pulse.has_heard}
+        return list(silent)
 
     def _store_rollouts(self) -> None:
         commands = self._parts.workload.rollout_commands(self._plan, self._run_dir)

@@ -18,6 +18,7 @@ from rlk_repro.agent.agent import run_agent
 from rlk_repro.agent.lock import locked
 from rlk_repro.agent.node import has_ended, mark_ended, read_preflight
 from rlk_repro.agent.parts import Deadlines, make_place
+from rlk_repro.agent.pulse import Pulse
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.base.findings import Level
@@ -392,6 +393,44 @@ def test_a_follower_that_ended_before_the_trials_is_a_lost_node(tmp_path: Path, 
         mark_ended(run_dir, make_place("b", ("a", "b"), "job-7"))
     assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=make_parts()) == 3
     assert run_dir.lost.is_file() == has_left
+    assert ("its agent ended without a preflight record" in message(run_dir)) == has_left
+
+
+def test_a_follower_whose_pulse_stops_before_its_record_is_named(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    deadlines = Deadlines(
+        grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1, pulse_s=0.1, lost_s=1, all_reduce_s=0
+    )
+
+    def beat_and_die() -> None:
+        wait_until(lambda: read_preflight(run_dir, "a", "job-7") is not None)
+        with Pulse(run_dir.pulse("b"), 0.1):
+            time.sleep(2)
+
+    dying = threading.Thread(target=beat_and_die)
+    dying.start()
+    place = make_place("a", ("a", "b"), "job-7")
+    started = time.monotonic()
+    assert run_agent(run_dir, place, is_resuming=False, parts=make_parts(deadlines=deadlines)) == 3
+    dying.join()
+    assert time.monotonic() - started < 30
+    assert "nodes.b" in message(run_dir)
+    assert "no sign of life for 1 s: its agent died" in message(run_dir)
+    assert run_dir.lost.is_file()
+    written = read_preflight(run_dir, "a", "job-7") or []
+    assert "nodes.a.nodes.b" in [finding.where for finding in written if finding.level is Level.BLOCKING]
+
+
+def test_a_leader_that_is_stopped_names_the_follower_that_died_during_preflight(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    mark_ended(run_dir, make_place("c", ("a", "b", "c"), "job-7"))
+    write_json(run_dir.node("c").preflight, {"schema": 1, "allocation": "job-7", "findings": []})
+    deadlines = Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1, pulse_s=0.3, all_reduce_s=0)
+    signal_when(lambda: read_preflight(run_dir, "a", "job-7") is not None, signal.SIGTERM)
+    place = make_place("a", ("a", "b", "c"), "job-7")
+    code = run_agent(run_dir, place, is_resuming=False, parts=make_parts(deadlines=deadlines))
+    assert code == 128 + signal.SIGTERM
+    assert message(run_dir) == "stopped by SIGTERM; the agent of b died during preflight without a record"
 
 
 def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) -> None:
