@@ -246,7 +246,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[RunDir]:
-    """Give a run directory; a bundle is unpacked for the duration of the block.
+    """Yield a run directory; a bundle is unpacked for the duration of the block.
 
     Raises:
         SpecError, BundleUnreadable: as ``unpack``.

@@ -1,6 +1,6 @@
 """Check whether a bundle is unchanged since it was sealed, and report every problem in one pass, without unpacking.
 
-``replay`` checks whether its logs give its numbers.
+``replay`` checks whether a bundle's logs give the bundle's numbers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
 
 
 def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
-    """The findings of ``verify``, without an expected id."""
+    """Return the findings of ``verify``, without an expected id."""
     return list(verify(path, limits=limits).findings)
 
 
@@ -119,7 +119,7 @@ def _verify_archive(path: Path, limits: Limits | None) -> Verification:
 
 
 def _identify(findings: tuple[Finding, ...], digests: Mapping[str, str]) -> Verification:
-    """Compute the id from the checksums of the present files: a list of other checksums proves nothing."""
+    """Compute the id from the checksums of the present files, because SHA256SUMS itself may have been changed."""
     claimed = digests.get(CHECKSUMS)
     if claimed is None:
         return Verification(findings=findings, bundle_id=None)

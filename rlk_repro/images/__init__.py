@@ -1,1 +1,1 @@
-"""Handle container images: the record inside an image, checks by it, archives, registries, and the commands."""
+"""Handle container images: build, pin, check, export and import them, and read the record inside an image."""

@@ -110,7 +110,7 @@ def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterato
 
 
 def _find(layout: OciLayout, image: OciImage) -> dict[str, FoundFile]:
-    """Find record, git heads and extension.  All are in layers that our build adds, so base layers stay packed."""
+    """Find record, git heads and extension.  The build of rlk-repro adds all of them, so base layers are not read."""
 
     def is_enough(paths: set[str]) -> bool:
         return _RECORD in paths and any(map(_is_head, paths)) and any(map(_is_extension, paths))

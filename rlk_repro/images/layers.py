@@ -1,4 +1,4 @@
-"""Find single files in an image's layers: from the top layer down, in a stream, as a container would see them."""
+"""Find single files in an image's layers: from the top layer down, as a container shows them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FoundFile:
 def find_files(
     layout: OciLayout, image: OciImage, is_wanted: Callable[[str], bool], is_enough: Callable[[set[str]], bool]
 ) -> dict[str, FoundFile]:
-    """Find files by path, from the uppermost layer down, until there are enough.  A deleted file stays deleted.
+    """Find files by path, from the top layer down, until ``is_enough`` returns true.  A deleted file is not found.
 
     Raises:
         BundleUnreadable: a layer is not a tar archive, or its compression is not supported.

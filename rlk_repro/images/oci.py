@@ -1,4 +1,4 @@
-"""Read OCI image layouts, in a folder or a tar of one: in place, hashed in a stream, never whole in memory.
+"""Read OCI image layouts from a folder or a tar, without unpacking.  A blob is hashed piece by piece.
 
 https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 """
@@ -40,7 +40,7 @@ class Descriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """The image of one platform, by its manifest's ``digest``; ``index_digest`` is that of the list around it."""
+    """The image of one platform; ``digest`` is its manifest's, ``index_digest`` that of the list of manifests."""
 
     digest: str
     index_digest: str | None

@@ -26,7 +26,7 @@ GIT_TIMEOUT_S: Final = 600.0
 
 @dataclass
 class PinnedText:
-    """A YAML file as lines that are edited at the positions of its nodes."""
+    """The lines of a YAML file, which ``set`` and ``remove`` edit at the positions of YAML nodes."""
 
     lines: list[str]
     changes: list[tuple[int, int, list[str]]] = field(default_factory=list)

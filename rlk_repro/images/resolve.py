@@ -1,6 +1,6 @@
-"""Print what RL-Kernel's registry chooses here, as JSON: ``python -m rlk_repro.images.resolve``.  It judges nothing.
+"""Print what RL-Kernel's registry chooses here, as JSON: ``python -m rlk_repro.images.resolve``.
 
-This is a process of its own, because the import itself is tested and may occupy a GPU.
+The module runs as a separate process, because importing RL-Kernel can fail and can occupy a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TIMEOUT_S: Final = 600.0
 
 
 def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | Unknown:
-    """Run that process; return its answer, or the last lines that it printed."""
+    """Run this module as a process; return its answer, or its last output where the process failed."""
     argv = [sys.executable, "-P", "-m", __name__]
     done = proc.run(argv, env=environ, timeout_s=TIMEOUT_S)
     if not done.is_ok:

@@ -42,9 +42,9 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
 def check_running(
     code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
 ) -> list[Finding]:
-    """Find every difference between this container, its record and the stack; outside our images the list is empty.
+    """Find every difference between this container, its record and the stack; outside an image of rlk-repro: nothing.
 
-    ``code`` is the present section of that name.  RL-Kernel's registry is asked in a process of its own.
+    ``code`` is this container's manifest section of that name.  A separate process asks RL-Kernel's registry.
     """
     try:
         record = read_record(root)

@@ -1,4 +1,4 @@
-"""What ``replay`` and ``diff`` print with ``--json``."""
+"""Define the answers that ``replay`` and ``diff`` print with ``--json``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Rerun(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayStopped(Answer):
-    """The re-analysis holds, and something stands in the way of running the experiment again."""
+    """The re-analysis gives the sealed result, but the experiment cannot run again here; ``rerun`` lists why."""
 
     reanalysis: Reanalysis
     rerun: Rerun

@@ -73,9 +73,9 @@ class ComparisonAnswer(Answer):
 class Comparison:
     """A comparison of two results; ``margin`` is a fraction and limits what counts as reproduced.
 
-    ``obstacles`` say why the results cannot be compared at all.  ``unidentified`` lists code that a side does not name:
-    the level stays undecided.  ``cautions`` list code that an older format could not name,
-    and another speed of the fabric: the level stands.
+    ``obstacles`` are reasons why the results cannot be compared.  ``unidentified`` lists code that one of the bundles
+    does not name, which makes the level undecided.  ``cautions`` lists code that an older format could not name, and a
+    different speed of the network; cautions do not change the level.
     """
 
     level: Match
@@ -143,9 +143,10 @@ def compare_analyses(
     """Compare two results: bitwise where every seeded metric of every trial is equal, else by speed and training
     levels.
 
-    Operators are compared cell by cell and never bitwise, because their records are times.  ``code`` lists how the code
-    that ran differs.  ``margin``, a fraction, is the run's margin for replays, by default the verdict's smallest
-    effect. A trial that failed on either side, or whose proof differs, makes the results not comparable.
+    Operators are compared cell by cell and never bitwise, because the record of an operator is a time.
+    ``code`` lists how the code that ran differs.  ``margin``, a fraction, is the run's margin for replays, by default
+    the verdict's smallest effect.  A trial that failed on either side, or whose proof differs, makes the results not
+    comparable.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
@@ -226,7 +227,7 @@ def _percent(fraction: float) -> str:
 
 
 def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
-    """Show differing values by old and new value; show a missing value by its side."""
+    """Write one line for each finding of this level, with the values of both bundles."""
     form = "recorded {}, now {}" if level is Level.BLOCKING else "{} in the old bundle, {} in the new one"
     for item in findings:
         if item.level is level:

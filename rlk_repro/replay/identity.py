@@ -39,7 +39,7 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The code that ran; ``sources`` holds the hashes of each module's Python files, none where a module had no hash.
+    """The code that ran; ``sources`` has the hashes of each module's Python files, or an empty set.
 
     ``decisions`` holds implementation and version of each operator that RL-Kernel served.  ``is_early`` says that the
     recording format did not hash modules yet; it may not have named commits either.  ``networks`` names the networks by

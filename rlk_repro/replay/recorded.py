@@ -60,7 +60,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
-    """How to get the rlk-repro that ran, where its checkout was changed and the bundle says so."""
+    """Return lines that say how to get the rlk-repro that ran, where its checkout had changes."""
     own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.section) if manifests else None
     patch = own.get(OWN_PATCH) if isinstance(own, dict) else None
     if not isinstance(own, dict) or patch is None:

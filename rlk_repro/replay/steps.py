@@ -86,7 +86,7 @@ class PreparedReplay:
 
 
 def reanalyse(bundle: Path) -> Recorded:
-    """Verify, analyse the logs again, and require the sealed bytes; other words for the same values may pass.
+    """Verify, analyse the logs again, and require the sealed bytes; another version may use other words.
 
     Raises:
         CheckFailed: a file differs from what was sealed, the logs do not give the sealed analysis, or the author's
@@ -200,7 +200,7 @@ def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Find
 
 
 def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
-    """Reduce the plan to one node without a container, as the local cluster needs, and list what was removed."""
+    """Reduce the plan to one node without a container, for the local cluster, and list what was removed."""
     lost, sources = [], dict(plan.sources)
     run, stack, hardware, layout = plan.run, plan.stack, plan.hardware.hardware, plan.layout
     if layout.num_nodes > 1:
@@ -231,7 +231,7 @@ def _probe_here(plan: Plan) -> Manifest:
 
 
 def _find_missing(recorded: Recorded) -> Iterator[Finding]:
-    """Find missing manifests and facts; without them the recorded machine would look like this one."""
+    """Find missing manifests and facts; without them a comparison finds no difference."""
     num_nodes, found = recorded.plan.layout.num_nodes, recorded.manifests
     if len(found) < num_nodes:
         yield Finding(Level.BLOCKING, "nodes", f"a manifest of each of {num_nodes} node(s)", f"{len(found)}")

@@ -1,1 +1,1 @@
-"""The steps of docker/Dockerfile.cuda and docker/Dockerfile.rocm.  A step fails where the image would prove less."""
+"""The steps of docker/Dockerfile.cuda and docker/Dockerfile.rocm.  A step fails where a proof would be missing."""
