@@ -149,7 +149,7 @@ def test_a_verdict_forged_with_its_checksums_is_computed_again(call, sealed: Run
     assert code == 1
     assert "\nFASTER\n" in out
     assert "analysis.json: expected the logs' values, shown here" in out
-    assert "The bundle contradicts its own records" in " ".join(out.split())
+    assert "Records of the bundle contradict each other" in " ".join(out.split())
     assert "new verdict:      faster" in call("diff", bundle, bundle)[1]
     assert "the logs' values, shown here" in (tmp_path / "out" / "report.md").read_text()
 

@@ -46,7 +46,7 @@ def test_rewritten_rules_are_found_by_report_and_replay(call, tmp_path: Path) ->
     code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
     text = " ".join(out.split())
     assert code == 1
-    assert "The bundle contradicts its own records" in text
+    assert "Records of the bundle contradict each other" in text
     assert "plan.json: run.measure.alpha: expected 0.05, found 0.49" in text
     assert "alpha 0.49 instead of 0.05" in text
     assert "margins.raw_reward 1e+12 instead of 0.05" in text

@@ -144,7 +144,7 @@ def test_forged_words_of_this_version_are_refused(call, tmp_path: Path, change: 
     assert "independent laboratory" in err
     code, out, _ = call("report", bundle, "-o", str(tmp_path / "out"))
     assert code == 1
-    assert "The bundle contradicts its own records" in " ".join(out.split())
+    assert "Records of the bundle contradict each other" in " ".join(out.split())
     assert "independent laboratory" not in (tmp_path / "out" / "report.md").read_text().split("## Findings")[0]
 
 
