@@ -140,8 +140,7 @@ def compare_analyses(
     code: Sequence[Finding] = (),
     margin: float | None = None,
 ) -> Comparison:
-    """Compare two results: bitwise where every seeded metric of every trial is equal, else by speed and training
-    levels.
+    """Compare two results bitwise where all seeded metrics are equal, else by speed and training levels.
 
     Operators are compared cell by cell and never bitwise, because the record of an operator is a time.
     ``code`` lists how the code that ran differs.  ``margin``, a fraction, is the run's margin for replays, by default
