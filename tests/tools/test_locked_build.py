@@ -139,6 +139,20 @@ def test_a_wheel_with_another_hash_is_named(
     environment._install(folder, lock, bundle)
 
 
+def test_package_that_asks_for_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, requires in {"pandas": "numpy>=2.0.2", "opencv_python_headless": "numpy>=2", "contented": "numpy>=1"}.items():
+        folder = tmp_path / f"{name}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: 1\nRequires-Dist: {requires}\n")
+    (tmp_path / "numpy-1.26.4.dist-info").mkdir()
+    (tmp_path / "numpy-1.26.4.dist-info/METADATA").write_text("Name: numpy\nVersion: 1.26.4\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(CheckFailed, match=r"pandas: asks for another version, got 'numpy 1\.26\.4'") as raised:
+        locked.check_requirements()
+    assert "opencv" not in str(raised.value)
+    assert "contented" not in str(raised.value)
+
+
 def test_nothing_is_installed_without_a_hash() -> None:
     """Every list of packages that a build of a stack with a lock reads, and every command of its Dockerfile."""
     for name in ("base.txt", "build.txt", "sbom.txt"):

@@ -23,12 +23,13 @@ def is_locked() -> bool:
 
 
 def check_inputs(inputs: Inputs) -> None:
-    """Check the arguments, and compare the packages with the lock where the stack has one."""
+    """Check the arguments, and compare the packages with the lock, and with each other, where the stack has one."""
     if is_locked():
         from rlk_repro.images.stacks import get_stack
-        from tools.image_build.locked import check_packages
+        from tools.image_build.locked import check_packages, check_requirements
 
         check_packages(get_stack(inputs.stack), inputs.platform)  # type: ignore[arg-type]
+        check_requirements()
 
 
 def install_transformer_engine(inputs: Inputs) -> None:

@@ -7,6 +7,8 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -33,9 +35,14 @@ IMPORTS: Final = (
     *("train", "vime.ray.rollout", "vime.ray.train_actor", "vime.backends.megatron_utils.actor"),
     *("vime.rollout.vllm_rollout", "vime.rollout.rm_hub", "vllm.entrypoints.openai.api_server"),
     *("vllm_router.launch_router", "torch_memory_saver", "mbridge", "transformer_engine.pytorch"),
-    *("rlk_repro.integration.vime",),
+    *("rlk_repro.integration.vime", "pyarrow", "pandas"),
 )
-"""The modules that a trial's processes import: vime's train.py and actors, vLLM's server, our integration."""
+"""The modules that a trial's processes import: vime's train.py and actors, vLLM's server, our integration.
+
+Ray imports pyarrow, and vime imports pandas, only when a trial runs.
+"""
+OVERRIDDEN: Final = frozenset({"opencv-python-headless"})
+"""Packages that ask for another NumPy than the lock's; requirements/2026-11-overrides.txt says why each may."""
 
 
 def check_packages(stack: Stack, platform: ImagePlatform) -> None:
@@ -54,6 +61,36 @@ def check_packages(stack: Stack, platform: ImagePlatform) -> None:
     ]  # fmt: skip
     if problems:
         raise CheckFailed(*problems)
+
+
+def check_requirements() -> None:
+    """Refuse packages that ask for another version of an installed package than the installed one.
+
+    The lock overrides NumPy's version, and a resolver then accepts any package.
+
+    Raises:
+        CheckFailed: the error lists every such package.
+    """
+    problems = list(_find_unmet())
+    if problems:
+        raise CheckFailed(*problems)
+
+
+def _find_unmet() -> Iterator[Problem]:
+    from packaging.requirements import Requirement  # every lock of a stack has it
+
+    installed = list_packages()
+    for distribution in metadata.distributions():
+        name = normalise(distribution.metadata["Name"])
+        for text in distribution.requires or ():
+            wanted = Requirement(text)
+            found = installed.get(normalise(wanted.name))
+            if found is None or name in OVERRIDDEN or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+                continue
+            if not wanted.specifier.contains(found, prereleases=True):
+                yield Problem(
+                    f"package {name}", "asks for another version", got=f"{wanted.name} {found}", expected=text
+                )
 
 
 def _is_same(locked: str | None, found: str | None) -> bool:
