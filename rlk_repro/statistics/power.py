@@ -91,13 +91,14 @@ def smallest_session_effect(
 
     The gate on control blocks must pass as well.  ``block_sd_pct`` is the standard deviation of the log ratio of one
     block, in percent; sessions are assumed to differ by that noise only.  The result is None for fewer than three
-    sessions or six blocks, or if the power is too small even for a 50-fold speed-up.
+    sessions, for fewer than six blocks in a session, for one to five control blocks in all sessions, or if the power
+    is too small even for a 50-fold speed-up.
     """
-    if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS:
+    number = sessions * control_blocks
+    if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS or 0 < number < MIN_BLOCKS:
         return None
     block_sd, smallest = block_sd_pct / 100, smallest_effect_pct / 100
     plan = _Plan(sessions, block_sd / math.sqrt(HODGES_LEHMANN_EFFICIENCY * blocks), smallest, alpha, 0)
-    number = sessions * control_blocks
 
     def find_power(log_effect: float) -> float:
         margin = max(math.log1p(smallest), log_effect - plan.half_width)

@@ -248,7 +248,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     effect = summary["smallest_visible_effect"]
     if plan.is_crossover:
         if effect is None:
-            return "none: faster or slower needs 3 sessions of 6 blocks"
+            return "none: faster or slower needs 3 sessions of 6 blocks, and no or 6 control blocks in all of them"
         return (
             f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
             f"spread by {measure.expected_block_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"

@@ -23,7 +23,7 @@ from rlk_repro.report.labels import headline_value
 from rlk_repro.report.setting import describe_setting
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus
-from rlk_repro.statistics.crossover import block_effect
+from rlk_repro.statistics.crossover import block_effect, hodges_lehmann
 from rlk_repro.statistics.stats import t_quantile
 from rlk_repro.submit.sending import load_plan
 from tests import ROOT
@@ -298,6 +298,22 @@ def test_the_pilot_without_garbage_collection_spreads_as_the_page_says() -> None
     assert f"a session takes {record['session_s']:.0f} s" in section
     collected = record["collect_s"]["before"]
     assert f"{min(collected):.3f} to {max(collected):.3f} s" in section
+
+
+def test_two_sessions_without_garbage_collection_say_what_the_page_says() -> None:
+    record = json.loads((FOLDER / "qwen3-4b-random-two-sessions-h200.json").read_text())
+    section = find_section("A step of training without garbage collection")
+    step = record["effects"]["step_time_s"]
+    assert f"{step['ratio']:.3f}, 95 % interval {step['low']:.3f} to {step['high']:.3f}" in section
+    assert f"training alone {record['effects']['actor_train_time_s']['ratio']:.3f}" in section
+    assert f"energy of a step {record['effects']['energy_j']['ratio']:.3f}" in section
+    sessions = [
+        [block["log_ratio"] for block in session["blocks"] if not block["is_control"]] for session in record["sessions"]
+    ]
+    first, second = (hodges_lehmann(effects) for effects in sessions)
+    assert f"differ by {100 * abs(first - second):.2f} %" in section
+    spreads = [statistics.stdev(effects) for effects in sessions]
+    assert f"by {100 * spreads[0]:.1f} and {100 * spreads[1]:.1f} %" in section
 
 
 def test_eight_gates_passed_and_two_do_not_apply() -> None:

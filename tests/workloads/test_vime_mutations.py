@@ -38,7 +38,6 @@ SURVIVORS = {
     "zero": {
         MARGIN: "none is left free",
         REWARD_MARGIN: "a reward must not fall at all",
-        "measure.control_blocks": "the noise floor is not measured",
         "measure.pairs": "sessions are run, and no pairs",
         "measure.shadow_steps": "no comparison of both routes",
         "measure.warmup_steps": "every step is scored",
@@ -54,7 +53,7 @@ SURVIVORS = {
             "layouts.HARDWARE.num_nodes",
             *("measure.pairs", "measure.warmup_steps", "measure.scored_steps"),
             *("measure.design", "entropy_metric", "gc_freeze", "measure.sessions", "measure.blocks"),
-            *("measure.control_blocks", "measure.shadow_steps"),
+            "measure.shadow_steps",
             *("expected_session_minutes.HARDWARE", REWARD_MARGIN),
             *("measure.expected_pair_sd_pct", "measure.expected_block_sd_pct"),
             *("rl_kernel.mode", "rl_kernel.ops", "rl_kernel.ops_on.HARDWARE"),
