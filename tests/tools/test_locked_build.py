@@ -140,7 +140,8 @@ def test_a_wheel_with_another_hash_is_named(
 
 
 def test_package_that_asks_for_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, requires in {"pandas": "numpy>=2.0.2", "opencv_python_headless": "numpy>=2", "contented": "numpy>=1"}.items():
+    packages = {"pandas": "numpy>=2.0.2", "opencv_python_headless": "numpy>=2", "contented": "numpy>=1"}
+    for name, requires in packages.items():
         folder = tmp_path / f"{name}-1.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Name: {name}\nVersion: 1\nRequires-Dist: {requires}\n")
