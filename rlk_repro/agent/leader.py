@@ -42,7 +42,6 @@ from rlk_repro.agent.resume import find_open_trials, find_whole_pairs, set_aside
 from rlk_repro.agent.rollouts import count_stored, lay_out_rollouts, store_rollouts
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
-from rlk_repro.agent.traces import withhold_traces
 from rlk_repro.agent.trial import Outcome, TrialWatch, make_scrubber, run_command, run_trial
 from rlk_repro.base.disk import Unwritable
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError, code_after
@@ -361,8 +360,6 @@ class Leader:
                 reason=outcome.reason,
                 num_leftovers=outcome.ended.num_leftovers,
             )
-        scrubber = make_scrubber(command.from_env, os.environ)
-        self._note(withhold_traces(self._run_dir.trial(trial.name).traces, trial.name, scrubber.bytes))
 
     @contextmanager
     def _lay_out_rollouts(self, trial: Trial, command: Command) -> Iterator[None]:
