@@ -130,7 +130,7 @@ class Leader:
             if self._stop.signal is not None:
                 code, message = code_after(self._stop.signal), f"stopped by {self._stop.signal.name}"
                 if self._dead:
-                    message += f"; no preflight record and no sign of life from {', '.join(self._dead)}"
+                    message += f"; the agent of {', '.join(self._dead)} died during preflight without a record"
             elif phase.error is not None:
                 code, message = phase.exit_code, f"{name}: {phase.error}"
             if code:
@@ -188,7 +188,7 @@ class Leader:
             self._dead = self._find_dead()
             self._note(
                 [
-                    Finding(Level.BLOCKING, f"nodes.{node}", "a preflight record", "no record and no sign of life")
+                    Finding(Level.BLOCKING, f"nodes.{node}", "a preflight record", "its agent died without a record")
                     for node in self._dead
                 ]
             )

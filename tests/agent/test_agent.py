@@ -430,7 +430,7 @@ def test_a_leader_that_is_stopped_names_the_follower_that_died_during_preflight(
     place = make_place("a", ("a", "b", "c"), "job-7")
     code = run_agent(run_dir, place, is_resuming=False, parts=make_parts(deadlines=deadlines))
     assert code == 128 + signal.SIGTERM
-    assert message(run_dir) == "stopped by SIGTERM; no preflight record and no sign of life from b"
+    assert message(run_dir) == "stopped by SIGTERM; the agent of b died during preflight without a record"
 
 
 def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) -> None:
