@@ -6,7 +6,6 @@ The run directory is packed in any case.  It is sealed only when every trial has
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +17,6 @@ from rlk_repro.agent.all_reduce import measure_all_reduce
 from rlk_repro.agent.budget import Budget
 from rlk_repro.agent.journal import Journal
 from rlk_repro.agent.node import (
-    POLL_S,
     describe_node,
     find_unlike_nodes,
     has_ended,
@@ -92,7 +90,7 @@ class Leader:
             code, message = self._run_steps()
             if code and self._budget.is_over and self._count_done() > before:
                 write_text(self._run_dir.again, self._place.allocation)
-            if (self._ray.lost or self._lost_early or self._dead) and self._stop.signal is None:
+            if (self._ray.lost or self._lost_early or (code and self._dead)) and self._stop.signal is None:
                 write_text(self._run_dir.lost, self._place.allocation)
             with self._journal.phase("pack") as phase:
                 self._parts.pack(self._run_dir)
@@ -129,8 +127,6 @@ class Leader:
                 step()
             if self._stop.signal is not None:
                 code, message = code_after(self._stop.signal), f"stopped by {self._stop.signal.name}"
-                if self._dead:
-                    message += f"; the agent of {', '.join(self._dead)} died during preflight without a record"
             elif phase.error is not None:
                 code, message = phase.exit_code, f"{name}: {phase.error}"
             if code:
@@ -183,16 +179,7 @@ class Leader:
         return [node for node in self._place.followers if has_ended(self._run_dir, node, self._place.allocation)]
 
     def _collect_followers(self) -> list[Finding]:
-        found = [finding for node in self._place.followers for finding in self._collect_follower(node)]
-        if self._stop.signal is not None:
-            self._dead = self._find_dead()
-            self._note(
-                [
-                    Finding(Level.BLOCKING, f"nodes.{node}", "a preflight record", "its agent died without a record")
-                    for node in self._dead
-                ]
-            )
-        return found
+        return [finding for node in self._place.followers for finding in self._collect_follower(node)]
 
     def _collect_follower(self, node: str) -> list[Finding]:
         """Return the preflight findings of a follower; a follower without a preflight record is a blocking finding."""
@@ -223,25 +210,6 @@ class Leader:
         expected = f"its agent within {deadlines.followers_s:g} s"
         self._note([Finding(Level.BLOCKING, f"nodes.{node}", expected, reason)])
         return []
-
-    def _find_dead(self) -> list[str]:
-        """Return the followers without record, end marker and sign of life for two pulses.
-
-        Slurm ends the leader with SIGTERM when the agent of another node dies.
-        """
-        until = time.monotonic() + 2 * self._parts.deadlines.pulse_s
-        silent = {
-            node: Listener(self._run_dir.pulse(node))
-            for node in self._place.followers
-            if read_preflight(self._run_dir, node, self._place.allocation) is None
-        }
-        while silent and time.monotonic() < until:
-            time.sleep(POLL_S)
-            for pulse in silent.values():
-                pulse.measure_silence_s()
-            ended = self._list_ended()
-            silent = {node: pulse for node, pulse in silent.items() if node not in ended and not pulse.has_heard}
-        return list(silent)
 
     def _store_rollouts(self) -> None:
         commands = self._parts.workload.rollout_commands(self._plan, self._run_dir)

@@ -421,18 +421,6 @@ def test_a_follower_whose_pulse_stops_before_its_record_is_named(tmp_path: Path)
     assert "nodes.a.nodes.b" in [finding.where for finding in written if finding.level is Level.BLOCKING]
 
 
-def test_a_leader_that_is_stopped_names_the_follower_that_died_during_preflight(tmp_path: Path) -> None:
-    _, run_dir = make_staged(tmp_path / "run")
-    mark_ended(run_dir, make_place("c", ("a", "b", "c"), "job-7"))
-    write_json(run_dir.node("c").preflight, {"schema": 1, "allocation": "job-7", "findings": []})
-    deadlines = Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1, pulse_s=0.3, all_reduce_s=0)
-    signal_when(lambda: read_preflight(run_dir, "a", "job-7") is not None, signal.SIGTERM)
-    place = make_place("a", ("a", "b", "c"), "job-7")
-    code = run_agent(run_dir, place, is_resuming=False, parts=make_parts(deadlines=deadlines))
-    assert code == 128 + signal.SIGTERM
-    assert message(run_dir) == "stopped by SIGTERM; the agent of b died during preflight without a record"
-
-
 def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) -> None:
     plan, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"], profile=STRICT + b"telemetry_interval_s: 0.05\n")
     follower = make_place("b", ("a", "b"), "job-7")
