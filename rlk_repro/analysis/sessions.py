@@ -59,7 +59,7 @@ Values = Mapping[str, Sequence[float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One session; ``faults`` says why a block does not count, by the index of the block among all blocks."""
+    """One session; ``faults`` maps a block's index to the reason why the block does not count."""
 
     trial: Trial
     schedule: Schedule
@@ -82,7 +82,7 @@ class Session:
         return block_effect(self.schedule.blocks[block].order, values)
 
     def effects(self, metric: str, *, is_control: bool = False, is_scored: bool = True) -> list[float] | None:
-        """Return the effects of all blocks that count, or None if one of them lacks a value."""
+        """Return the effects of all blocks that count; None if no block counts or one of these blocks lacks a value."""
         found = [
             self.effect(metric, block, is_scored=is_scored)
             for block, item in enumerate(self.schedule.blocks)
@@ -117,7 +117,7 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
 def make_session(
     trial: Trial, whole: TrialResult, schedule: Schedule, faults: Mapping[int, str], *, lane: Lane
 ) -> Session:
-    """Split the result of a session into its two arms; ``faults`` says why a block does not count, by its index."""
+    """Split a session's result into its two arms; ``faults`` maps a block's index to why the block does not count."""
     values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in whole.series}
     if lane == "live" and (tokens := _count_tokens(values)):
         values[_TOKENS] = tokens
@@ -134,7 +134,7 @@ def _count_tokens(values: Values) -> list[float | None]:
 def _find_faults(
     plan: Plan, ops: OpsLog, schedule: Schedule, step_times: Sequence[float | None]
 ) -> Iterator[tuple[int, str]]:
-    """Yield the blocks that do not count, with the reason: a step without proof, or a disturbed scored step."""
+    """Yield the index of each block that does not count, and the reason: a step without proof or a disturbed step."""
     decisions = ops.decisions()
     served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
     for block, steps in enumerate(schedule.steps_of_blocks):
@@ -232,7 +232,7 @@ def _find_status(session: Session) -> tuple[PairStatus, str]:
 
 
 def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[PairMetric]:
-    """Yield every metric of both arms with the effect of the session, then the metrics that only blocks have."""
+    """Yield each metric of both arms with its effect in the session, then the metrics that only blocks have."""
     for item in pair_metrics(*session.arms):
         effects = session.effects(item.metric)
         if item.metric == MEAN_STEP_TIME:
@@ -257,7 +257,7 @@ def _make_metric(name: str, log_ratio: float) -> PairMetric:
 
 
 def _list_blocks(session: Session, slope: float) -> Iterator[BlockResult]:
-    """Yield the blocks in the order run, each adjusted for its number of tokens."""
+    """Yield the blocks in the order in which they ran, each with its effect on step time, adjusted for its tokens."""
     for number, block in enumerate(session.schedule.blocks):
         log_ratio, tokens = session.effect(STEP_TIME, number), session.effect(_TOKENS, number)
         yield BlockResult(

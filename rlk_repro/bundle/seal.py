@@ -378,7 +378,7 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
 
 
 def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
-    """Return the start of a text, safe to print; None where a stranger's record has no text in that place."""
+    """Return the start of the text under ``keys`` of an untrusted record, safe to print; None if there is no text."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None
@@ -393,7 +393,7 @@ def _read_status(pieces: Iterable[Piece]) -> str:
 
 
 def _load_own(pieces: Iterable[Piece], max_bytes: int = files.MAX_JSON_BYTES) -> Any:
-    """Load a JSON file that rlk-repro wrote; None where it cannot be read."""
+    """Load a JSON file of the bundle; return None if it cannot be read."""
     try:
         return parse_json("", read_own(pieces, max_bytes) or b"", max_bytes=max_bytes)
     except BundleUnreadable:

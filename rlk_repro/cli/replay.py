@@ -113,7 +113,7 @@ def _say_end(bundle: Path, recorded: Recorded, replay: str, next_command: str) -
 
 
 def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> None:
-    """Print how exactly the new run reproduced the recorded one, and then the answer of the new run."""
+    """Print how closely the new run matches the recorded run, then the answer of the new run."""
     from rlk_repro.report.terminal import print_answer
 
     for line in comparison.lines():
@@ -132,7 +132,7 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
 
 
 def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:
-    """Print what is missing, each part with a command that helps, and then the recorded answer."""
+    """Print what this machine lacks, with a command that helps for each part, then the recorded answer."""
     for need, following in zip(needs, (*needs[1:], None), strict=True):
         is_shared = following is not None and following.hint == need.hint
         for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():

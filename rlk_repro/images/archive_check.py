@@ -1,4 +1,4 @@
-"""Judge an image in a file, without running it and without a GPU: digests, labels, record, kernels, the stack."""
+"""Check an image saved as a file, without a container or a GPU: its digests, labels, record, kernels and stack."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveChecked(Answer):
-    """The findings about an image in a file.
+    """The findings about an image that is saved as a file.
 
-    ``digest`` is the one to pin: the digest of the manifest list, or of the manifest where there is no list.
+    A stack pins ``digest``: the digest of the manifest list, or of the manifest if there is no list.
     """
 
     digest: str
@@ -70,7 +70,7 @@ def check_archive(path: Path, stack: Stack | None = None, platform: str | None =
 def judge_record(
     record: ImageRecord, labels: Mapping[str, str], stack: Stack | None, platform: str | None
 ) -> Iterator[Finding]:
-    """Judge what a record and the labels around it show, wherever they were read."""
+    """Check the record and the labels of an image, read from a file or through a container runtime."""
     yield from match_labels(record, labels)
     yield from check_sources(record)
     yield from check_kernels(record)
@@ -110,7 +110,7 @@ def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterato
 
 
 def _find(layout: OciLayout, image: OciImage) -> dict[str, FoundFile]:
-    """Find record, git heads and extension.  The build of rlk-repro adds all of them, so base layers are not read."""
+    """Find the record, vime's git HEAD and RL-Kernel's extension; the search ends at the layer that completes them."""
 
     def is_enough(paths: set[str]) -> bool:
         return _RECORD in paths and any(map(_is_head, paths)) and any(map(_is_extension, paths))

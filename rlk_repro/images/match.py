@@ -169,4 +169,4 @@ def _names(fact: Any) -> list[str]:
 
 
 def missing_record(reason: str, where: str = PROVENANCE) -> Finding:
-    return _differs(where, "the record of an image of ours", reason)
+    return _differs(where, "the record of an image that rlk-repro built", reason)

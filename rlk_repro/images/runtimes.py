@@ -27,7 +27,7 @@ CHECK: Final = ("python3", "-P", "-m", "rlk_repro.image_check", "--json")
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """One runtime; ``run`` and ``labels`` take the runtime's name of an image, or its file."""
+    """One container runtime; ``run`` and ``labels`` accept the runtime's name of the image or the path of its file."""
 
     name: str
     run: Callable[[str], list[str]]
@@ -82,10 +82,10 @@ def find_runtime(name: str | None) -> Runtime:
 
 
 def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | None) -> str:
-    """Fetch an image by digest; return its name in the runtime.  A file has the name that jobs expect and is never
-    partial.
+    """Fetch an image by digest; return its name in the runtime, or the path of its file.
 
-    Engines and caches keep the layers that they have, so a second pull continues an interrupted one.
+    Only a complete file gets the name that jobs expect.  A second pull continues an interrupted one, because
+    engines and caches keep the layers that they have.
 
     Raises:
         CheckFailed: the runtime failed; the error quotes it.
@@ -109,7 +109,7 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
 
 
 def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform: str | None) -> list[Finding]:
-    """Judge the image's record and labels here, and add the image's own judgement of itself.
+    """Check the image's record and labels here, and add the findings of the check that runs inside the image.
 
     Raises:
         EnvironmentMissing: the runtime cannot start the image.
@@ -117,12 +117,12 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
     done = proc.run([*runtime.run(what), "cat", PROVENANCE], timeout_s=ASK_TIMEOUT_S)
     if not done.is_ok:
         if "No such file" in done.stderr and PROVENANCE in done.stderr:
-            return [Finding(Level.BLOCKING, PROVENANCE, "the record of an image of ours", "no such file")]
+            return [Finding(Level.BLOCKING, PROVENANCE, "the record of an image that rlk-repro built", "no such file")]
         raise EnvironmentMissing(Problem(f"{runtime.name} run {what}", done.last_words[:300]))
     try:
         record = parse_record(done.stdout.encode())
     except BundleUnreadable as error:
-        return [Finding(Level.BLOCKING, PROVENANCE, "a record as it was written", str(error.problems[0]))]
+        return [Finding(Level.BLOCKING, PROVENANCE, "the record that the build wrote", str(error.problems[0]))]
     labels = _ask_labels(what, runtime)
     findings = [item for item in judge_record(record, labels or {}, stack, platform)
                 if labels is not None or not item.where.startswith("label ")]  # fmt: skip
@@ -130,7 +130,7 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
 
 
 def _ask_labels(what: str, runtime: Runtime) -> dict[str, str] | None:
-    """Ask for an image's labels; None where the runtime does not keep them."""
+    """Ask the runtime for an image's labels; return None if the runtime does not keep labels."""
     if runtime.labels is None:
         return None
     done = proc.run(runtime.labels(what), timeout_s=ASK_TIMEOUT_S)
@@ -144,13 +144,14 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
     try:
         return [Finding.from_json(item) for item in json.loads(done.stdout)["findings"]]
     except (ValueError, KeyError, TypeError):
-        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "an answer", done.last_words[:300])]
+        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "findings in JSON", done.last_words[:300])]
 
 
 def _stream(argv: list[str]) -> None:
-    """Run the runtime; its progress goes to standard error."""
+    """Run a runtime's command; its progress goes to standard error."""
     code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
     if code != 0:
         raise CheckFailed(
-            Problem(" ".join(argv[:3]), f"ended with {code}", hint="run the same command again: it continues")
-        )
+            Problem(" ".join(argv[:3]), f"ended with exit code {code}",
+                    hint="run the same command again: it continues the pull")
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Find the section ``gpu`` for every vendor, and the processes that use the GPUs now.
+"""Collect the facts of section ``gpu`` for GPUs of every vendor, and find the processes that use the GPUs now.
 
 A GPU that has no driver is still on the PCI bus; the section then says that the driver is missing.
 """

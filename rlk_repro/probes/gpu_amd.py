@@ -1,4 +1,4 @@
-"""Find the section ``gpu`` on AMD in the kernel's files: KFD's topology and each device's folder in sysfs.
+"""Collect the facts of section ``gpu`` on AMD from the kernel's files: KFD's topology and the devices in sysfs.
 
 Every container that may use the GPUs has these files.  Reading them needs no library and cannot hang.  This module asks
 amd-smi only for a product name that the board does not hold.

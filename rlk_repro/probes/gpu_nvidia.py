@@ -1,4 +1,4 @@
-"""Find the section ``gpu`` on NVIDIA: from NVML if its Python package is installed, otherwise from nvidia-smi.
+"""Collect the facts of section ``gpu`` on NVIDIA: from NVML if its Python package is installed, else from nvidia-smi.
 
 Other facts (container toolkit, IMEX channels, forward-compatibility library) come from files and tools.
 """

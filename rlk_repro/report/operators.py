@@ -135,14 +135,17 @@ def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
 
 
 def format_ms(seconds: float) -> str:
-    """Format milliseconds with four significant digits."""
+    """Format a time, given in seconds, as milliseconds with four significant digits."""
     value = seconds * 1e3
     decimals = 3 - math.floor(math.log10(value)) if value > 0 else 0
     return format_fixed(value, min(6, max(0, decimals)))
 
 
 def describe_median(result: OperatorResult) -> str:
-    """Return the medians of the processes, like ``4.480 – 4.482``; without a median, return the status."""
+    """Return the range of the processes' medians in milliseconds, like ``4.480 – 4.482``.
+
+    If no process has a median, return the status of the measurement.
+    """
     values = sorted(trial.median_s for trial in result.trials if trial.median_s is not None)
     if not values:
         return result.status.value
@@ -158,7 +161,10 @@ def find_speedup(result: OperatorResult) -> float | None:
 
 
 def describe_speedup(result: OperatorResult) -> str:
-    """Return the speedup, like ``3.07`` or ``3.05 – 3.09``; ``1`` for the reference, empty without a value."""
+    """Return the range of the processes' speedups, like ``3.05 – 3.09``; the reference's speedup is ``1``.
+
+    If no process has a speedup, return an empty text.
+    """
     if result.implementation == REFERENCE:
         return "1" if result.status is OperatorStatus.PASSED else ""
     values = sorted(trial.speedup for trial in result.trials if trial.speedup is not None)

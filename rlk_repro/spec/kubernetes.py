@@ -142,7 +142,7 @@ class KubernetesSettings(GrowingModel):
     run_as: RunAs | None = Field(
         None, description="user of the pods; default: the image's user, which is root in vime's images"
     )
-    python: Word = Field("python3", description="Python interpreter in the image that has rlk_repro")
+    python: Word = Field("python3", description="Python interpreter of the image that can import rlk_repro")
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
         None, description="version of Ray in the image, for KubeRay; the leading agent compares it"
     )

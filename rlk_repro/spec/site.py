@@ -71,7 +71,7 @@ class ContainerSettings(GrowingModel):
 
     runtime: Runtime = "host"
     python: Word = Field(
-        "python3", description="Python interpreter that has rlk_repro, in the container or on the host"
+        "python3", description="Python interpreter, in the container or on the host, that can import rlk_repro"
     )
     host_python: Word | None = Field(
         None, description="the nodes' interpreter for stacks without images, where runtime is a container's"

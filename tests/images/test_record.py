@@ -255,7 +255,7 @@ def test_a_job_in_a_container_needs_the_stacks_image_where_there_are_gpus(
     manifest = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": True}})
     assert [finding.where for finding in check_image(plan, manifest, root)] == ["image.commits.vime"]
     (missing,) = check_image(plan, manifest, tmp_path / "none")
-    assert (missing.level, missing.expected) == (Level.BLOCKING, "the record of an image of ours")
+    assert (missing.level, missing.expected) == (Level.BLOCKING, "the record of an image that rlk-repro built")
     outside = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": False}})
     assert check_image(plan, outside, tmp_path / "none") == []
     locked = plan.stack.model_copy(update={"locks": {"cuda-amd64": f"sha256:{'1' * 64}"}})

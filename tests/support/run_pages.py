@@ -107,7 +107,7 @@ def _command(plans: Plans) -> Iterator[str]:
         missing = plan.stack.unpublished.get(plan.hardware.image_platform)
         if missing is not None:
             yield f"It needs an image; `{missing.build}` builds it."
-        yield "`--cluster k8s` takes the same flags."
+        yield "For Kubernetes, replace `--cluster slurm` by `--cluster k8s`; the other flags are the same."
 
 
 def _hardware(plans: Plans) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _hardware(plans: Plans) -> Iterator[str]:
     left_out = "without queueing, `prepare`, preflight and a run that stores rollouts"
     yield f"Hours are the run's own estimate (`expected_trial_minutes`), {left_out}."
     if isinstance(_first(plans).run.workload, VimeWorkload):
-        yield "Where it comes from: [runs of vime](../vime-workload.md#runs)."
+        yield "[Runs of vime](../vime-workload.md#runs) says where the estimate comes from."
 
 
 def _hardware_row(name: str, plan: Plan) -> Row:
@@ -131,9 +131,10 @@ def _hardware_row(name: str, plan: Plan) -> Row:
 def _operators(plans: Plans) -> Iterator[str]:
     """What the layouts allow of what the run asks for."""
     if not _first(plans).has_enabled:
-        yield "No operator is routed in: the trials measure operators alone."
+        yield "The run routes no operator into a trainer: its trials measure operators alone."
         return
-    yield f"Mode: `{_first(plans).run.rl_kernel.mode}`. Where RL-Kernel is installed, layouts allow these operators:"
+    mode = _first(plans).run.rl_kernel.mode
+    yield f"The mode is `{mode}`. The table says which operators the run requests and which ones the layout allows."
     yield ""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, plan in plans.items():
@@ -165,7 +166,7 @@ def _variants(plans: Plans) -> Iterator[str]:
             found.setdefault(item, []).append(name)
     if not found:
         return
-    yield "Arguments are the same; the environment differs in these variables, in every pair:"
+    yield "Both variants have the same arguments. Their environments differ in these variables:"
     yield ""
     rows = [
         (f"`{item.name}`", f"`{item.baseline}`", f"`{item.enabled}`", item.kind.value, _where(names, plans))

@@ -57,7 +57,7 @@ class Situation:
         return self.manifest.sections.get(section, {}).get(name, Unknown("not recorded"))
 
     def mapping(self, section: str, name: str) -> dict[str, Any]:
-        """Return a fact that is a mapping; an empty mapping where the fact is unknown."""
+        """Return a fact that is a mapping; return an empty mapping if the fact is unknown."""
         value = self.fact(section, name)
         return value if isinstance(value, dict) else {}
 
@@ -95,11 +95,11 @@ def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Findin
 
 
 def find_level(name: CheckName, limits: Preflight) -> Level:
-    """Return the level of findings of a check that is listed in OTHER_POLICIES."""
+    """Return the level that the policy gives to the findings of a check; OTHER_POLICIES has its default policy."""
     return LEVELS[limits.policy.get(name, OTHER_POLICIES[name])]
 
 
 def name_gpus(devices: Iterable[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:
-    """Name the GPUs for which ``is_bad`` holds, for example ``GPU 0, 3``; return an empty text without one."""
+    """Name the GPUs for which ``is_bad`` is true, like ``GPU 0, 3``; return an empty text if there is none."""
     numbers = [str(device.get("index")) for device in devices if is_bad(device)]
     return f"GPU {', '.join(numbers)}" if numbers else ""

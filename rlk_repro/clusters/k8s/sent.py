@@ -1,4 +1,4 @@
-"""Find, record and remove what a submission has in the cluster, by the label that all its objects carry."""
+"""Find, record and delete the objects of a job in a cluster.  All these objects carry one label."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlk_repro.clusters.k8s.tree import as_map
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
-# by the profile's word: the kind of the object, and the full name of its resource
+# maps the profile's ``kind`` to the kind of the job's object and the full name of its resource
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "rayjob": ("RayJob", "rayjobs.ray.io"),
     "job": ("Job", "jobs.batch"),
@@ -50,7 +50,7 @@ class Sent:
 
     @property
     def resources(self) -> str:
-        """The resources to ask for: the job, what it makes, and what must be gone before its name can be used again."""
+        """The resources that kubectl lists: the job, its pods, its ConfigMaps and its NetworkPolicy, if it has one."""
         policies = (NETWORK_POLICIES,) if self.has_policy else ()
         return ",".join((KINDS[self.kind][1], "pods", "configmaps", *policies))
 
@@ -68,7 +68,7 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The objects of a job that the cluster has."""
+    """The objects of the job that exist in the cluster."""
 
     job: Mapping[str, Any] | None
     pods: Sequence[Mapping[str, Any]]
@@ -81,7 +81,7 @@ class Found:
 
 
 def read_sent(submission: Submission) -> Sent | None:
-    """Read a job id; None where it has another form."""
+    """Parse a job id; return None if it has another form."""
     found = _JOB_ID.fullmatch(submission.job_id)
     if found is None:
         return None
@@ -90,7 +90,7 @@ def read_sent(submission: Submission) -> Sent | None:
 
 
 def find_objects(sent: Sent) -> Found:
-    """Find job and pods, and their events while something waits.
+    """Find the job and its pods; while the job waits for pods, also find its warnings among the events.
 
     Raises:
         Unreachable, SchedulerRefused: kubectl failed; the error quotes it.
@@ -106,7 +106,7 @@ def find_objects(sent: Sent) -> Found:
 
 
 def delete_all(sent: Sent) -> proc.Completed:
-    """Delete the job and all its objects, also a ComputeDomain that the job does not own yet."""
+    """Delete the job and all its objects, including a ComputeDomain that the job does not own yet."""
     done = sent.place.delete(sent.resources, sent.selector)
     if not sent.has_domain:
         return done
@@ -115,7 +115,7 @@ def delete_all(sent: Sent) -> proc.Completed:
 
 
 def record_objects(sent: Sent, run_dir: RunDir) -> None:
-    """Record the cluster's last answers beside the sealed files."""
+    """Write the last state of the job and its pods to the run directory, in a file that the seal does not cover."""
     found = find_objects(sent)
     value = {
         "schema": SCHEMA,

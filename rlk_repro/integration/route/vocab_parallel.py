@@ -53,13 +53,16 @@ class Shape:
 
     @property
     def num_tiles(self) -> int:
-        """Return RL-Kernel's own number of tiles if they are equal and no tile lies on two ranks, otherwise fewer."""
+        """Number of equal tiles of the vocabulary, such that no tile lies on two ranks.
+
+        It is NUM_TILES where the ranks and their columns allow that number.
+        """
         return self.size * math.gcd(self.num_columns, max(NUM_TILES // self.size, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatched:
-    """An operator that our table accepts on this platform, and the contract for which it was resolved."""
+    """An operator that the table OPERATORS accepts on this platform, and the contract for which RL-Kernel chose it."""
 
     op: Any
     implementation: str
@@ -123,7 +126,7 @@ class VocabParallelLogp:
 
     @classmethod
     def find(cls, case: Case) -> Self | Refusal:
-        """Return RL-Kernel's dispatch on this platform; on a CPU, where nothing else can run, it takes a reference."""
+        """Return RL-Kernel's dispatch for this platform: a production kernel, or on a CPU RL-Kernel's reference."""
         contracts = load_contracts()
         if isinstance(contracts, Refusal):
             return contracts
@@ -169,7 +172,7 @@ class VocabParallelLogp:
 
 
 def find_entropy(logits: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """Return the entropy [T] over all shards, without gradient; RL-Kernel's needs several buffers like the logits."""
+    """Return the entropy [T] over all shards, without gradient; RL-Kernel's function needs more memory for this."""
     largest, log_sum, entropy = find_moments(logits)
     if shard.size == 1:
         return entropy

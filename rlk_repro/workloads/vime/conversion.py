@@ -66,7 +66,7 @@ class Conversion:
         return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
-        """Return the tool's command line, with one process per GPU, as vime's documentation shows it."""
+        """Return the command line of vime's ``convert_hf_to_torch_dist.py`` with its number of processes."""
         launcher = [sys.executable]
         num_processes = self.num_processes(num_bytes)
         if num_processes > 1:
@@ -74,7 +74,7 @@ class Conversion:
         return [*launcher, str(tool), *self.words, "--hf-checkpoint", str(self.folder), "--save", str(save)]
 
     def num_processes(self, num_bytes: int) -> int:
-        """Return the number of processes; the tool splits the layers over them, so it is at most that of layers."""
+        """Return the number of processes: one for a small model, otherwise one per GPU, at most one per layer."""
         if num_bytes <= ONE_PROCESS_BYTES:
             return 1
         return max(1, min(self.layout.gpus_per_node, self.model.size("num-layers", 1)))
@@ -83,7 +83,7 @@ class Conversion:
         """Convert the model.
 
         Raises:
-            EnvironmentMissing: vime is not here at the pinned commit.
+            EnvironmentMissing: vime or Megatron-LM was not found at the pinned commit.
             CheckFailed: the tool failed.
         """
         vime, megatron = (_find_root(source) for source in (VIME, MEGATRON))
@@ -106,7 +106,7 @@ class Conversion:
         return Made(source=self.source, files=record_files(work.files), made=made)
 
     def _hide_places(self, word: str, work: WorkDir) -> str:
-        """Replace folders by names, because records hold no folder of a machine."""
+        """Replace this machine's folders by names, because a record must not show them."""
         own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
         return hide_places(own)
 
@@ -116,16 +116,16 @@ def _find_root(source: CodeSource) -> Path:
     root = None if isinstance(package, Unknown) else package.parent
     if root is None or (source is VIME and not (root / TOOL).is_file()):
         raise EnvironmentMissing(
-            Problem(f"{source.module}: {TOOL}" if source is VIME else source.module, "is not here",
-                    expected="a checkout, as in the stack's image",
+            Problem(f"{source.module}: {TOOL}" if source is VIME else source.module, "was not found",
+                    expected=f"a checkout of {source.title}, as the stack's image has one",
                     hint="run the same command on a GPU node in the stack's image (finished folders are kept), or set "
-                         f"{source.variable}")
+                         f"{source.variable} to a checkout")
         )  # fmt: skip
     return root
 
 
 def _require_pinned(stack: Stack) -> dict[str, str]:
-    """Require that vime and Megatron-LM here are at the pinned commits; return both commits for the record.
+    """Require that vime and Megatron-LM on this machine are at the pinned commits; return both commits for the record.
 
     Files that have the pinned hash count as the commit, so an unpacked archive without git is enough.
     """
@@ -155,7 +155,7 @@ def _make_env(vime: Path, megatron: Path) -> dict[str, str]:
 
 
 def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-    """Run the tool under the guard: it ends with this process, so two tools never write into one folder."""
+    """Run the conversion under a guard, which ends it with this process: no two conversions write into one folder."""
     with log.open("wb") as stream:
         tool = Guarded(argv, env, stream.fileno())
         try:
@@ -176,7 +176,7 @@ def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
 
 
 def _require_whole(work: WorkDir) -> None:
-    """Require the file by which the tool marks a complete checkpoint; it writes this file last."""
+    """Require the file with which the conversion marks a complete checkpoint; it writes this file last."""
     tracker = work.files / TRACKER
     found = tracker.read_text().strip() if tracker.is_file() else "no such file"
     if found != RELEASE or not (work.files / RELEASE).is_dir():
