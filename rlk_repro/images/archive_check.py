@@ -25,7 +25,7 @@ _VIME_HEAD = "vime/.git/HEAD"
 class ArchiveChecked(Answer):
     """The findings about an image that is saved as a file.
 
-    A stack pins ``digest``: the digest of the manifest list, or of the manifest if there is no list.
+    A stack pins ``digest``: the digest of the manifest list, or of the manifest if the image has no list.
     """
 
     digest: str

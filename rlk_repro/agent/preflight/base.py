@@ -100,6 +100,6 @@ def find_level(name: CheckName, limits: Preflight) -> Level:
 
 
 def name_gpus(devices: Iterable[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:
-    """Name the GPUs for which ``is_bad`` is true, like ``GPU 0, 3``; return an empty text if there is none."""
+    """Name the GPUs for which ``is_bad`` is true, like ``GPU 0, 3``; if no GPU matches, return an empty text."""
     numbers = [str(device.get("index")) for device in devices if is_bad(device)]
     return f"GPU {', '.join(numbers)}" if numbers else ""
