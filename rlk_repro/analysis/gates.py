@@ -255,7 +255,7 @@ def _two_sided(
     evidence: Evidence, name: str, log_ratios: Sequence[float], margin: float, what: str, bound: Bound = t_interval
 ) -> Gate:
     """Decide whether the mean log ratio is within the margin on both sides of 0."""
-    sign = -1 if log_ratios and mean(log_ratios) < 0 else 1
+    sign = 1 if log_ratios and mean(log_ratios) >= 0 else -1
     gate = _non_inferior(evidence, name, [sign * value for value in log_ratios], margin, num_sides=2, bound=bound)
     return _present(gate, lambda loss: to_ratio(sign * loss), what)
 

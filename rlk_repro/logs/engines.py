@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as record
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
-from rlk_repro.logs.lines import open_log, read_lines
+from rlk_repro.logs.lines import open_log
 from rlk_repro.logs.ops_lines import RECORD, Count
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.spec.agreement import AgreementContract, parse_contract
@@ -191,15 +191,20 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
 
 
 def _read_lines(path: Path) -> Iterator[Line | None]:
-    """Yield each line, or None where it cannot be read; all lines beyond ``MAX_LINES`` are one None."""
+    """Yield each line, or None where it cannot be read; all lines beyond ``MAX_LINES`` are one None.
+
+    Every piece of a line longer than ``MAX_LINE_BYTES`` counts, because sealed analyses hold that number.
+    """
     with open_log(path) as stream:
-        for number, text in read_lines(stream, MAX_LINE_BYTES):
+        for _ in range(MAX_LINES):
+            text = stream.readline(MAX_LINE_BYTES)
+            if not text:
+                return
             if stream.tell() > MAX_BYTES:
                 raise BundleUnreadable(Problem(path.name, "is too large", expected=f"at most {MAX_BYTES >> 20} MiB"))
-            if number > MAX_LINES:
-                yield None
-                return
             try:
                 yield LINES.validate_json(text)
             except ValueError:
                 yield None
+        if stream.read(1):
+            yield None

@@ -134,7 +134,8 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
 def _tokenizer_files(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the files of a byte-level BPE tokenizer with one token per digit, which GGUF calls ``smollm``."""
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
-    marks = {number: token for number, token in enumerate(tokens) if kinds[number] == _CONTROL_TOKEN}
+    pairs = enumerate(zip(tokens, kinds, strict=True))
+    marks = {number: token for number, (token, kind) in pairs if kind == _CONTROL_TOKEN}
     digits = {"type": "Digits", "individual_digits": True}
     tokenizer = make_tokenizer(
         {token: number for number, token in enumerate(tokens)},

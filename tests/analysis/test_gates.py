@@ -181,6 +181,11 @@ def test_a_gate_on_a_missing_metric_is_undecided(metric: str) -> None:
     assert gate.detail.endswith(" is not recorded")
 
 
+def test_lengths_that_are_not_recorded_keep_the_margin_of_sealed_analyses() -> None:
+    gate = find_gate("response_length_mean", make_pairs(*around(1.0), without=("response_length_mean",)))
+    assert gate.margin == pytest.approx(1 / 1.02)
+
+
 def test_a_metric_of_only_some_pairs_may_fail_but_not_pass() -> None:
     rest = make_pairs(*around(1.0)[1:])
     lost = change(make_pair("x", without=("raw_reward",)))

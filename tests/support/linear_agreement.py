@@ -27,7 +27,6 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import layers as megatron_layers
 from megatron.core.tensor_parallel import random as megatron_random
-from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -45,6 +44,27 @@ from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.operators import Case
 
 torch._dynamo.config.disable = True  # vime compiles two functions; here that only costs time
+
+
+class NoAttention(torch.nn.Module):
+    """Stands for attention: returns its input and no bias, the pair that Megatron-LM with vime's patch unpacks."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def forward(self, hidden: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        return hidden, None
+
+
+class TakeOutput(torch.nn.Module):
+    """Stands for bias, dropout and residual: returns the output of the pair."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def forward(self, *_: Any) -> Any:
+        return lambda pair, *_: pair[0]
+
 
 VOCABULARY, HIDDEN = 64, 32  # over two ranks there are as many columns as hidden values: no shape tells them apart
 LENGTHS = (((11, 6), (5, 1)), ((9, 4), (14, 9), (4, 2)))  # per microbatch and sample: all tokens, response
@@ -124,7 +144,7 @@ def make_model(*, is_tied: bool, is_sequence_parallel: bool = False, is_fused: b
     layer = get_gpt_layer_local_spec()
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
     if mpu.get_context_parallel_world_size() > 1:  # only Transformer Engine's attention knows context parallelism
-        layer.submodules.self_attention, layer.submodules.self_attn_bda = IdentityOp, IdentityFuncOp
+        layer.submodules.self_attention, layer.submodules.self_attn_bda = NoAttention, TakeOutput
     spec = TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=Norm)
     torch.manual_seed(1)
     model: Any = GPTModel(
