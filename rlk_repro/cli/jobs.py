@@ -12,6 +12,7 @@ from rlk_repro.cli.completion import complete_id
 from rlk_repro.cli.output import AsJson, note, say, say_json, say_text
 
 if TYPE_CHECKING:
+    from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.paths import RunDir
     from rlk_repro.rundir.state import Progress
 
@@ -80,20 +81,24 @@ def status(
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
     if progress is not None:
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
-    if is_over and _is_worth_resuming(run_dir, progress):
-        say(as_typed(f"  hint: {_suggest_resume(run_dir)}"))
-        say(f"  the agent's log: {run_dir.agent_log}")
+    if is_over and (advice := _advise(run_dir, answer.state, progress)):
+        say(as_typed(f"  hint: {advice}"))
+        if answer.state is not JobState.DONE:
+            say(f"  the agent's log: {run_dir.agent_log}")
     say(f"  {'sealed' if run_dir.is_sealed else 'not sealed'} · {run_dir.root}")
 
 
-def _is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
+def _advise(run_dir: RunDir, job: JobState, progress: Progress | None) -> str:
+    """Name the next command for a run whose job has ended; return an empty text where the run is sealed or refused."""
+    from rlk_repro.clusters.api import JobState
     from rlk_repro.submit import finishing
 
-    return finishing.is_worth_resuming(run_dir, state)
-
-
-def _suggest_resume(run_dir: RunDir) -> str:
-    return f"the run was killed from outside; resume with rlk-repro submit --resume {run_dir.run_id}"
+    if not finishing.is_worth_resuming(run_dir, progress):
+        return ""
+    if job is JobState.DONE:
+        return f"the bundle is not on this machine yet; fetch it with rlk-repro collect {run_dir.run_id}"
+    end = "cancelled" if job is JobState.CANCELLED else "killed from outside"
+    return f"the run was {end}; resume with rlk-repro submit --resume {run_dir.run_id}"
 
 
 def logs(
@@ -128,10 +133,10 @@ def logs(
             trial = line.trial
             say(f"==> {trial} <==")
         say_text(line.text)
-    if submission is not None and _is_worth_resuming(run_dir, read_state(run_dir)):
+    if submission is not None and not run_dir.is_sealed:
         answer = sending.poll(sending.Launched(run_dir=run_dir, submission=submission))
-        if answer.state.is_final:
-            note(f"{run_dir.run_id}: {_suggest_resume(run_dir)}")
+        if answer.state.is_final and (advice := _advise(run_dir, answer.state, read_state(run_dir))):
+            note(f"{run_dir.run_id}: {advice}")
 
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:

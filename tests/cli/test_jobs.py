@@ -10,6 +10,7 @@ import pytest
 
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.clusters import local
+from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.state import Phase, Progress
 from rlk_repro.submit import sending
@@ -86,6 +87,26 @@ def test_a_run_whose_agent_died_has_no_time_left_and_says_where_to_look(call: Ca
     ]
     shown = json.loads(call("status", "--json")[1])["progress"]
     assert [shown[name] for name in ("trial", "step", "step_time_s", "eta_s")] == ["02-p2-enabled", None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("job", "hint"),
+    [
+        (JobState.DONE, "the bundle is not on this machine yet; fetch it with rlk-repro collect {0}"),
+        (JobState.CANCELLED, "the run was cancelled; resume with rlk-repro submit --resume {0}"),
+        (JobState.FAILED, "the run was killed from outside; resume with rlk-repro submit --resume {0}"),
+    ],
+)
+def test_the_hint_for_a_run_without_its_bundle_follows_the_end_of_its_job(
+    call: Call, monkeypatch: pytest.MonkeyPatch, job: JobState, hint: str
+) -> None:
+    run_dir = make_submitted()
+    monkeypatch.setattr(local, "poll", lambda *_: JobStatus(state=job))
+    expected = hint.format(run_dir.run_id)
+    status = call("status")[1]
+    assert f"  hint: {expected}\n" in status
+    assert ("the agent's log" in status) is (job is not JobState.DONE)
+    assert call("logs")[2] == f"{run_dir.run_id}: {expected}\n"
 
 
 def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:
