@@ -271,8 +271,9 @@ def check_goes_on(launched: sending.Launched) -> None:
 
 
 @pytest.mark.real
-def test_an_evicted_job_goes_on_by_itself(server: Cluster, tmp_path: Path) -> None:
-    launched = submit(tmp_path, TWO_PAIRS, kind="job")
+@pytest.mark.parametrize("kind", ["job", "rayjob"])
+def test_an_evicted_job_goes_on_by_itself(server: Cluster, tmp_path: Path, kind: str) -> None:
+    launched = submit(tmp_path, TWO_PAIRS, kind=kind)
     wait_until(launched, second_pair_runs(launched))
     server.evict("leader", condition="PreemptionByScheduler")
     status = sending.poll(launched)
@@ -295,8 +296,9 @@ def test_a_suspended_job_goes_on_by_itself(server: Cluster, tmp_path: Path, kind
 
 
 @pytest.mark.real
-def test_a_job_that_is_evicted_too_often_ends(server: Cluster, tmp_path: Path) -> None:
-    launched = submit(tmp_path, LONG, kind="job", restarts=1)
+@pytest.mark.parametrize("kind", ["job", "rayjob"])
+def test_a_job_that_is_evicted_too_often_ends(server: Cluster, tmp_path: Path, kind: str) -> None:
+    launched = submit(tmp_path, LONG, kind=kind, restarts=1)
     wait_until(launched, first_trial_runs(launched))
     server.evict("leader")
     waiting.wait_until(lambda: is_running(server.pod("leader")))

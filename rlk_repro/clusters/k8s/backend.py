@@ -202,8 +202,8 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
     leader = _find_pod(sent, judged.leader, run_dir)
     facts = None if leader is None else leader.read_facts()
     if leader is None or facts is None:
-        return _judge_present(judged, _recall(run_dir, judged.leader), run_dir), None
-    write_json(run_dir.live.state, {**facts.to_json(), "pod": leader.name}, is_durable=False)
+        return _judge_present(judged, _recall(run_dir, judged.leader_uid), run_dir), None
+    write_json(run_dir.live.state, {**facts.to_json(), "pod": judged.leader_uid}, is_durable=False)
     if facts.state is not None:
         write_json(run_dir.state, facts.state, is_durable=False)
     return _judge_present(judged, facts, run_dir), (leader, facts)
@@ -216,14 +216,14 @@ def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
     return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
 
 
-def _recall(run_dir: RunDir, leader: str = "") -> Facts | None:
+def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
     """Read the last facts that a pod gave; None where another pod leads now."""
     try:
         answer = load_json(run_dir.live.state)
         facts = Facts.from_json(answer)
     except BundleUnreadable:
         return None
-    return facts if leader in {"", answer.get("pod")} else None
+    return facts if leader_uid in {"", answer.get("pod")} else None
 
 
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:

@@ -200,7 +200,8 @@ def _make_agent(plan: Plan, run_dir: RunDir, role: str, nodes: Sequence[str]) ->
         options.append("--kuberay")
     if role != WORKER and settings.results.claim is None:
         options.append(f"--hold-min={settings.hold_min:g}")
-    if plan.layout.num_nodes > 1 and (num_restarts := find_restarts(plan)):
+    can_restart = plan.layout.num_nodes > 1 or (settings.kind == "rayjob" and role == LEADER)
+    if can_restart and (num_restarts := find_restarts(plan)):
         options.append(f"--restarts={num_restarts}")
     return make_pod(plan, run_dir, role, pod_command(plan, _VERBS[role], run_dir, *options), nodes)
 

@@ -97,11 +97,15 @@ _NOT_A_REASON: Final = frozenset({"ContainersNotReady", "PodInitializing", "Cont
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """The judged state.  ``leader`` is the name of the running leading pod; agents run on ``nodes``."""
+    """The judged state.  ``leader`` names the running leading pod, ``leader_uid`` tells it from an earlier pod of that name.
+
+    Agents run on ``nodes``.
+    """
 
     state: JobState
     reason: str
     leader: str = ""
+    leader_uid: str = ""
     nodes: tuple[str, ...] = ()
 
 
@@ -122,10 +126,12 @@ def judge(
         reasons += dict.fromkeys(word for pod in agents for word in explain_pod(pod))
     if not any(reasons) and state is not JobState.RUNNING:
         reasons = [reason, *explain_events(events)]
+    running = as_map(leader.get("metadata")) if leader is not None and is_running(leader) else {}
     return Judged(
         state=state,
         reason="; ".join(dict.fromkeys(word for word in reasons if word)),
-        leader=str(as_map(leader.get("metadata")).get("name", "")) if leader is not None and is_running(leader) else "",
+        leader=str(running.get("name", "")),
+        leader_uid=str(running.get("uid", "")),
         nodes=tuple(sorted(str(as_map(pod.get("spec")).get("nodeName")) for pod in agents if is_running(pod))),
     )
 

@@ -167,15 +167,22 @@ class Controllers:
             name = f"{job['metadata']['name']}-{suffix()}"
             self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": "Initializing", "rayClusterName": name})
             self.make_ray_pods(job, name)
-        elif word == "Initializing":
-            head = self.kubelet.running.get(f"{status['rayClusterName']}-head")
-            if head is not None and all(each["status"].get("phase") == "Running" for each in self.owned("pods", job)):
-                with (head.folder / "entrypoint.log").open("wb") as log:
-                    words = shlex.split(job["spec"]["entrypoint"])
-                    self.entrypoints[job["metadata"]["uid"]] = head.execute(words, log)
-                self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"})
+        elif word in {"Initializing", "Running"} and job["metadata"]["uid"] not in self.entrypoints:
+            self.start_entrypoint(job, status["rayClusterName"])
         elif word == "Running":
             self.end_rayjob(job, f"{status['rayClusterName']}-head")
+
+    def start_entrypoint(self, job: Object, cluster: str) -> None:
+        """Also on a new head, which knows of no job, and whose workers are new as well."""
+        pods = self.owned("pods", job)
+        if not pods:
+            self.make_ray_pods(job, cluster)
+        head = self.kubelet.running.get(f"{cluster}-head")
+        if head is not None and all(each["status"].get("phase") == "Running" for each in pods):
+            with (head.folder / "entrypoint.log").open("wb") as log:
+                words = shlex.split(job["spec"]["entrypoint"])
+                self.entrypoints[job["metadata"]["uid"]] = head.execute(words, log)
+            self.store.patch_status("rayjobs", job, {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"})
 
     def make_ray_pods(self, job: Object, name: str) -> None:
         cluster = job["spec"]["rayClusterSpec"]
@@ -192,6 +199,9 @@ class Controllers:
         """A secret of the cluster, and how its containers get it."""
         token = base64.b64encode(secrets.token_hex(16).encode()).decode()
         namespace, owner = job["metadata"]["namespace"], make_owner(job, "ray.io/v1", "RayJob")
+        earlier = self.store.find("secrets", namespace, name)
+        if earlier is not None:
+            self.store.delete("secrets", earlier)
         metadata = {"name": name, "namespace": namespace, "ownerReferences": [owner]}
         self.store.create("secrets", {"metadata": metadata, "data": {"auth_token": token}})
         source = {"secretKeyRef": {"name": name, "key": "auth_token"}}
@@ -202,18 +212,15 @@ class Controllers:
         code = entrypoint.poll()
         pods = self.owned("pods", job)
         phase = next((pod["status"].get("phase") for pod in pods if pod["metadata"]["name"] == head), "Failed")
-        if phase == "Failed":
-            end_process(entrypoint, 0.0)
-            status = {"jobDeploymentStatus": "Failed", "reason": "AppFailed", "message": "the head pod is gone"}
-        elif code is not None:
+        if code is not None:
             words = ("Complete", "SUCCEEDED") if code == 0 else ("Failed", "FAILED")
-            status = dict(zip(("jobDeploymentStatus", "jobStatus"), words, strict=True))
+            self.store.patch_status("rayjobs", job, dict(zip(("jobDeploymentStatus", "jobStatus"), words, strict=True)))
+        elif phase == "Failed":  # a new head takes its name, and the workers end with their Ray
+            end_process(self.entrypoints.pop(job["metadata"]["uid"]), 0.0)
         else:
             return
-        self.store.patch_status("rayjobs", job, status)
-        if phase != "Failed":  # shutdownAfterJobFinishes
-            for pod in pods:
-                self.store.delete("pods", pod)
+        for pod in pods:  # shutdownAfterJobFinishes
+            self.store.delete("pods", pod)
 
     def make_pod(self, owner: Object, template: Object, name: str, labels: Mapping[str, str] | None = None,
                  env: Sequence[Object] = (), annotations: Mapping[str, str] | None = None) -> None:  # fmt: skip

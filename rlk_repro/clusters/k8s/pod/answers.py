@@ -55,8 +55,11 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
 
 
 def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
-    """Send SIGTERM to the pod's first process, as the kubelet does; return False where that process has ended."""
-    return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGTERM)
+    """Send SIGINT to the pod's first process; return False where that process has ended.
+
+    The kubelet sends SIGTERM, after which a run goes on in another pod.
+    """
+    return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGINT)
 
 
 def _require_note(run_dir: RunDir, environ: Mapping[str, str]) -> Note:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -34,7 +35,8 @@ _RAY_PORT: Final = 6379
 class Duty:
     """What the arguments of the pod's command say; the pod stays for ``hold_s`` seconds after its process has ended.
 
-    After a loss of nodes the agents begin again with the new pods, at most ``num_restarts`` times.
+    After a loss of nodes the agents begin again with the new pods, at most ``num_restarts`` times.  The leading pod of a
+    RayJob is replaced as often.
     """
 
     run_dir: RunDir
@@ -50,14 +52,21 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
     stop = Stop()
     run_dir = duty.run_dir
     with stop.installed():
-        if run_dir.is_sealed:  # the kubelet started this container again after its end
+        is_over = run_dir.is_sealed  # an earlier pod or container was ended after its work
+        if is_over and not duty.is_kuberay:
             return _tell_end(run_dir, environ, 0)
-        bring_in(run_dir, duty.inputs)
+        if not is_over:
+            bring_in(run_dir, duty.inputs)
         notes = Notes(run_dir, environ)
         notes.write()
         ray = start_ray(environ) if duty.is_kuberay else None
+        ray_grace_s = RAY_GRACE_S
         try:
-            code = _run_agent(duty, environ, stop, ray, notes)
+            code = 0 if is_over else _run_agent(duty, environ, stop, ray, notes)
+            if ray is not None and _is_replaced(duty, stop):
+                # KubeRay must see that nothing answers, not that its job failed: only then a new head runs the job
+                ray_grace_s = 0.0
+                return code
             with suppress(EnvironmentMissing):  # the disk is full: a collector can show the bundle later
                 notes.write_bundle()
             _hold(duty, stop)
@@ -65,7 +74,7 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
             _stay_for_operator(stop, ray)
         finally:
             if ray is not None:
-                ray.end(RAY_GRACE_S)
+                ray.end(ray_grace_s)
     return code
 
 
@@ -163,6 +172,16 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded 
 def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
     """Whether this allocation ended because it lost nodes."""
     return run_dir.lost.is_file() and run_dir.lost.read_text() == roster.allocation
+
+
+def _is_replaced(duty: Duty, stop: Stop) -> bool:
+    """Whether the cluster takes this leading pod away and the run goes on in the pod that replaces it."""
+    if stop.signal is not signal.SIGTERM or duty.run_dir.is_sealed:
+        return False
+    path = duty.run_dir.pod_losses
+    num_losses = 1 + (int(load_json(path, schema=SCHEMA)["count"]) if path.is_file() else 0)
+    write_json(path, {"schema": SCHEMA, "count": num_losses})
+    return num_losses <= duty.num_restarts
 
 
 def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) -> Roster | None:
