@@ -197,7 +197,7 @@ def test_who_drains_a_node_is_named(controlled: RealCluster, tmp_path: Path) -> 
     server.store.client.ask("POST", f"{path_of(ROWS['pods'], 'default', name)}/eviction", eviction)
     status = wait_for_end(launched)
     assert status.state is JobState.FAILED
-    assert "a pod was evicted or preempted" in status.reason
+    assert "a pod failed, or was evicted or preempted" in status.reason
     bundle = collect(launched)
     assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
     wait_gone(server)

@@ -73,7 +73,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "OOMKilled": "out of memory: the container used more than its limit",
         "OutOfcpu": "the node had no CPU left",
         "OutOfmemory": "the node had no memory left",
-        "PodFailurePolicy": "a pod was evicted or preempted",
+        "PodFailurePolicy": "a pod failed, or was evicted or preempted",
         "PodInitializing": "the container is being created",
         "Preempted": "preempted by a job of higher priority",
         "PreemptionByScheduler": "preempted by a job of higher priority",
@@ -97,9 +97,9 @@ _NOT_A_REASON: Final = frozenset({"ContainersNotReady", "PodInitializing", "Cont
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """The judged state.  ``leader`` names the running leading pod, ``leader_uid`` tells it from an earlier pod of that name.
+    """The judged state.  Agents run on ``nodes``.
 
-    Agents run on ``nodes``.
+    ``leader`` is the name of the running leading pod, and ``leader_uid`` its unique id: KubeRay reuses the name.
     """
 
     state: JobState

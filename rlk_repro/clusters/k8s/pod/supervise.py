@@ -35,8 +35,8 @@ _RAY_PORT: Final = 6379
 class Duty:
     """What the arguments of the pod's command say; the pod stays for ``hold_s`` seconds after its process has ended.
 
-    After a loss of nodes the agents begin again with the new pods, at most ``num_restarts`` times.  The leading pod of a
-    RayJob is replaced as often.
+    After a loss of nodes the agents begin again with the new pods, at most ``num_restarts`` times.
+    The leading pod of a RayJob is replaced as often.
     """
 
     run_dir: RunDir
