@@ -63,6 +63,8 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         ray_grace_s = RAY_GRACE_S
         try:
             code = 0 if is_over else _run_agent(duty, environ, stop, ray, notes)
+            if stop.signal is signal.SIGINT:  # a user cancels: after SIGTERM's code a Job would replace this pod
+                code = code_after(signal.SIGINT)
             if ray is not None and _is_replaced(duty, stop):
                 # KubeRay must see that nothing answers, not that its job failed: only then a new head runs the job
                 ray_grace_s = 0.0
