@@ -332,8 +332,9 @@ def names_of(bundle: Path) -> list[str]:
         return archive.getnames()
 
 
-def test_cancelling_a_running_job_records_and_packs(server: Cluster, tmp_path: Path) -> None:
-    launched = submit(tmp_path, LONG, kind="rayjob")
+@pytest.mark.parametrize("kind", ["job", "rayjob"])
+def test_cancelling_a_running_job_records_and_packs(server: Cluster, tmp_path: Path, kind: str) -> None:
+    launched = submit(tmp_path, LONG, kind=kind)
     wait_until(launched, first_trial_runs(launched))
     assert BACKEND.cancel(launched.submission, launched.run_dir)
     status = wait_for_end(launched)

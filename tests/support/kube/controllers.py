@@ -112,13 +112,12 @@ class Controllers:
         self.make_pod(job, job["spec"]["template"], name, env=env, annotations={INDEX: index})
 
     def replace_pods(self, job: Object) -> bool:
-        """As the failure policy says of disrupted pods that count; False where a pod failed otherwise, or too many."""
+        """As the failure policy says of failed pods; False where it fails the job, or too many pods failed."""
         rules = job["spec"].get("podFailurePolicy", {}).get("rules", ())
-        counts = any(rule["action"] == "Count" and "onPodConditions" in rule for rule in rules)
         pods = self.owned("pods", job)
         failed = [pod for pod in pods if pod["status"].get("phase") == "Failed"]
         is_over = len(failed) > job["spec"]["backoffLimit"]
-        if not counts or not failed or is_over or not all(has_condition(pod, "DisruptionTarget") for pod in failed):
+        if not failed or is_over or any(find_action(pod, rules) != "Count" for pod in failed):
             return False
         index_of = {pod["metadata"]["name"]: pod["metadata"]["annotations"][INDEX] for pod in pods}
         alive = {index_of[pod["metadata"]["name"]] for pod in pods if pod not in failed}
@@ -240,6 +239,19 @@ class Controllers:
             },
             "spec": spec,
         })  # fmt: skip
+
+
+def find_action(pod: Object, rules: Sequence[Object]) -> str:
+    """What the first rule that matches a failed pod says; a pod that no rule matches counts."""
+    ends = [status["state"].get("terminated") for status in pod["status"].get("containerStatuses", ())]
+    codes = [end["exitCode"] for end in ends if end is not None and end["exitCode"]]
+    for rule in rules:
+        asked = rule.get("onExitCodes")
+        if asked is not None and any((code in asked["values"]) is (asked["operator"] == "In") for code in codes):
+            return str(rule["action"])
+        if any(has_condition(pod, condition["type"]) for condition in rule.get("onPodConditions", ())):
+            return str(rule["action"])
+    return "Count"
 
 
 def make_owner(owner: Object, version: str, kind: str) -> Object:
