@@ -214,7 +214,7 @@ class RunDir:
     pod_end = Within(".pod-end.json")
     """The exit code of the leading pod's work."""
     pod_losses = Within(".pod-losses.json")
-    """How often the cluster took the leading pod of a RayJob away."""
+    """How often the head of the newest Ray cluster of a RayJob was taken away."""
     pod_note = Within(".pod.json")
     """Messages of the first process of the leading pod, or of a pod that gives out files after the run."""
     pod_read = Within(".pod-read.json")

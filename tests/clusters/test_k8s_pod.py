@@ -200,6 +200,15 @@ def test_an_entrypoint_does_not_take_the_end_of_an_earlier_pod(
     assert wait_for_end(run_dir, {"RLK_REPRO_POD_UID": "u0"}) == 0
 
 
+@pytest.mark.parametrize(("group", "code"), [("cluster-1", 143), ("cluster-2", None)])
+def test_a_head_of_the_same_cluster_repeats_the_end_that_an_earlier_head_reported(
+    run_dir: RunDir, group: str, code: int | None
+) -> None:
+    write_json(run_dir.pod_end, {"schema": 1, "exit_code": 143, "pod": "earlier", "group": "cluster-1"})
+    duty = supervise.Duty(run_dir=run_dir, inputs=run_dir.root, num_nodes=1, is_kuberay=True)
+    assert supervise._find_earlier_end(duty, {"RLK_REPRO_GROUP": group}) == code
+
+
 def test_a_foreign_pod_is_reported(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(EnvironmentMissing, match="RLK_REPRO_NODE: not set"):
         find_seat({"RLK_REPRO_POD": "a", "RLK_REPRO_POD_UID": "b"})

@@ -52,20 +52,20 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
     stop = Stop()
     run_dir = duty.run_dir
     with stop.installed():
-        is_over = run_dir.is_sealed  # an earlier pod or container was ended after its work
-        if is_over and not duty.is_kuberay:
-            return _tell_end(run_dir, environ, 0)
-        if not is_over:
+        earlier_code = _find_earlier_end(duty, environ)
+        if earlier_code is not None and not duty.is_kuberay:
+            return _tell_end(run_dir, environ, earlier_code)
+        if earlier_code is None:
             bring_in(run_dir, duty.inputs)
         notes = Notes(run_dir, environ)
         notes.write()
         ray = start_ray(environ) if duty.is_kuberay else None
         ray_grace_s = RAY_GRACE_S
         try:
-            code = 0 if is_over else _run_agent(duty, environ, stop, ray, notes)
+            code = _run_agent(duty, environ, stop, ray, notes) if earlier_code is None else earlier_code
             if stop.signal is signal.SIGINT:  # a user cancels: after SIGTERM's code a Job would replace this pod
                 code = code_after(signal.SIGINT)
-            if ray is not None and _is_replaced(duty, stop):
+            if ray is not None and _is_replaced(duty, environ, stop):
                 # KubeRay must see that nothing answers, not that its job failed: only then a new head runs the job
                 ray_grace_s = 0.0
                 return code
@@ -176,14 +176,33 @@ def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
     return run_dir.lost.is_file() and run_dir.lost.read_text() == roster.allocation
 
 
-def _is_replaced(duty: Duty, stop: Stop) -> bool:
-    """Whether the cluster takes this leading pod away and the run goes on in the pod that replaces it."""
+def _find_earlier_end(duty: Duty, environ: Mapping[str, str]) -> int | None:
+    """Return the exit code of a run that an earlier pod or container has ended; None where the run goes on."""
+    if duty.run_dir.is_sealed:
+        return 0
+    if not duty.is_kuberay or not duty.run_dir.pod_end.is_file():
+        return None
+    # KubeRay replaces a head that went before KubeRay saw the end of its job; a resumed job has another cluster
+    end = load_json(duty.run_dir.pod_end, schema=SCHEMA)
+    return int(end["exit_code"]) if end.get("group") == environ.get(GROUP_VARIABLE, "") else None
+
+
+def _is_replaced(duty: Duty, environ: Mapping[str, str], stop: Stop) -> bool:
+    """Count the loss of this leading pod; return whether the run goes on in the pod that replaces it."""
     if stop.signal is not signal.SIGTERM or duty.run_dir.is_sealed:
         return False
-    path = duty.run_dir.pod_losses
-    num_losses = 1 + (int(load_json(path, schema=SCHEMA)["count"]) if path.is_file() else 0)
-    write_json(path, {"schema": SCHEMA, "count": num_losses})
+    num_losses = _count_losses(duty.run_dir, environ) + 1
+    group = environ.get(GROUP_VARIABLE, "")
+    write_json(duty.run_dir.pod_losses, {"schema": SCHEMA, "group": group, "count": num_losses})
     return num_losses <= duty.num_restarts
+
+
+def _count_losses(run_dir: RunDir, environ: Mapping[str, str]) -> int:
+    """Return how often the head of this Ray cluster was taken away; a resumed or resubmitted job has a new cluster."""
+    if not run_dir.pod_losses.is_file():
+        return 0
+    losses = load_json(run_dir.pod_losses, schema=SCHEMA)
+    return int(losses["count"]) if losses["group"] == environ.get(GROUP_VARIABLE, "") else 0
 
 
 def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) -> Roster | None:
@@ -234,7 +253,8 @@ def _stay_for_operator(stop: Stop, ray: Guarded | None) -> None:
 
 
 def _tell_end(run_dir: RunDir, environ: Mapping[str, str], code: int) -> int:
-    write_json(run_dir.pod_end, {"schema": SCHEMA, "exit_code": code, "pod": environ.get(UID_VARIABLE, "")})
+    pod, group = environ.get(UID_VARIABLE, ""), environ.get(GROUP_VARIABLE, "")
+    write_json(run_dir.pod_end, {"schema": SCHEMA, "exit_code": code, "pod": pod, "group": group})
     return code
 
 
