@@ -10,6 +10,7 @@ from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
+from rlk_repro.report.blocks import Tone
 from rlk_repro.report.operators import find_speedup
 from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.view import View
@@ -21,6 +22,14 @@ from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import STEP_TIME, t_quantile
 from rlk_repro.workloads import find_words
 
+VERDICT_TONES: Final = {
+    VerdictWord.FASTER: Tone.GOOD,
+    VerdictWord.SLOWER: Tone.BAD,
+    VerdictWord.EQUIVALENT: Tone.PLAIN,
+    VerdictWord.INCONCLUSIVE: Tone.OPEN,
+    VerdictWord.NOT_COMPARABLE: Tone.BAD,
+    VerdictWord.NO_COMPARISON: Tone.PLAIN,
+}
 MEMORY: Final = {
     MemoryWord.SMALLER: ", and less memory",
     MemoryWord.LARGER: ", and more memory",

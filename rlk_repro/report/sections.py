@@ -10,7 +10,7 @@ from typing import Final
 
 from rlk_repro.base.units import format_count, format_duration, format_number, format_percent
 from rlk_repro.operators import OPERATORS
-from rlk_repro.report.answer import did_not_run
+from rlk_repro.report.answer import VERDICT_TONES, did_not_run
 from rlk_repro.report.basis import describe_confidence, describe_interval
 from rlk_repro.report.blocks import (
     Block,
@@ -38,18 +38,9 @@ from rlk_repro.rundir.results import (
     ProofStatus,
     TrialResult,
     TrialStatus,
-    VerdictWord,
 )
 from rlk_repro.statistics.stats import to_ratio
 
-VERDICT_TONES: Final = {
-    VerdictWord.FASTER: Tone.GOOD,
-    VerdictWord.SLOWER: Tone.BAD,
-    VerdictWord.EQUIVALENT: Tone.PLAIN,
-    VerdictWord.INCONCLUSIVE: Tone.OPEN,
-    VerdictWord.NOT_COMPARABLE: Tone.BAD,
-    VerdictWord.NO_COMPARISON: Tone.PLAIN,
-}
 GATE_TONES: Final = {
     GateStatus.PASSED: Tone.GOOD,
     GateStatus.FAILED: Tone.BAD,
