@@ -207,7 +207,7 @@ def test_the_one_wish_that_a_pod_takes(far: RunDir, capfdbinary: pytest.CaptureF
     with subprocess.Popen([sys.executable, "-c", WAIT, str(far.root)]) as first:
         wait_until(far.pod_note.is_file)
         assert ask(capfdbinary, far, "stop") == (0, b"")
-        assert first.wait(60) == signal.SIGTERM
+        assert first.wait(60) == signal.SIGINT
     assert ask(capfdbinary, far, "stop") == (1, b"")
 
 
