@@ -243,7 +243,7 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
     if judged.state is JobState.DONE and not has_ended:
         return JobStatus(state=JobState.DONE, reason=message)
     state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
-    return JobStatus(state=state, reason=join_words(judged.reason, message))
+    return JobStatus(state=state, reason=join_words(judged.reason, message) or "its pods ended before they told why")
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
