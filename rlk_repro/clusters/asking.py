@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir
+
+NO_REPORT: Final = "its agent ended without a report"
 
 
 def require_known(status: JobStatus, run_dir: RunDir) -> None:

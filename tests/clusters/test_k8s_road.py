@@ -309,7 +309,9 @@ def test_a_job_that_is_evicted_too_often_ends(server: Cluster, tmp_path: Path, k
     status = wait_for_end(launched)
     assert status.state is JobState.FAILED
     # KubeRay deletes the pods of a job that has ended, and with them the node's reason and perhaps the agent's
-    expected = {"job": ["ended by its node"], "rayjob": ["stopped by SIGTERM", "ended before they told why"]}[kind]
+    expected = {"job": ["ended by its node"], "rayjob": ["stopped by SIGTERM", "its agent ended without a report"]}[
+        kind
+    ]
     assert any(words in status.reason for words in expected)
     collect(launched)
     wait_gone(server)

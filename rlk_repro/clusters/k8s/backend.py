@@ -20,7 +20,7 @@ from rlk_repro.base.files import dump_json, load_json, write_json, write_text
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import format_bytes
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
-from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
+from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, join_words, require_ended, require_known
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.facts import Facts
 from rlk_repro.clusters.k8s.fetch import fetch_bundle, put_in_place
@@ -243,7 +243,7 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
     if judged.state is JobState.DONE and not has_ended:
         return JobStatus(state=JobState.DONE, reason=message)
     state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
-    return JobStatus(state=state, reason=join_words(judged.reason, message) or "its pods ended before they told why")
+    return JobStatus(state=state, reason=join_words(judged.reason, message) or NO_REPORT)
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
@@ -257,7 +257,7 @@ def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
     gone = "" if run_dir.bundle.is_file() else absent
     if run_dir.cancelled.exists():
         return JobStatus(state=JobState.CANCELLED, reason=join_words(gone, last.message))
-    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.message or "its agent ended without a report"))
+    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.message or NO_REPORT))
 
 
 def _remove_earlier(sent: Sent) -> None:

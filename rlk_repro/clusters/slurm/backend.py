@@ -20,7 +20,7 @@ from rlk_repro.base.findings import Finding
 from rlk_repro.base.places import hide_places
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
-from rlk_repro.clusters.asking import asked_rarely, join_words, require_ended, require_known
+from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, join_words, require_ended, require_known
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobFacts, JobId
@@ -270,7 +270,7 @@ def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
         return JobStatus(state=JobState.DONE, reason=last.message)
     if run_dir.cancelled.exists():  # the script was told to end, so Slurm's state says nothing about the run
         return JobStatus(state=JobState.CANCELLED, reason=last.message or word)
-    said = last.message or ("" if last.exit_code is not None else "its agent ended without a report")
+    said = last.message or ("" if last.exit_code is not None else NO_REPORT)
     if word == _SCRIPT_FAILED and last.is_interrupted:
         said += ", which Slurm sends before the time limit"
     return JobStatus(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=join_words(word, said))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE
 from rlk_repro.agent.stop import Stop
@@ -180,29 +180,26 @@ def _find_earlier_end(duty: Duty, environ: Mapping[str, str]) -> int | None:
     """Return the exit code of a run that an earlier pod or container has ended; None where the run goes on."""
     if duty.run_dir.is_sealed:
         return 0
-    if not duty.is_kuberay or not duty.run_dir.pod_end.is_file():
-        return None
-    # KubeRay replaces a head that went before KubeRay saw the end of its job; a resumed job has another cluster
-    end = load_json(duty.run_dir.pod_end, schema=SCHEMA)
-    return int(end["exit_code"]) if end.get("group") == environ.get(GROUP_VARIABLE, "") else None
+    # KubeRay replaces a head that went before KubeRay saw the end of its job
+    end = _read_own(duty.run_dir.pod_end, environ) if duty.is_kuberay else None
+    return None if end is None else int(end["exit_code"])
 
 
 def _is_replaced(duty: Duty, environ: Mapping[str, str], stop: Stop) -> bool:
     """Count the loss of this leading pod; return whether the run goes on in the pod that replaces it."""
     if stop.signal is not signal.SIGTERM or duty.run_dir.is_sealed:
         return False
-    num_losses = _count_losses(duty.run_dir, environ) + 1
+    losses = _read_own(duty.run_dir.pod_losses, environ)
+    num_losses = 1 if losses is None else int(losses["count"]) + 1
     group = environ.get(GROUP_VARIABLE, "")
     write_json(duty.run_dir.pod_losses, {"schema": SCHEMA, "group": group, "count": num_losses})
     return num_losses <= duty.num_restarts
 
 
-def _count_losses(run_dir: RunDir, environ: Mapping[str, str]) -> int:
-    """Return how often the head of this Ray cluster was taken away; a resumed or resubmitted job has a new cluster."""
-    if not run_dir.pod_losses.is_file():
-        return 0
-    losses = load_json(run_dir.pod_losses, schema=SCHEMA)
-    return int(losses["count"]) if losses["group"] == environ.get(GROUP_VARIABLE, "") else 0
+def _read_own(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """Read what a head of this Ray cluster wrote, or None; a resumed or resubmitted job has a new cluster."""
+    value: Mapping[str, Any] | None = load_json(path, schema=SCHEMA) if path.is_file() else None
+    return value if value is not None and value.get("group") == environ.get(GROUP_VARIABLE, "") else None
 
 
 def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) -> Roster | None:
