@@ -1,5 +1,7 @@
-"""Start other processes.  Every command is an argument list; no command passes through a shell.
-``run`` is for short questions (nvidia-smi, git).  ``start`` is for trials: output goes to a file descriptor, the child
+"""Start other processes; no other module does.
+
+Every command is an argument list; no command passes through a shell.  ``run`` is for short questions (nvidia-smi, git):
+it drains both pipes and has a time limit.  ``start`` is for trials: output goes to a file descriptor, the child
 leads its own process group, and only that group is ever signalled.
 """
 

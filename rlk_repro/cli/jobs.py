@@ -58,9 +58,8 @@ def status(
             sending.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = sending.poll(launched)
     is_waiting = answer is not None and answer.state is JobState.PENDING
-    progress = (
-        None if is_waiting else read_state(run_dir)
-    )  # a requeued run that waits still has the state of its first attempt
+    # a requeued run that waits still has the state of its first attempt
+    progress = None if is_waiting else read_state(run_dir)
     is_over = answer is not None and answer.state.is_final
     if is_over and progress is not None:
         progress = drop_forecast(progress)

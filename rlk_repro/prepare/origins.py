@@ -221,9 +221,8 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 def _explained(repository: Repository) -> Iterator[None]:
     """Turn the client's errors into ours.  The client's progress bars are hidden, because this tool shows its own."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault(
-        "HF_HUB_DISABLE_XET", "1"
-    )  # the client's other way to download, xet, has no hook for these limits
+    # the client's other way to download, xet, has no hook for these limits
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     try:
         from huggingface_hub.errors import (
             HfHubHTTPError,

@@ -121,10 +121,8 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
         SpecError: no hardware is named, and a job is to be sent.
     """
     name = request.hardware or found.profile.model.hardware
-    is_shipped_local = request.profile is None and request.cluster in {
-        None,
-        LOCAL,
-    }  # the shipped profile local has hardware cpu
+    # the shipped profile local has hardware cpu
+    is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}
     is_open = request.hardware is None and (name is None or is_shipped_local)
     if request.is_dry_run and is_open and name not in run.layouts:
         name = next(iter(run.layouts))
