@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 from rlk_repro.base.resources import data_dir
 
 
 def load_base(name: str) -> dict[str, Any]:
-    """Return the object of ``<name>.yaml``, read anew, so that the caller may change it."""
+    """Return a copy of the object in ``<name>.yaml``, which the caller may change."""
+    return deepcopy(_read_base(name))
+
+
+@cache
+def _read_base(name: str) -> dict[str, Any]:
     import yaml
 
     text = (data_dir("k8s") / "base" / f"{name}.yaml").read_text()
