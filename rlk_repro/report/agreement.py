@@ -21,7 +21,7 @@ _ABSENT: Final = "–"
 
 
 def make_agreement(view: View) -> Section:
-    """Make the section: a table with a row per bound or summary of all tokens, and a column per variant."""
+    """Make the section: a table that counts tokens by the size of their difference, with a column per variant."""
     found = {item.variant: item for item in view.analysis.agreement}
     columns = make_columns("tokens", BASELINE, ENABLED, numbers=(BASELINE, ENABLED))
     rows = [
@@ -35,7 +35,7 @@ def make_agreement(view: View) -> Section:
     )
     words = [f"{item.variant}: {item.reason}" for item in found.values() if item.reason]
     blocks: tuple[Block, ...] = (
-        Text(text="Training and rollout each compute a log-prob of the same token; the table counts how they differ."),
+        Text(text="Training and rollout each compute a log-prob of every token; the table counts their differences."),
         Table(title="", columns=columns, rows=tuple(rows), note=note.strip()),
         *(Text(text=f"Steps without a record: {'; '.join(words)}.") for _ in words[:1]),
     )
@@ -72,7 +72,7 @@ def plot_agreement(view: View) -> Iterator[Figure]:
         (item.variant, [(x, part / item.num_tokens) for x, part in enumerate(item.beyond) if part]) for item in found
     ]
     labels = [f"{bound:g}" for bound in LADDER]
-    caption = f"A point is the share of {count(number, 'token')} that differ by more than a bound; 0 has no point."
+    caption = f"A point is the share of {count(number, 'token')} whose log-probs differ by more than the number below."
     yield _draw(f"{KEY}-shares", "Tokens beyond a difference", caption, "share of tokens", "difference", shares, labels)
     means = [
         (item.variant, [(x, mean) for x, mean in enumerate(item.mean_by_position) if mean is not None and mean > 0])
@@ -80,7 +80,7 @@ def plot_agreement(view: View) -> Iterator[Figure]:
     ]
     num_bands = max(len(item.mean_by_position) for item in found)
     labels = [str(2**band - 1) for band in range(num_bands)]
-    caption = "A point is the mean difference over a band of positions; its label is the first position of the band."
+    caption = "A point is the mean difference over a band of positions; the number below is the band's first position."
     where = "position in the response"
     yield _draw(f"{KEY}-positions", "Difference by position", caption, "mean difference", where, means, labels)
 

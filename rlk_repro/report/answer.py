@@ -33,7 +33,7 @@ VERDICT_TONES: Final = {
 MEMORY: Final = {
     MemoryWord.SMALLER: ", and less memory",
     MemoryWord.LARGER: ", and more memory",
-    MemoryWord.SAME: ", and as much memory",
+    MemoryWord.SAME: ", and the same memory",
     MemoryWord.INCONCLUSIVE: "",
 }
 TWICE: Final = 2.0
@@ -46,10 +46,10 @@ SUSPECTS: Final = {
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }
-"""The possible cause of a wide spread, by the beginning of a finding's place; the first match counts."""
+"""Possible causes of a wide spread.  A key is the beginning of a finding's ``where``; the first match counts."""
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
-"""The largest number of pairs or sessions of a run."""
+"""The largest number of pairs or sessions that a run may plan."""
 
 
 def describe_subject(view: View) -> str:
@@ -72,7 +72,7 @@ def describe_baseline(view: View) -> str:
 
 
 def describe_words(analysis: Analysis) -> str:
-    """Return the words of the verdict and of memory, like ``faster, same memory``; an unknown word is left out."""
+    """Return the verdict's word; where speed and memory are both decided, both words, like ``faster, same memory``."""
     word, memory = analysis.verdict.word, judge_memory(analysis).word
     is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
     return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word.value
@@ -99,7 +99,7 @@ def describe_answer(view: View) -> str:
 
 
 def _describe_operators(analysis: Analysis) -> str:
-    """Return the speed of the slowest and the fastest case of each operator that has its own kernels."""
+    """Return one sentence: for each operator that ran RL-Kernel's own kernels, its slowest and its fastest case."""
     found: dict[str, list[float]] = {}
     for result in analysis.operators:
         speedup = find_speedup(result)
@@ -126,7 +126,7 @@ def _range(effect: Effect) -> str:
 
 
 def _size(view: View, effect: Effect) -> str:
-    """Return the change in percent and the times of both variants; a speed of at least twice is also a multiple."""
+    """Return the change in percent and both variants' times; from double speed on, also ``2.10 times as fast``."""
     assert effect.ratio is not None
     low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1
@@ -138,9 +138,9 @@ def _size(view: View, effect: Effect) -> str:
 
 
 def _apply(view: View, effect: Effect, ratio: float) -> str:
-    """Return ``, 108.3 → 24.4 ms``: the baseline's mean, and that mean times the ratio.
+    """Return the times of both variants, like ``, 108.3 → 24.4 ms``.
 
-    The ratio of pairs has less noise than the mean of enabled.
+    The second time is the baseline's mean times the ratio, because the ratio has less noise than enabled's own mean.
     """
     mean = view.mean(effect.metric, BASELINE)
     if mean is None:
@@ -158,7 +158,7 @@ def describe_ground(analysis: Analysis) -> str:
 
 
 def suggest_next(view: View, bundle: str) -> str:
-    """Return one command for this result, such as a larger run that would decide, or the build of RL-Kernel."""
+    """Return the command to run next, such as a larger run that would decide, or a check of the bundle."""
     analysis, word = view.analysis, view.analysis.verdict.word
     if did_not_run(analysis):
         return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
@@ -187,7 +187,7 @@ def describe_publishing(view: View) -> str:
     if not bundle_id or analysis.verdict.word not in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}:
         return ""
     ground = describe_ground(analysis)
-    return f"To publish: the bundle, its id {bundle_id}, this result with its interval, and what it rests on: {ground}."
+    return f"Publish together: the bundle, its id {bundle_id}, this result with its interval, and its basis: {ground}."
 
 
 def list_suspects(view: View) -> str:

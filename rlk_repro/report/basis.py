@@ -1,4 +1,4 @@
-"""Describe what stands above the first section of a report: the run, the headline and the reasons of the verdict.
+"""Describe the head of a report: which run it was, and the facts behind the verdict.
 
 Every number comes from the ``Analysis``, except the sensitivity, which ``rlk_repro.statistics.power`` computes.
 """
@@ -24,7 +24,7 @@ SHOWN_HASH: Final = 12
 
 
 def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Return the run's identity, as name and value."""
+    """Return what identifies a run, from its workload to its id, as name and value."""
     return (
         ("workload", analysis.workload),
         ("lane", analysis.lane),
@@ -44,7 +44,7 @@ def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def find_date(analysis: Analysis) -> str:
-    """Return the day of the run, from its id; empty for an id of another form."""
+    """Return the day of the run, which its id begins with; empty for an id without a date."""
     day = analysis.run_id[:8]
     return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
 
@@ -118,8 +118,8 @@ def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
     spread_pct, threshold_pct = effect.sd_log * 100, analysis.verdict.threshold * 100
     seen = smallest_effect(effect.n, spread_pct, threshold_pct, 1 - effect.confidence, least=least)
     if seen is None:
-        return f"none: {analysis.unit} effects spread by {spread_pct:.3g} %"
-    found = f"{effect.n} {analysis.unit}s with this spread ({spread_pct:.3g} %)"
+        return f"no speed-up can be detected: {analysis.unit} effects spread by {spread_pct:.3g} %"
+    found = f"{effect.n} {analysis.unit}s whose effects spread by {spread_pct:.3g} %"
     return f"{found} reliably detect a speed-up of {seen * 100:.3g} % or more"
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from rlk_repro.base.units import count, format_count, format_number
 from rlk_repro.report.blocks import Block, Bullets, Section, Table, TableCell, Text, Tone, make_columns, make_row
 from rlk_repro.report.figure import BOTTOM, LEFT, RIGHT, TOP, UNIT_Y, Figure, draw_powers, make_figure
+from rlk_repro.report.labels import start_sentence
 from rlk_repro.report.svg import Scale, line, marker, polyline, text
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, list_failures
@@ -30,7 +31,7 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
     """Return one line: how many checks failed, and the first failure; or how many checks passed."""
     failed = list_failures(checks)
     if failed:
-        return f"{count(len(failed), 'check')} of {len(checks)} outside the contract; first {name_check(failed[0])}"
+        return f"{count(len(failed), 'check')} of {len(checks)} outside the contract; first: {name_check(failed[0])}"
     measured = [item for item in checks if item.word is not CheckWord.NOT_MEASURED]
     if not measured:
         return "nothing was measured"
@@ -48,7 +49,7 @@ def name_check(check: AgreementCheck) -> str:
 
 
 def make_checks(view: View, *, is_brief: bool = False) -> Section:
-    """Make the section: failures by name, the matrices, and a table per kind of check.
+    """Make the section: the failed checks, the matrices of engines, and a table per kind of check.
 
     With ``is_brief`` only the layers have a table, and another table counts the checks by kind and word.
     """
@@ -61,7 +62,8 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
         tables = [_count_words(checks), *(table for table in tables if table.title == _name(CheckKind.LAYERS))]
     idle = [trial.name for trial in view.analysis.trials if trial.proof is ProofStatus.FALLBACK]
     blocks: tuple[Block, ...] = (
-        Text(text=f"What engines compute of the same tokens: {describe_checks(checks)}."),
+        Text(text="A check compares what two engines compute from the same tokens; the contract sets the bounds."),
+        Text(text=f"{start_sentence(describe_checks(checks))}."),
         *(Text(text=f"{name}: RL-Kernel did not run, so the trainer's own functions trained.") for name in idle),
         *((Bullets(items=tuple(names)),) if names else ()),
         *make_matrices(checks),
@@ -80,7 +82,7 @@ def _count_words(checks: Sequence[AgreementCheck]) -> Table:
         rows += [make_row(kind.value, *numbers, "; ".join(reasons))] if found else []
     words = tuple(word.value for word in CheckWord)
     columns = make_columns("compared", *words, "why not", numbers=words, prose=("why not",))
-    return Table(title="Words", columns=columns, rows=tuple(rows))
+    return Table(title="Checks by result", columns=columns, rows=tuple(rows))
 
 
 def _name(kind: CheckKind) -> str:
@@ -139,7 +141,7 @@ def _make_table(kind: CheckKind, checks: Sequence[AgreementCheck]) -> Table:
 
 
 def plot_drift(view: View) -> Iterator[Figure]:
-    """Plot the relative difference of each layer, in the order of computation, with a line for each two engines."""
+    """Plot the relative difference at each layer, in the order of computation; each two engines have a line."""
     found = [item for item in view.analysis.checks if item.kind is CheckKind.LAYERS and item.points]
     pairs = {item.pair: None for item in found}
     shown = [item for item in found if item.pair == next(iter(pairs)) and not _is_case(item)][:MOST_CURVES]
@@ -187,7 +189,7 @@ def _draw_axes(x: Scale, y: Scale, points: Sequence[str], bottom: float, unit_y:
 def _draw_curve(
     number: int, engines: int, check: AgreementCheck, points: Sequence[str], x: Scale, y: Scale
 ) -> Iterator[str]:
-    """Draw a curve with its line of the legend; points where the engines are equal are left out.
+    """Draw a curve and its entry in the legend; points where the engines are equal are left out.
 
     The number ``engines`` gives both variants of two engines the same colour and shape.
     """

@@ -104,7 +104,7 @@ def make_step_table(view: View, metric: str) -> Table:
     files = ", ".join(sorted({describe_source(trial, series) for trial, series in found}))
     note = f"A cell is a value and its line in {files}. Steps marked w are warm-up."
     if num_listed < num_steps:
-        note += f" The first {num_listed} of {num_steps} steps; the analysis file of the bundle lists all of them."
+        note += f" The table has the first {num_listed} of {num_steps} steps; the bundle's analysis file has all steps."
     return Table(title="Steps and log lines", columns=tuple(columns), rows=rows, note=note)
 
 

@@ -23,7 +23,7 @@ MAX_DRAWABLE: Final = 1e300
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """``svg`` is empty where there is nothing to draw; ``caption`` then says what is missing."""
+    """A plot with its caption; where ``svg`` is empty, nothing was drawn and the caption says what is missing."""
 
     key: str
     title: str
@@ -45,7 +45,7 @@ def draw_y_axis(y: Scale, name: str) -> Iterator[str]:
 
 
 def draw_powers(y: Scale, name: str, unit_y: float = UNIT_Y) -> Iterator[str]:
-    """Draw a logarithmic axis with its name; ``y`` maps powers of ten."""
+    """Draw a logarithmic axis with its name; ``y`` maps exponents of ten."""
     for power in range(int(y.low), int(y.high) + 1, max(1, math.ceil((y.high - y.low) / 8))):
         yield line(LEFT, y(power), RIGHT, y(power), "grid")
         yield text(LEFT - 8, y(power) + 4, "1" if power == 0 else f"1e{power}", "tick", "end")
@@ -53,7 +53,7 @@ def draw_powers(y: Scale, name: str, unit_y: float = UNIT_Y) -> Iterator[str]:
 
 
 def draw_legend(trials: Iterable[TrialResult], *, is_line: bool = False) -> Iterator[str]:
-    """Draw a line of the legend for each variant, with its number of trials."""
+    """Draw the legend: an entry per variant, with the variant's number of trials."""
     found = list(trials)
     left = 5.0
     for variant, shape in SHAPES.items():

@@ -45,7 +45,7 @@ def render_html(analysis: Analysis, context: Context | None = None) -> str:
 
 
 def render_page(title: str, about: str, sections: Sequence[Section]) -> str:
-    """Render a page of a title, a sentence and sections, in the style of a report."""
+    """Render a page in the style of a report: a title, the sentence ``about`` below it, and sections."""
     lines = [*_open_page(title), f"<body><header><h1>{_escape(title)}</h1><p>{_escape(about)}</p></header><main>"]
     for section in sections:
         lines += _render_section(section)

@@ -83,7 +83,7 @@ _PRINTED: Final = {metric.name: metric for metric in METRICS}
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLabel:
-    """The label of a metric; ``sources`` holds the log keys that print it, empty for metrics of the ops files."""
+    """The label of a metric; ``sources`` names its keys in the log, and is empty for a metric of the ops files."""
 
     label: str
     unit: str
@@ -124,7 +124,7 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the metric that trials measured: the step time, for example, for the mean step time."""
+    """Return the metric from which a metric of pairs is computed, like the step time for the mean step time."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 
@@ -148,11 +148,11 @@ class Numbers:
         self._decimals = {metric: _decimals(self.scale(metric, size)) for metric, size in largest.items()}
 
     def unit(self, metric: str) -> str:
-        """Return the unit: ``µs`` or ``ms`` if the largest mean of all trials is short."""
+        """Return the unit of a metric's values: ``µs`` or ``ms`` if even the largest mean of a trial is short."""
         return self._find_unit(metric)[0]
 
     def scale(self, metric: str, value: float) -> float:
-        """Scale a value to the metric's unit."""
+        """Convert a value from seconds, bytes or joules to the unit that the report shows."""
         return value * self._find_unit(metric)[1]
 
     def _find_unit(self, metric: str) -> tuple[str, float]:

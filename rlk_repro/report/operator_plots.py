@@ -47,9 +47,9 @@ def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult])
     for number, (case, found) in enumerate(shown):
         body += _draw_row(case, found, x, TOP + ROW * (number + 0.5) + 3)
     caption = (
-        "A mark is one implementation in one case: the geometric mean over its processes, each relative to "
-        f"{REFERENCE}'s own function in the same process. The axis is logarithmic; a mark right of 1 is faster than "
-        f"{REFERENCE}. f is forward, f+b is forward and backward, and a percentage is the share of rows wanted."
+        "A mark is the speed of one implementation in one case: the geometric mean over its processes, each relative "
+        f"to {REFERENCE}'s own function in the same process. The axis is logarithmic; a mark right of 1 is faster than "
+        f"{REFERENCE}. f is forward, f+b is forward and backward; a percentage is the share of rows whose value counts."
     )
     if len(cases) > len(shown):
         caption += f" The plot shows the first {len(shown)} of {len(cases)} cases."

@@ -52,18 +52,19 @@ MAX_KERNEL_NAME: Final = 40
 TIMES: Final = f"× {REFERENCE}"
 """The heading of the column that gives a speed as a multiple of the speed of the trainer's own function."""
 INTRODUCTION: Final = (
-    f"Each row is one implementation; all rows of a table have the same tensors. {REFERENCE} is {REFERENCE}'s own "
-    f"function, and {TIMES} compares a row with it in the same process. fused means RL-Kernel's own kernels, by class "
-    "and compiled symbols; native means RL-Kernel's plain PyTorch; peer means another project's function, for "
-    "comparison only. blocked means that an implementation cannot run here, oom that it ran out of memory."
+    f"Each row is one implementation; all rows of a table have the same input. The row {REFERENCE} is {REFERENCE}'s "
+    f"own function, and {TIMES} is a row's speed as a multiple of that function's speed in the same process. fused "
+    "means RL-Kernel's own kernels, by class and compiled symbols; native means RL-Kernel's plain PyTorch; peer means "
+    "another project's function, for comparison only. blocked means that an implementation cannot run here, oom that "
+    "it ran out of memory."
 )
 LEGEND: Final = (
-    "A median covers all calls of the scored sweeps of one process. ± is the median absolute deviation within a "
-    "process; the largest is shown. Apart is the difference between the medians of the processes. Extra memory is the "
-    "peak during the calls above the level before them. Error is the largest difference from float64 over the checked "
-    "rows; a gradient's error is a fraction of its largest element. Of floor is the shortest possible time on this "
-    "device, by the bandwidth and matrix rate measured in the same process, divided by the median. One rank's share of "
-    "a vocabulary is measured on one device, without communication."
+    "A median covers all timed calls of one process. ± is the median absolute deviation within a process; the largest "
+    "is shown. Apart is the difference between the medians of the processes. Extra memory is the peak during the calls "
+    "above the level before them. Error is the largest difference from float64 over the checked rows; a gradient's "
+    "error is a fraction of its largest element. Of floor is the shortest possible time on this device, by the "
+    "bandwidth and matrix rate measured in the same process, divided by the median. One rank's share of a vocabulary "
+    "is measured on one device, without communication."
 )
 
 
@@ -86,7 +87,7 @@ def group_by_case(results: Iterable[OperatorResult]) -> list[tuple[OperatorCase,
 
 
 def describe_case(case: OperatorCase) -> str:
-    """Describe a case like ``logp, forward: 9,216 tokens, vocabulary 151,936, float32, 50 % of rows wanted``."""
+    """Return a case in words, like ``logp, forward: 9,216 tokens, vocabulary 151,936, float32``."""
     parts = [f"{format_count(case.num_tokens)} tokens"]
     if case.hidden_size is not None:
         parts.append(f"hidden {format_count(case.hidden_size)}")
@@ -97,7 +98,6 @@ def describe_case(case: OperatorCase) -> str:
 
 
 def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult]) -> Table:
-    """Make the table of one case, without the columns that have no entry."""
     places = {trial.name: trial.index for trial in view.analysis.trials}
     names = list(dict.fromkeys(trial.trial for result in results for trial in result.trials))
     shown = names if len(names) <= MAX_PROCESSES else []
@@ -259,20 +259,20 @@ def _describe_kernels(found: Sequence[OperatorResult]) -> str:
 
 
 def _shorten_kernel(name: str) -> str:
-    """Return the name of a function without type, namespaces, template arguments and parameters."""
+    """Return a kernel's name without return type, namespaces, template arguments and parameters."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)", "")
     head = plain.split("<")[0].split("(")[0]
     return (head.rpartition("::")[2] or head or name)[:MAX_KERNEL_NAME]
 
 
 def make_operator_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """Return how many cells were measured, by how many processes and implementations, as name and value."""
+    """Return the facts behind an operator run, as name and value: what was measured, and by how many processes."""
     results = view.analysis.operators
     counts = Counter(result.status for result in results)
     cells = ", ".join(f"{counts[status]} {status}" for status in OperatorStatus if counts[status])
     num_cases = len({result.case for result in results})
     return (
-        ("cells", f"{cells} (in {num_cases} cases)" if results else NOT_RECORDED),
+        ("measurements", f"{cells} (in {num_cases} cases)" if results else NOT_RECORDED),
         ("processes", _describe_processes(results)),
         (REFERENCE, _describe_reference(results)),
         ("RL-Kernel", _describe_rl_kernel(results)),
@@ -285,14 +285,14 @@ def _describe_processes(results: Sequence[OperatorResult]) -> str:
     if not spreads:
         return f"{num_processes}, too few to show the spread between them"
     middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
-    return f"{num_processes}, medians of a cell differ by {middle} in half the cells, by {largest} at most"
+    return f"{num_processes}; their medians differ by {middle} in half of the measurements, by {largest} at most"
 
 
 def _describe_reference(results: Sequence[OperatorResult]) -> str:
     found = [result for result in results if result.implementation == REFERENCE]
     passed = sum(result.status is OperatorStatus.PASSED for result in found)
     if found and not passed:
-        return f"no speedup relative to it: {found[0].status} ({found[0].reason})"
+        return f"not measured, so no speedup is known: {found[0].status} ({found[0].reason})"
     return f"measured in {passed} of {len(found)} cases" if found else "not in this run"
 
 

@@ -148,9 +148,9 @@ def plot_steps(view: View, metric: str) -> Figure:
 
 
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Return the scored values, or only the smallest and largest of each session.
+    """Return the values that the axis must show: the scored ones, or the smallest and largest of each session.
 
-    Scored steps and other steps alternate in a session.
+    In a session, scored steps and other steps alternate.
     """
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:

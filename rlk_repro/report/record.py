@@ -14,7 +14,7 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 
 @dataclass(frozen=True, kw_only=True)
 class LevelRecord:
-    """The mean of a metric over the trials of each variant, in the unit that ends its name; None if not recorded."""
+    """The mean of a metric over each variant's trials, None if not recorded; the metric's name ends in its unit."""
 
     metric: str
     baseline: float | None
@@ -26,7 +26,7 @@ class ReportRecord:
     """The record of one bundle or run directory.
 
     ``bundle_id`` is the sha256 of the checksums, empty for a run that is not sealed.  ``report`` is the path of the
-    page, empty where no page was written.  ``n`` of an effect counts units: ``unit`` is ``pair`` or ``session``.
+    page, empty where no page was written.  ``unit`` is ``pair`` or ``session``: what ``n`` of an effect counts.
     """
 
     source: str

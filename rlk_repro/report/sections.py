@@ -177,8 +177,9 @@ def _make_block_tables(view: View) -> Iterable[Table]:
         for block in view.analysis.blocks
     )
     note = (
-        "A change is that of the step time from A to B over a block's scored steps; a control block runs the baseline "
-        "in all periods. By first steps: the same change over the first step after each switch; these are not scored."
+        "A change compares the step time of B with that of A over a block's scored steps; in a control block, A and B "
+        "are both the baseline. By first steps is the same change over the first step after each switch, which is not "
+        "scored."
     )
     yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note, is_folded=True))
     metric, shown = view.primary, ("n", "p50", "p90", "p99")
@@ -206,8 +207,8 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
     )
     if view.analysis.is_crossover:
         note = (
-            f"Values are those of the metric {view.label(view.primary).label}: the median of the scored steps. A "
-            "change is the Hodges-Lehmann mean of the blocks' changes. In an order, A is baseline and B is enabled."
+            f"A value is the median of the metric {view.label(view.primary).label} over the scored steps. A change is "
+            "the Hodges-Lehmann mean of the blocks' changes. In an order, A is baseline and B is enabled."
         )
     rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
     return drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))

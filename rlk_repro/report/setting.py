@@ -1,4 +1,4 @@
-"""Describe the settings that distinguish a run from others of its name: changes by flags, workload, loss, layout.
+"""Describe the settings in which runs of one name may differ: changes by flags, workload, loss, layout.
 
 This module also says which part of the enabled variant's gain comes from rlk-repro's own code.
 """
@@ -38,7 +38,7 @@ _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 
 
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return, as name and value, the settings that distinguish this run from others of its name."""
+    """Return, as name and value, the settings in which runs of this name may differ."""
     workload = plan.experiment["run"]["workload"]
     facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
     facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))
@@ -55,7 +55,7 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def find_own_work(plan: Plan) -> tuple[str, ...]:
-    """Return the sentences that a report needs where a part of enabled's gain comes from rlk-repro's own code."""
+    """Return the report's sentences on the part of enabled's gain that comes from rlk-repro's own code, if any."""
     if not plan.needs_rl_kernel or _WITH_OWN_PASS.isdisjoint(plan.ops):
         return ()
     if plan.run.entropy_metric:

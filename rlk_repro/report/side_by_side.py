@@ -18,7 +18,7 @@ from rlk_repro.rundir.results import Analysis, Effect
 
 
 def write_side_by_side(results: Sequence[tuple[Analysis, Context, Path]], folder: Path) -> Path:
-    """Write the page into the folder that holds the results' reports, and return its path."""
+    """Write the page into the folder that holds the results' reports, and return the page's path."""
     page = folder / INDEX_NAME
     links = [report.relative_to(folder).as_posix() for _, _, report in results]
     views = [make_view(analysis, context) for analysis, context, _ in results]

@@ -53,7 +53,7 @@ LEVEL_TONES: Final = {Level.BLOCKING: Tone.BAD, Level.WARNING: Tone.OPEN, Level.
 
 NESTING: Final = (
     "A timer measures one function. The GRPO loss contains log-prob and clip and KL, so the rows do not add up. "
-    "RL-Kernel's ratio_kl computes log-probs and is part of that row; clip and KL are the trainer's own functions."
+    "RL-Kernel's ratio_kl belongs to the log-prob rows; clip and KL are always the trainer's own functions."
 )
 UNSEALED: Final = "The run is not sealed, so its files may have changed."
 VARIANTS: Final = "What differs between the variants"
@@ -271,7 +271,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     if any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs):
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:
-        cautions.append("Exploratory: the plan was changed after it was fixed.")
+        cautions.append("Exploratory: the measurement plan was changed after it was fixed.")
     if view.context.rule_changes:
         cautions.append(view.context.rule_changes)
     if has_blocking(view.context.findings):

@@ -79,7 +79,7 @@ def document(key: str, height: float, title: str, description: str, body: Iterab
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to pixels."""
+    """A linear axis: it draws the values ``low`` and ``high`` at the pixels ``start`` and ``end``."""
 
     low: float
     high: float

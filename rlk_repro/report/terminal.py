@@ -160,7 +160,7 @@ def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[TableCell]:
 
 
 def _print_gates(view: View, console: Console) -> None:
-    _print_heading(console, "Gates", "failed: not comparable; undecided: inconclusive")
+    _print_heading(console, "Gates", "a failed gate makes the run not comparable, an undecided gate inconclusive")
     table = _make_table("gate", "status", "what")
     for gate in view.analysis.gates:
         table.add_row(_text(gate.name), _text(gate.status.value, STYLES[GATE_TONES[gate.status]]), _text(gate.detail))

@@ -41,10 +41,10 @@ class Context:
         bundle_id: the sha256 of the bundle's checksums; empty for a run that is not sealed.
         run_directory: the path from the report's folder to the unpacked run directory; without it there are no links.
         findings: the findings of verify, diff or replay.
-        may_claim: sentences of the run definition, as ``may_not_claim``.
-        setting: the settings that distinguish the run from others of its name.
+        may_claim: what the run definition allows a reader to claim; ``may_not_claim`` is what it forbids.
+        setting: the settings in which runs of one name may differ.
         rule_changes: how the rules of the run differ from those of the shipped run.
-        differences: how the variants were started differently; with ``is_as_planned`` the plan says so, no record.
+        differences: how the variants were started differently; with ``is_as_planned``, by the plan, not by a record.
         own_work: sentences on the part of enabled's gain that comes from rlk-repro's own code.
     """
 
@@ -66,7 +66,7 @@ class Context:
 
 @dataclass(frozen=True)
 class View:
-    """An analysis and its context.  Anchors are made of positions, because a run chooses the names of its trials."""
+    """An analysis and its context.  Ids in a page come from positions, because names come from a stranger's run."""
 
     analysis: Analysis
     context: Context
@@ -103,7 +103,7 @@ class View:
         return tuple(item for item in self.analysis.effects if measured_metric(item.metric) in self._places)
 
     def label(self, metric: str) -> MetricLabel:
-        """Return the metric's label in a run of this workload, and the unit of its numbers."""
+        """Return the metric's label in a run of this workload, with the unit in which its numbers are shown."""
         found = find_label(metric, self.analysis.workload)
         return replace(found, unit=self.numbers.unit(metric) or found.unit)
 

@@ -39,7 +39,7 @@ def change(
          "(95 % interval 4.00 to 5.00 %), and less memory."),
         (VerdictWord.FASTER, (0.20, 0.30), (1.0, 1.0),
          "Result: with RL-Kernel a step takes 75.00 % less time, 4.00 times as fast, 41.94 → 10.49 s "
-         "(95 % interval 70.00 to 80.00 %), and as much memory."),
+         "(95 % interval 70.00 to 80.00 %), and the same memory."),
         (VerdictWord.SLOWER, (1.04, 1.06), (1.1, 1.2),
          "Result: with RL-Kernel a step takes 5.00 % more time, 41.94 → 44.04 s (95 % interval 4.00 to 6.00 %), "
          "and more memory."),

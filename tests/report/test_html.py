@@ -196,7 +196,7 @@ def test_an_exploratory_run_says_so_before_its_verdict() -> None:
     analysis = small()
     verdict = dataclasses.replace(analysis.verdict, is_exploratory=True)
     text = Page(render_html(dataclasses.replace(analysis, verdict=verdict))).text
-    assert text.index("Exploratory: the plan was changed") < text.index("Effects")
+    assert text.index("Exploratory: the measurement plan was changed") < text.index("Effects")
 
 
 def test_the_page_shows_how_to_check_and_run_again() -> None:
@@ -231,7 +231,7 @@ def test_manifests_findings_and_claims_of_the_context_are_shown() -> None:
 def test_steps_beyond_the_limit_are_left_to_the_analysis_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence_module, "MAX_VALUES", 32)
     text = Page(render_html(small())).text
-    assert "The first 2 of 4 steps; the analysis file of the bundle lists all of them." in text
+    assert "The table has the first 2 of 4 steps; the bundle's analysis file has all steps." in text
 
 
 def test_tables_are_headed_and_plots_are_described(pages: dict[str, Page]) -> None:
@@ -250,7 +250,7 @@ def test_a_large_run_stays_readable_by_a_browser() -> None:
     html = render_html(analysis)
     assert time.process_time() - began < 15
     assert len(html) < 8_000_000
-    assert "242 steps; the analysis file" in html
+    assert "242 steps; the bundle" in html
 
 
 def _themes() -> dict[str, dict[str, str]]:

@@ -110,7 +110,7 @@ def test_without_vime_no_speedup_is_computed(tmp_path: Path) -> None:
     blocked = MadeCell(case=LOGP, implementation="vime", kind="vime", status="blocked", reason="no vime here")
     analysis = analyse(make_operator_run(tmp_path / "id", (blocked, CELLS[1])))
     assert describe_speedup(find(analysis, "logp", "rl-kernel-online")) == ""
-    assert "no speedup relative to it: blocked (no vime here)" in render_terminal(analysis, 120)
+    assert "not measured, so no speedup is known: blocked (no vime here)" in render_terminal(analysis, 120)
 
 
 def test_a_process_without_a_log_does_not_affect_the_other_process(tmp_path: Path) -> None:
