@@ -1,4 +1,4 @@
-"""Define what a backend is: a module with these functions.  This module also has the values that they exchange."""
+"""Define the functions that a backend (the module of one cluster) has, and the values that they take and return."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class JobState(StrEnum):
 class Job:
     """A rendered job before submission: files for ``job/`` (name to text) and the command that submits or starts it.
 
-    ``remarks`` name the choices that the tool made because the profile does not make them.
+    ``remarks`` tell the user which choices the tool made because the profile leaves them open.
     """
 
     files: Mapping[str, str]
@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """All that a later question about a submission needs: the cluster's own job id, and further details."""
+    """A job that was sent to a cluster: the cluster, its own job id, and details by which the job is found again."""
 
     cluster: str
     job_id: str
@@ -83,9 +83,9 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """One answer of ``poll``; ``reason`` quotes the cluster's own words.
+    """The state of a submission when it was last asked for; ``reason`` quotes the cluster's own words.
 
-    ``is_unreachable``: the cluster did not answer; ask again later.  Otherwise ``unknown`` is the cluster's answer.
+    ``is_unreachable``: the cluster did not answer, so ask again later.  Otherwise the state ``unknown`` is its answer.
     """
 
     state: JobState
@@ -112,15 +112,15 @@ class Bound:
 
 
 class Backend(Protocol):
-    """The interface of a backend's module.  mypy checks each module at its line of the registry."""
+    """The functions that the module of a cluster has.  mypy checks each module where ``registry`` lists it."""
 
     @property
     def CLIENT(self) -> str | None:  # noqa: N802
-        """The program that talks to the cluster, for ``doctor``; None where none is needed."""
+        """The program that talks to the cluster, such as ``kubectl``, for ``doctor``; None where none is needed."""
 
     @property
     def IS_REMOTE(self) -> bool:  # noqa: N802
-        """Whether the cluster shares no file system with this machine, so that ``collect`` must copy the run."""
+        """Whether ``collect`` must copy the run, because the cluster and this machine share no file system."""
 
     def available(self) -> str | None:
         """Return why this machine cannot use the cluster, or None where it can."""
@@ -135,7 +135,7 @@ class Backend(Protocol):
         """Send exactly the given job."""
 
     def poll(self, submission: Submission, run_dir: RunDir) -> JobStatus:
-        """Ask for the state once; it is ``unknown`` where this machine cannot find it out."""
+        """Ask for the job's state once; the state is ``unknown`` where this machine cannot find it out."""
 
     def poll_all(self, items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
         """Return the state of each submission, with as few questions as the cluster allows."""
@@ -144,7 +144,7 @@ class Backend(Protocol):
         """Yield the lines of the trials in order, until the job ends."""
 
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
-        """Ask the job to end after its agent has packed; False where it has ended.  A second call does no harm."""
+        """Ask a job to pack its run and end; return False if it has already ended.  A second call does no harm."""
 
     def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
         """Bring the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
@@ -156,4 +156,4 @@ class Backend(Protocol):
         """Propose a first profile and name its source; raise EnvironmentMissing where the cluster does not answer."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """Find what would fail for the plan's run (without a plan: for any run).  No job is queued."""
+        """Find what in a profile would make the plan's run (without a plan: any run) fail.  No job is queued."""

@@ -28,7 +28,7 @@ def require_ended(status: JobStatus, run_dir: RunDir) -> None:
 
 
 def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bool]:
-    """Return a function that asks at most once in ``every_s`` seconds, and never again after it was True."""
+    """Make a function that calls ``is_over`` at most once in ``every_s`` seconds, and never again after it was True."""
     asked_s = -every_s
     was_over = False
 
@@ -43,5 +43,5 @@ def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bo
 
 
 def join_words(*parts: str) -> str:
-    """Join the words that are not empty with commas."""
+    """Join the parts that are not empty with commas."""
     return ", ".join(part for part in parts if part)

@@ -39,7 +39,7 @@ IS_REMOTE: Final = False
 
 
 def available() -> str | None:
-    """Return None: any machine that runs this tool is available."""
+    """Return None: every machine can run the cluster ``local``."""
     return None
 
 
@@ -92,7 +92,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Return whether exactly this agent's process runs; otherwise judge what it left."""
+    """Return ``running`` while exactly this agent's process runs; then judge the state by the files that it left."""
     elsewhere = _find_other_host(submission)
     if elsewhere is not None:
         return JobStatus(state=JobState.UNKNOWN, reason=elsewhere)
@@ -204,7 +204,7 @@ def _require_this_host(submission: Submission, run_dir: RunDir) -> None:
     if elsewhere is not None:
         host = submission.details["host"]
         raise EnvironmentMissing(
-            Problem(run_dir.run_id, elsewhere, hint=f"run this command on {host}, which knows its state")
+            Problem(run_dir.run_id, elsewhere, hint=f"run this command on {host}, which knows the run's state")
         )
 
 

@@ -1,4 +1,4 @@
-"""Share what every cluster's proposal of a profile has: its keys, the questions on the way, and the file."""
+"""Define the profile that ``profile init`` proposes for any cluster: its keys, the questions to the user, its file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlk_repro.base.resources import hardware_folders, list_names
 from rlk_repro.spec import Hardware
 
 Ask: TypeAlias = Callable[[str, Sequence[str], str], str]
-"""A function from a question, its choices and the likeliest choice to the answer."""
+"""A function that takes a question, its choices and the likeliest choice, and returns the user's answer."""
 _NAME: Final = re.compile(r"[^a-z0-9._-]+")
 
 

@@ -16,7 +16,7 @@ READ_BYTES: Final = 1 << 20
 def read_logs(
     run_dir: RunDir, is_over: Callable[[], bool], *, sleep: Callable[[float], object] = time.sleep
 ) -> Iterator[TrialLine]:
-    """Yield every line of every trial's log until ``is_over`` and all lines are read.
+    """Yield every line of every trial's log until ``is_over`` returns True and all lines are read.
 
     ``is_over`` is called when no new line is there; with ``lambda: True`` the function reads the present lines only.
     """

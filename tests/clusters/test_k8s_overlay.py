@@ -124,7 +124,7 @@ def test_several_nodes_need_gang_scheduling_or_a_waiver(kind: str, overlay: dict
     assert problem.where == "profile generic-h200: kubernetes.queue"
     assert problem.what.startswith("missing for a job of 2 nodes: two such jobs can each hold half")
     assert "schedulerName kai-scheduler or volcano" in str(problem.expected)
-    assert problem.hint == "kubernetes.gang: waived does without"
+    assert problem.hint == "or set kubernetes.gang: waived"
     alone = with_site(plan_for("smoke", "h200"), queue=None, kind=kind)
     assert backend.render(alone, run_dir_of(alone)).files
 

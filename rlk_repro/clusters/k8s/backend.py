@@ -1,7 +1,7 @@
 """Run on Kubernetes: send a RayJob or Job by ``kubectl``; only the pods see the run directory.
 
-``objects`` makes what is sent, ``kubectl`` asks the cluster, ``states`` interprets its answers.  ``collect`` copies the
-run to this machine.
+``objects`` makes the objects to send, ``kubectl`` asks the cluster, ``states`` interprets its answers.  ``collect``
+copies the run to this machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    """Return why kubectl cannot be used, or None.  The profile decides which cluster is asked."""
+    """Return why kubectl cannot be used on this machine, or None.  No cluster is asked: the profile names it."""
     return kubectl.find_obstacle()
 
 
@@ -92,7 +92,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Ask for the state once, and fetch the agent's progress."""
+    """Ask for the job's state once, and fetch the progress that its agent reports."""
     return _look(submission, run_dir)[0]
 
 
@@ -118,7 +118,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to record, pack and end.  Delete a waiting job, and a job that is cancelled again.
+    """Ask a running job to record, pack and end.  Delete a job that waits, or that was asked to end before.
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
@@ -210,14 +210,14 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
 
 
 def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
-    """Find a pod; None where it does not exist or its state is unknown."""
+    """Return the pod of this name; None where the name is empty or the run directory has no plan."""
     if not name or not run_dir.plan.is_file():
         return None
     return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
 
 
 def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
-    """Read the last facts that a pod gave; None where another pod leads now."""
+    """Read the facts that the leading pod gave last; None where it gave none, or another pod leads now."""
     try:
         answer = load_json(run_dir.live.state)
         facts = Facts.from_json(answer)

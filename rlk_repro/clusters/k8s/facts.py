@@ -24,7 +24,7 @@ _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLog:
-    """The present length of a trial's log."""
+    """A trial's log: its present size, and whether the trial has ended."""
 
     name: str
     size_bytes: int
@@ -33,9 +33,9 @@ class TrialLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A pod's facts.  ``state`` is the progress that the agent wrote.
+    """The facts that a pod reports about its run.  ``state`` is the progress that the agent wrote.
 
-    ``bundle`` is size and sha256 of a complete bundle.  ``failure`` says why there will be no bundle.
+    ``bundle_bytes`` and ``bundle_sha256`` describe a complete bundle; ``failure`` says why there will be no bundle.
     """
 
     state: Mapping[str, Any] | None

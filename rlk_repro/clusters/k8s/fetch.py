@@ -1,4 +1,4 @@
-"""Fetch a run's bundle block by block and replace the staged run directory by its content."""
+"""Fetch a run's bundle block by block and replace the staged run directory by the bundle's content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fetch_bundle(
     """Fetch the bundle to ``run_dir.bundle``; after an interruption, fetch only the missing part.
 
     Raises:
-        Unreachable: the connection was lost; the next call continues from there.
+        Unreachable: the connection was lost; the next call fetches the rest.
         CheckFailed: the received bundle differs from the pod's bundle.
         EnvironmentMissing: the bundle cannot be written on this machine.
     """
@@ -96,7 +96,7 @@ def _fill(
                 if num_failures == MAX_FAILURES:
                     raise Unreachable(
                         Problem("kubernetes", f"the connection was lost after {offset} of {size_bytes} bytes",
-                                hint="the same command continues from there")
+                                hint="the same command fetches the rest")
                     )  # fmt: skip
                 sleep(min(FIRST_PAUSE_S * 2 ** (num_failures - 1), MAX_PAUSE_S))
                 continue

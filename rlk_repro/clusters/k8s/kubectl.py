@@ -28,7 +28,7 @@ _PREFIX: Final = re.compile(r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A namespace of a cluster; without a context, of the cluster in the current context."""
+    """A namespace of a cluster.  An empty ``context`` means kubectl's current context."""
 
     namespace: str
     context: str = ""
@@ -74,7 +74,7 @@ class Unreachable(SchedulerRefused):
 
 
 def find_obstacle() -> str | None:
-    """Return why kubectl can send nothing from this machine, or None.  It does not contact a cluster."""
+    """Return why kubectl can send nothing from this machine, or None; no cluster is contacted."""
     try:
         done = proc.run(("kubectl", "version", "--client", "--output=json"), timeout_s=TIMEOUT_S)
     except EnvironmentMissing as error:

@@ -1,4 +1,4 @@
-"""Name and label the objects of a run.  The labels find and remove everything that belongs to the run."""
+"""Name and label the objects of a run.  By the labels, this tool finds and removes everything of the run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ROLE: Final = "app.kubernetes.io/component"
 LEADER: Final = "leader"
 WORKER: Final = "worker"
 AGENT: Final = "agent"
-"""Role of a pod that leads or follows by its index, the label ``INDEX``: a Job has one template for all its pods."""
+"""Role of every pod of a Job, whose pods have one template: the pod with index 0 leads, the others follow."""
 COLLECTOR: Final = "collector"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
-"""The variable with the pod's index in an Indexed Job."""
+"""The environment variable that holds a pod's index in an Indexed Job."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 RUN_ID: Final = "rlk-repro/run-id"
 PLAN_HASH: Final = "rlk-repro/plan-hash"
@@ -39,7 +39,7 @@ _HASH_LENGTH: Final = 8
 
 
 def make_name(run_dir: RunDir) -> str:
-    """Make a DNS-1035 name, valid for every kind.  Run ids stay readable; otherwise a hash keeps names apart."""
+    """Make the DNS-1035 name of a run's objects from the run id; an id of an unusual form is cut and gets a hash."""
     run_id = run_dir.run_id
     plain = _NOT_PLAIN.sub("-", run_id.lower()).strip("-")
     if _RUN_ID.fullmatch(run_id):
@@ -50,7 +50,7 @@ def make_name(run_dir: RunDir) -> str:
 
 
 def make_claim_template_name(name: str) -> str:
-    """Name the template that the ComputeDomain's controller creates."""
+    """Name the resource claim template that the controller of a ComputeDomain creates."""
     return f"{name}-channel"
 
 
@@ -65,6 +65,6 @@ def make_labels(plan: Plan, name: str, role: str | None = None) -> dict[str, str
 
 
 def make_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    """Make annotations of one line each, valid for any folder name."""
+    """Make annotations with run id and plan hash; a character that cannot be printed becomes ``?``."""
     run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
     return {RUN_ID: run_id, PLAN_HASH: plan.plan_hash}

@@ -1,4 +1,4 @@
-"""Render the job as a list of objects, for a Job and for a RayJob."""
+"""Render a plan as a list of Kubernetes objects: a Job or a RayJob, and the objects that it needs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def dump_objects(objects: Sequence[Object]) -> str:
 
 
 def time_limit_min(plan: Plan) -> int:
-    """Return the job's limit: all trials and the work around them.  The profile's limit counts waiting too."""
+    """Return the job's limit in minutes: all trials and the work around them, or the profile's lower limit."""
     needed_min = plan.all_limits_min + SURROUNDINGS_MIN
     limit = kubernetes_settings(plan).max_time_min
     return math.ceil(needed_min if limit is None else min(needed_min, limit))

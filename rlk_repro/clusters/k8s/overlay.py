@@ -17,7 +17,7 @@ from rlk_repro.spec.values import list_leaves
 GANG_SCHEDULERS: Final = ("kai-scheduler", "volcano", "yunikorn", "koord-scheduler", "scheduler-plugins-scheduler")
 # parts of the labels and annotations that put a pod into a group of these schedulers
 _GROUP_KEYS: Final = ("group", "gang", "min-member")
-NO_GANG: Final = "two such jobs can each hold half of what they need, and wait for ever"
+NO_GANG: Final = "two such jobs can each hold half of the nodes that they need, and wait forever"
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
@@ -27,7 +27,7 @@ def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
 
 
 def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's labels and annotations to a pod template, and merge its spec; there the site's values win."""
+    """Add the site's labels and annotations to a pod template, and merge its spec, in which the site's values win."""
     if settings.overlay is None:
         return pod
     metadata, spec = settings.overlay.pod_metadata, settings.overlay.pod_spec
@@ -42,7 +42,7 @@ def find_gang_problems(plan: Plan, settings: KubernetesSettings) -> Iterator[Pro
             f"profile {plan.profile.profile}: kubernetes.queue",
             f"missing for a job of {num_nodes} nodes: {NO_GANG}",
             expected=f"a queue of Kueue, or schedulerName {' or '.join(GANG_SCHEDULERS)} in overlay.pod_spec",
-            hint="kubernetes.gang: waived does without",
+            hint="or set kubernetes.gang: waived",
         )
 
 
@@ -67,7 +67,7 @@ def _has_group(settings: KubernetesSettings) -> bool:
 
 
 def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
-    """Yield remarks that a site should read before it submits."""
+    """Yield remarks that a user should read before the job is sent."""
     num_nodes, overlay = plan.layout.num_nodes, settings.overlay
     yield from image_remarks(plan)
     if num_nodes > 1 and not has_gang(settings):

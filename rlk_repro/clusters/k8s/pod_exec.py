@@ -1,4 +1,4 @@
-"""Look into a run directory in the cluster, by commands in its leading pod or in a small pod of this tool."""
+"""Read a run directory in the cluster by commands in its leading pod, or in a small pod that this tool starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOG_BLOCK_BYTES: Final = 4 << 20
 
 
 class LeaderEnded(Unreachable):
-    """The leading pod ended while it was asked.  Its bundle is on the claim."""
+    """The leading pod ended while it handed out the bundle, which is also on the claim."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Holder:
     leads: Sent | None = None
 
     def ask_bundle(self, offset: int, size: int) -> bytes | None:
-        """Ask for a block; raise LeaderEnded where further questions make no sense."""
+        """Ask for a block of the bundle; raise LeaderEnded where the leading pod has ended."""
         data = self.pod.read_block(BUNDLE, offset, size)
         if data is None and self._has_ended():
             raise LeaderEnded(Problem("kubernetes", f"pod {self.pod.name} ended while its bundle was fetched"))
@@ -136,7 +136,7 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
 def mirror_logs(pod: Pod, facts: Facts, live: RunDir) -> None:
     """Copy new lines of the trials' logs.  A pod that does not answer gives no lines.
 
-    The names become paths on this machine, so only the plan's names are used, not the pod's.
+    A trial's name becomes a path on this machine, so a name that is not in the plan is ignored.
     """
     planned = {trial.name for trial in pod.plan.trials}
     for trial in facts.trials:

@@ -52,7 +52,7 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     where = f"profile {plan.profile.profile}"
     image = shown_image(plan)
     if image is None:
-        hint = "--stack names another one"
+        hint = "--stack names another stack"
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
                       expected="an image by digest", hint=hint)  # fmt: skip
     elif ":" in image.reference.rpartition("/")[2]:
@@ -135,7 +135,7 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
 
 
 def make_collector(plan: Plan, run_dir: RunDir) -> Object:
-    """Make a small pod with the results claim and no GPU.  It serves a run directory whose own pods are gone."""
+    """Make a small pod with the results claim and no GPU, which hands out the results of a run whose pods are gone."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     pod = load_base("pod")
     pod["metadata"] = {
@@ -161,7 +161,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 
 
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
-    """Make limits equal to requests: required for GPUs; with CPU and memory too, the pod is evicted last."""
+    """Make requests and equal limits: GPUs need them equal; a pod that also has CPU and memory is evicted last."""
     values: dict[str, Any] = {}
     for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):
         if quantity is not None:
@@ -214,7 +214,7 @@ def _fill_user(settings: KubernetesSettings, spec: Object) -> None:
 
 
 def _secret_env(plan: Plan, settings: KubernetesSettings) -> Iterator[Object]:
-    """Name each secret as ``from_env`` does, because the agent looks it up when a trial starts."""
+    """Yield a variable for each secret, named as in ``from_env``; the agent reads the variable when a trial starts."""
     wanted = {value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)}
     for name in sorted(wanted):
         place = settings.secrets[name]

@@ -1,4 +1,4 @@
-"""Propose a first profile for a Kubernetes cluster, and judge one.  Pure functions of the cluster's answers."""
+"""Propose a first profile for a Kubernetes cluster, and judge an existing one, both from the cluster's answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.clusters.k8s.nodes import gpu_resource, list_products
+from rlk_repro.clusters.k8s.nodes import GPU_RESOURCES, gpu_resource, list_products
 from rlk_repro.clusters.k8s.pods import kubernetes_settings
 from rlk_repro.clusters.k8s.site import OPERATORS, SECURITY_LABEL, KubernetesSite, Node, Permission, list_permissions
 from rlk_repro.clusters.k8s.tree import parse_quantity
@@ -21,7 +21,7 @@ CLAIMS_RELEASE: Final = (1, 32)
 
 
 def find_hardware(nodes: Sequence[Node], hardware: Mapping[str, Hardware]) -> dict[str, list[Node]]:
-    """Return the known hardware of the nodes, by their product labels and processor."""
+    """Return the nodes of each known hardware, which the nodes' product labels show."""
     found: dict[str, list[Node]] = {}
     for name, model in hardware.items():
         labels = list_products(model, KubernetesSettings())
@@ -62,19 +62,19 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
         claim = ask("Where do results go?", shared, shared[0]) if len(shared) > 1 else shared[0]
         values["results"] = {"claim": claim, "path": "/results"}
     else:
-        remarks.append("results: the namespace has no claim that several nodes can write; a bundle must be collected "
-                       "from its pod, and runs are one node")  # fmt: skip
+        remarks.append("results: the namespace has no claim that several nodes can write; collect a bundle "
+                       "before the pod ends, and run on one node")  # fmt: skip
     if site.queues:
         values["queue"] = ask("Which queue?", site.queues, site.queues[0])
     elif shared:
-        remarks.append("queue: the namespace has none; a run of several nodes needs one, a gang scheduler in "
+        remarks.append("queue: the namespace has none; a run of several nodes needs a queue, a gang scheduler in "
                        "overlay.pod_spec.schedulerName, or gang: waived")  # fmt: skip
     if site.security == "restricted":
         values["run_as"] = {"user": 1000, "group": 1000}
         remarks.append("run_as: the namespace is restricted; the image must work as a user other than root")
     if any(permission.resource == "networkpolicies" for permission in site.denied):
         values["network_policy"] = False
-        remarks.append("network_policy: you may not create one, so any pod of the cluster can reach a run's pods")
+        remarks.append("network_policy: you may not create a NetworkPolicy, so any pod can reach a run's pods")
     if "compute_domain" in site.operators and any("nvidia.com/gpu.clique" in node.labels for node in nodes):
         values["compute_domain"] = True
     known = {"nvidia.com/gpu", "amd.com/gpu", "kubernetes.io/arch"}
@@ -86,7 +86,7 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
 
 
 def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
-    """Return sizes of most of the smallest node, so that the pods are Guaranteed and fit on every node."""
+    """Return CPU and memory for a pod, 90 % of the smallest node: pods are then Guaranteed and fit on every node."""
     cpus, memories = ([parse_quantity(node.allocatable.get(key)) for node in nodes] for key in ("cpu", "memory"))
     num_cpus = min((float(value) for value in cpus if value is not None), default=None)
     memory_bytes = min((float(value) for value in memories if value is not None), default=None)
@@ -100,7 +100,7 @@ def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
 def judge_kubernetes(
     profile: Profile, site: KubernetesSite, hardware: Mapping[str, Hardware], plan: Plan | None
 ) -> list[Finding]:
-    """Judge everything that can be judged without a job."""
+    """Find what in a profile would fail, as far as the cluster's answers show it without a job."""
     settings = profile.kubernetes or KubernetesSettings()
     model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
     num_nodes = 1 if plan is None else plan.layout.num_nodes
@@ -183,7 +183,7 @@ def _judge_nodes(
     settings: KubernetesSettings, site: KubernetesSite, model: Hardware, plan: Plan | None, num_nodes: int
 ) -> Iterator[Finding]:
     if site.nodes is None:
-        yield Finding(Level.INFO, "nodes", "a list of them", "this user may not list nodes")
+        yield Finding(Level.INFO, "nodes", "a list of the nodes", "this user may not list nodes")
         return
     labels = list_products(model, settings)
     fitting = [node for node in site.nodes if not labels or any(node.labels.get(k) in v for k, v in labels)]
@@ -208,8 +208,7 @@ def _judge_sizes(
     if plan is not None and plan.layout.gpus_per_node:
         wanted[gpu_resource(plan, kubernetes_settings(plan))] = str(plan.layout.gpus_per_node)
     elif model.gpus_per_node:
-        vendor = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}.get(model.platform, "")
-        wanted[settings.gpu_resource or vendor] = "1"
+        wanted[settings.gpu_resource or GPU_RESOURCES.get(model.platform, "")] = "1"
     if settings.rdma is not None:
         wanted[settings.rdma.resource] = str(settings.rdma.count)
     for key, quantity in wanted.items():

@@ -32,7 +32,7 @@ NETWORK_POLICIES: Final = "networkpolicies.networking.k8s.io"
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """The place of a job in the cluster, and its name."""
+    """A submitted job: its cluster and namespace, its kind and its name."""
 
     place: Target
     kind: str
@@ -81,7 +81,7 @@ class Found:
 
 
 def read_sent(submission: Submission) -> Sent | None:
-    """Parse a job id; return None if it has another form."""
+    """Read a job's namespace, kind and name from its job id; None if the id is not one of this backend."""
     found = _JOB_ID.fullmatch(submission.job_id)
     if found is None:
         return None

@@ -1,6 +1,6 @@
 """Read a Kubernetes cluster's facts: nodes and GPUs, operators, claims, queues, the level of Pod Security.
 
-A fact without an answer (often the permission is missing) is None or empty: a profile can be written by hand.
+A fact that the cluster does not tell, often for want of a permission, is None or empty; that is not an error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FoundClaim:
 
 
 class Permission(NamedTuple):
-    """One permission; ``resource`` has no group, and a subresource follows after a slash."""
+    """One permission, such as ``create`` on ``pods/exec``; ``group`` is the resource's API group."""
 
     verb: str
     resource: str
@@ -119,7 +119,7 @@ def probe_site(place: Target) -> KubernetesSite:
 
 
 def list_permissions(kinds: Iterable[str], *, has_domain: bool, has_policy: bool = True) -> Iterator[Permission]:
-    """Yield the permissions that runs need as these kinds of job."""
+    """Yield the permissions that a user needs to run jobs of these kinds."""
     for resource, verbs in PERMISSIONS.items():
         yield from (Permission(verb, resource) for verb in verbs)
     wanted: list[tuple[str, tuple[str, ...]]] = [(KINDS[kind][1], JOB_VERBS) for kind in sorted(kinds)]
@@ -151,10 +151,9 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
 
 
 def _find_denied(place: Target, operators: Collection[str]) -> Iterator[Permission]:
-    """Find the denied permissions in one call of kubectl, because kubectl starts more slowly than a server answers.
+    """Find the permissions that this user does not have, in one call of kubectl, because kubectl starts slowly.
 
-    The server does not check the fields of a review.  For such a check kubectl would read all CRDs, which few users may
-    do.
+    ``--validate=false``: to check fields, kubectl would read all CRDs, which few users may do.
     """
     kinds = [kind for kind in KINDS if kind not in OPERATORS or kind in operators]
     wanted = [*list_permissions(kinds, has_domain="compute_domain" in operators)]

@@ -1,4 +1,4 @@
-"""Interpret the objects of a job: tables of states and reasons, and the words for them.  Pure."""
+"""Find a job's state, and the reason in plain words, from its objects and by tables; ask no cluster."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "CrashLoopBackOff": "the container keeps ending",
         "CreateContainerConfigError": "a secret or ConfigMap that the pod names is missing",
         "CreateContainerError": "the container cannot be created",
-        "DeadlineExceeded": "it took longer than max_time_min",
-        "DeletionByTaintManager": "its node got a taint that it does not tolerate",
-        "DeletionByPodGC": "its node is gone",
+        "DeadlineExceeded": "the job took longer than max_time_min",
+        "DeletionByTaintManager": "the node got a taint that the pod does not tolerate",
+        "DeletionByPodGC": "the node is gone",
         "ErrImageNeverPull": "the image is not on the node, and pulling is not allowed",
         "ErrImagePull": "the image cannot be pulled",
         "Error": "the agent failed",
@@ -82,7 +82,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "SchedulingGated": "held back by its queue",
         "Terminated": "ended with the node",
         "TerminationByKubelet": "ended by its node",
-        "UnexpectedAdmissionError": "the node's device plugin refused it",
+        "UnexpectedAdmissionError": "the node's device plugin refused the pod",
         "Unschedulable": "no node fits",
     }
 )  # fmt: skip
@@ -97,7 +97,7 @@ _NOT_A_REASON: Final = frozenset({"ContainersNotReady", "PodInitializing", "Cont
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """The judged state.  Agents run on ``nodes``.
+    """The state of a job; ``nodes`` are the nodes on which agents run.
 
     ``leader`` is the name of the running leading pod, and ``leader_uid`` its unique id: KubeRay reuses the name.
     """
@@ -137,7 +137,7 @@ def judge(
 
 
 def find_latest(pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods.  Of the pods of a Job that have the same index, return only the newest."""
+    """Return the pods, but only the newest of the pods of a Job that have the same index."""
     latest: dict[str, Pod] = {}
     for pod in sorted(pods, key=_age):
         metadata = as_map(pod.get("metadata"))
@@ -147,7 +147,7 @@ def find_latest(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a sort key: the creation time in whole seconds, then whether the pod has not ended (it is then newer)."""
+    """Return a sort key: the creation time in whole seconds, then False for a pod that has ended, as the older one."""
     has_ended = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
     return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not has_ended
 

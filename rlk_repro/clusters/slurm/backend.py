@@ -82,7 +82,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Ask for the state once."""
+    """Ask for the job's state once."""
     return poll_all([(submission, run_dir)])[0]
 
 
@@ -193,7 +193,7 @@ def _run_sbatch(job: Job, *argv: str) -> proc.Completed:
 
 
 def _make_refusal(done: proc.Completed) -> SchedulerRefused:
-    """Make the error; after a time-out the job may still be in the queue."""
+    """Return the error of a refused job; after a time-out the job may still be in the queue."""
     words = slurmctl.quote_words(done)
     hint = "Slurm may have taken the job: look at squeue --me" if done.is_timeout else None
     if done.is_ok:
@@ -232,7 +232,7 @@ def _judge_unasked(run_dir: RunDir, why: str) -> JobStatus:
 
 
 def _find_elsewhere(submissions: Sequence[Submission]) -> str:
-    """Return the name of this machine's cluster where a job was sent to another cluster."""
+    """Return the name of this machine's cluster where a job was sent to another cluster, otherwise an empty text."""
     here = slurmctl.probe_config().get("ClusterName", "")
     return here if any(submission.details.get(CLUSTER_NAME, here) != here for submission in submissions) else ""
 

@@ -30,7 +30,7 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find what would fail for the plan's run; without a plan, for any run on one node.
+    """Find what in a profile would make the plan's run (without a plan: any run on one node) fail.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.
@@ -86,7 +86,7 @@ def can_make(folder: str | None) -> bool:
 
 
 def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> list[str]:
-    """Return the plan's options; without a plan, those of the site for 10 minutes on one node."""
+    """Return sbatch's options for the plan; without a plan, the options for 10 minutes on one node of the site."""
     if plan is not None:
         return list_options(plan, RunDir(runs_root() / "check"), ())
     settings, needs = profile.slurm or SlurmSettings(), find_needs(profile, None, hardware)
@@ -100,7 +100,7 @@ def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, 
 
 
 def ask_scheduler(options: Sequence[str]) -> Finding:
-    """Ask Slurm whether it accepts the job.  While nodes are away, a refusal is only a warning: Slurm may change it."""
+    """Ask Slurm whether it accepts the job.  While nodes are away, a refusal is only a warning, because it may pass."""
     done = slurmctl.run_client("sbatch", "--test-only", *options, "--wrap=true")
     words = slurmctl.quote_words(done)
     if done.is_ok:

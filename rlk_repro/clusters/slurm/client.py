@@ -1,7 +1,7 @@
 """Ask Slurm's clients, 22.05 and later, and interpret job states.  Only fixed fields are read, never human text.
 
 This module submits nothing; the backend does.  Every client gets a clean environment: variables such as
-``SBATCH_PARTITION`` or those of an enclosing job would silently change its behaviour.
+``SBATCH_PARTITION`` or those of an enclosing job would silently change what the client does.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def probe_version() -> str:
 
 
 def probe_config() -> dict[str, str]:
-    """Read ``scontrol show config`` by name; empty where the controller does not answer."""
+    """Return the settings of ``scontrol show config`` by name; empty where the controller does not answer."""
     done = run_client("scontrol", "show", "config")
     pairs = (line.split(" = ", 1) for line in done.stdout.splitlines() if " = " in line)
     return {name.strip(): value.strip() for name, value in pairs} if done.is_ok else {}
@@ -224,7 +224,7 @@ def has_missing_nodes() -> bool:
 
 
 def cancel(job: JobId, *, is_gentle: bool) -> proc.Completed:
-    """Cancel a job.  ``is_gentle`` only signals the batch shell, whose trap ends the agents; else Slurm ends it."""
+    """Cancel a job.  With ``is_gentle`` only signal the job's batch shell, whose trap ends the agents."""
     gently = ("--batch", "--signal=TERM") if is_gentle else ()
     return run_client("scancel", *_name_cluster(job.cluster), *gently, job.number)
 
@@ -236,7 +236,7 @@ def dump_topology() -> str:
 
 
 def _find_absent() -> str | None:
-    """Name absent clients that are needed only later; a client that prints its version starts nothing."""
+    """Return why one of the clients that later commands need cannot be started, or None."""
     for name in ("sbatch", "squeue", "scancel"):
         try:
             run_client(name, "--version")

@@ -28,7 +28,7 @@ _IMEX: Final = "/dev/nvidia-caps-imex-channels"
 # Ray sets HIP_VISIBLE_DEVICES itself, and refuses to start where one of these variables disagrees with it
 AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CACHE: Final = "/var/cache/rlk-repro"
-"""The path at which Apptainer's containers see a folder of their node."""
+"""The path inside Apptainer's containers for a cache folder of the node."""
 _CACHES: Final = (
     "CUDA_CACHE_PATH",
     "FLASHINFER_WORKSPACE_BASE",
@@ -41,7 +41,7 @@ _PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
 
 @dataclass(frozen=True, kw_only=True)
 class Bind:
-    """A mount with its two paths."""
+    """A mount: a path of the node, and its path in the container."""
 
     source: str
     target: str
@@ -58,19 +58,19 @@ def find_runtime(plan: Plan) -> str:
 
 
 def find_python(plan: Plan) -> str:
-    """Return the interpreter that starts the agent; without a container it is the nodes' own."""
+    """Return the Python interpreter that starts the agent; without a container it is the nodes' own interpreter."""
     settings = container_settings(plan)
     nodes = host_python(settings) if find_runtime(plan) == "host" else None
     return nodes or settings.python
 
 
 def host_python(settings: ContainerSettings) -> str | None:
-    """Return the interpreter of a node without a container; None where the profile names none."""
+    """Return the Python interpreter of the nodes themselves; None where the profile names none."""
     return settings.host_python or (settings.python if settings.runtime == "host" else None)
 
 
 def find_remarks(plan: Plan) -> tuple[str, ...]:
-    """Return remarks on choices that this tool makes because the profile does not make them."""
+    """Tell the user which choices this tool made because the profile leaves them open."""
     wanted, stack = container_settings(plan).runtime, plan.stack.stack
     if wanted != find_runtime(plan):
         return (f"stack {stack} has no images: the Python of the nodes runs, not {wanted}",)
@@ -99,7 +99,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 
 
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
-    """List the mounts: run directory, prepared files, the profile's, its package, and devices that pyxis leaves out."""
+    """List the mounts: run directory, prepared files, the profile's mounts and package, devices that pyxis omits."""
     settings = container_settings(plan)
     binds = [_bind(str(run_dir.root.absolute()))]  # the run directory is mounted whatever its name is
     binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
@@ -159,7 +159,7 @@ def make_image_name(plan: Plan) -> str:
 
 
 def list_entry(plan: Plan) -> list[str]:
-    """List the words before Python on every node, inside the container where there is one.
+    """List the words before Python in the command that starts the agent, inside the container where there is one.
 
     They remove Slurm's variables for AMD GPUs where the job owns the whole node.  They name the image.  They put the
     profile's package first on Python's path and keep the image's path.
@@ -204,7 +204,7 @@ _SHOW_GPUS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("docker", "rocm"): (*_AMD_DEVICE_OPTIONS, "--security-opt=seccomp=unconfined"),
     ("docker", "cpu"): (),
 }
-"""Options of a runtime that show a node's GPUs inside the container, by the platform of the hardware."""
+"""Options by which a runtime gives a container the node's GPUs, by runtime and platform."""
 
 
 def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
@@ -264,7 +264,7 @@ _OPTIONS: Final[Mapping[str, Callable[[Plan, RunDir], Iterator[str]]]] = {
 
 
 def _mount_fields(bind: Bind, target: str, read_only: str) -> str:
-    """Return one mount as a line of quoted comma-separated values, which is how the engines parse it."""
+    """Return one mount as a line of quoted comma-separated values, which is the form that the runtimes parse."""
     fields = ["type=bind", f"source={bind.source}", f"{target}={bind.target}"]
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow([*fields, read_only] if bind.is_read_only else fields)

@@ -1,4 +1,4 @@
-"""Judge what would fail with a profile on this cluster, and why.  The functions are pure."""
+"""Find what would fail with a profile on a Slurm cluster, and why, from facts of the cluster and of this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class UserHere:
-    """Facts of this machine: the variables that are set, and the file system type of paths."""
+    """Facts of this machine: the variables that are set, which paths exist, and whether the runs' folder is shared."""
 
     variables: frozenset[str]
     existing: Mapping[str, bool]
@@ -42,7 +42,7 @@ class UserHere:
 def judge_profile(
     profile: Profile, site: SlurmSite, here: UserHere, needs: Needs, hardware: Mapping[str, Hardware]
 ) -> list[Finding]:
-    """Judge everything that can be judged without a job."""
+    """Find what in a profile would fail, as far as the facts show it without a job."""
     settings = profile.slurm or SlurmSettings()
     pools = site.pools_of(settings.partition)
     return [

@@ -1,4 +1,4 @@
-"""List the options of sbatch that a plan, a site and a run need, in one order."""
+"""List the options of sbatch that a plan, a site and a run need, always in the same order."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def list_site_values(settings: SlurmSettings, gpus_per_node: int) -> dict[str, s
 
 
 def find_segment(num_nodes: int, block_size: int | None) -> int | None:
-    """Return how many nodes must share an NVLink domain: the greatest divisor of all nodes that fits into one."""
+    """Return how many nodes must share an NVLink domain: the greatest divisor of ``num_nodes`` that fits into one."""
     if block_size is None or num_nodes == 1:
         return None
     return max(size for size in range(1, min(num_nodes, block_size) + 1) if num_nodes % size == 0)

@@ -62,7 +62,7 @@ def _choose_hardware(
     none = "none of these"
     answer = ask("Which hardware is it?", [*(found or hardware), none], found[0] if found else none)
     if answer == none:
-        remarks.append("hardware: GRES and features name no known GPU; set it, or submit with --hardware")
+        remarks.append("hardware: GRES and features name no known GPU; set this key, or submit with --hardware")
         return None
     return answer
 

@@ -1,7 +1,6 @@
 """Read a Slurm cluster's facts: partitions, GPUs, limits, topology, accounts, container tools.
 
-Only fixed fields are read.  A fact without an answer is None or empty; the reason does not matter here, because a
-profile can be written by hand.
+Only fixed fields are read.  A fact that Slurm does not tell is None or empty; that is not an error.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ def parse_associations(text: str) -> Iterator[Association]:
 
 
 def find_runtimes(srun_help: str) -> frozenset[str]:
-    """Find the runtimes that this machine could start; nodes may have others."""
+    """Find the container runtimes that this machine could start; nodes may have others."""
     found = {name for name, tools in RUNTIMES.items() if any(shutil.which(tool) for tool in tools)}
     return frozenset(found | ({"pyxis"} if PYXIS_OPTION in srun_help else set()))
 

@@ -33,7 +33,7 @@ def read_facts(run_dir: RunDir, environ: Mapping[str, str]) -> Facts:
 
 
 def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
-    """Return the bytes with their checksum; fewer bytes than requested where the file ends.
+    """Return bytes of the bundle or of a log with their checksum; fewer bytes than requested where the file ends.
 
     Raises:
         CheckFailed: the pod does not show this file, or not so many bytes at once.
@@ -57,7 +57,7 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
 def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
     """Send SIGINT to the pod's first process; return False where that process has ended.
 
-    The kubelet sends SIGTERM, after which a run goes on in another pod.
+    SIGTERM is the kubelet's signal: after it, a run goes on in another pod.
     """
     return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""Keep notes in the run directory: those of the pod's first process, and those of readers of its logs.
+"""Keep notes in the run directory: how far the pod's first process is, and how far its logs have been read.
 
 The commands that answer inside the pod are separate processes, so they exchange information by files.
 """
@@ -36,7 +36,7 @@ class Note:
 
 
 class Notes:
-    """The writer of the first process's note; each change is written at once."""
+    """The writer of the note of a pod's first process; each change is written at once."""
 
     def __init__(self, run_dir: RunDir, environ: Mapping[str, str]) -> None:
         self._run_dir = run_dir
@@ -77,7 +77,7 @@ def list_logs(run_dir: RunDir) -> tuple[TrialLog, ...]:
 
 
 def note_log_read(run_dir: RunDir, trial: str, end: int) -> None:
-    """Note that a reader has read this trial's log up to ``end``."""
+    """Record that a reader has read this trial's log up to byte ``end``."""
     seen = _read_seen(run_dir)[1]
     seen = {**seen, trial: max(end, seen.get(trial, 0))}
     write_json(run_dir.pod_read, {"schema": SCHEMA, "at": time.time(), "seen": seen}, is_durable=False)

@@ -62,7 +62,7 @@ def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier:
 
 
 class Gathering:
-    """Count, for the leader, the pods that keep asking to take part."""
+    """The leading pod's count of the pods that ask to take part."""
 
     def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int, number: int = 0) -> None:
         """``number`` counts the earlier allocations of this leading pod."""
@@ -110,7 +110,7 @@ def read_roster(run_dir: RunDir) -> Roster | None:
 
 
 def _read_seat(path: Path) -> PodSeat | None:
-    """Read a seat file; None where it vanished or holds no seat."""
+    """Read the file in which a pod asks to take part; None where the file vanished or is unreadable."""
     try:
         text = read_limited(path, MAX_SEAT_BYTES).partition(b"\n")[2]
         value = parse_json(str(path), text, schema=SCHEMA)

@@ -33,7 +33,7 @@ _RAY_PORT: Final = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """What the arguments of the pod's command say; the pod stays for ``hold_s`` seconds after its process has ended.
+    """The arguments of a pod's command; the pod stays for ``hold_s`` seconds after its agent has ended.
 
     After a loss of nodes the agents begin again with the new pods, at most ``num_restarts`` times.
     The leading pod of a RayJob is replaced as often.
@@ -145,7 +145,7 @@ def find_seat(environ: Mapping[str, str]) -> PodSeat:
 
 
 def _take_part(duty: Duty, seat: PodSeat, environ: Mapping[str, str], stop: Stop, ray: Guarded | None) -> int:
-    """Run this node's agent, and again where the leading pod, or the one that replaces it, begins again."""
+    """Run this node's agent; run it again each time the leading pod, or its replacement, writes a new roster."""
     earlier, code = "", 0
     while roster := join(duty.run_dir, seat, stop.wait, earlier):
         earlier = roster.allocation
@@ -186,7 +186,7 @@ def _find_earlier_end(duty: Duty, environ: Mapping[str, str]) -> int | None:
 
 
 def _is_replaced(duty: Duty, environ: Mapping[str, str], stop: Stop) -> bool:
-    """Count the loss of this leading pod; return whether the run goes on in the pod that replaces it."""
+    """Count how often the leading pod was taken away; return whether the run goes on in the pod that replaces it."""
     if stop.signal is not signal.SIGTERM or duty.run_dir.is_sealed:
         return False
     losses = _read_own(duty.run_dir.pod_losses, environ)
@@ -197,13 +197,13 @@ def _is_replaced(duty: Duty, environ: Mapping[str, str], stop: Stop) -> bool:
 
 
 def _read_own(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """Read what a head of this Ray cluster wrote, or None; a resumed or resubmitted job has a new cluster."""
+    """Read a file if a head of this Ray cluster wrote it, else None; a resumed job has a new Ray cluster."""
     value: Mapping[str, Any] | None = load_json(path, schema=SCHEMA) if path.is_file() else None
     return value if value is not None and value.get("group") == environ.get(GROUP_VARIABLE, "") else None
 
 
 def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) -> Roster | None:
-    """Gather the pods; raise EnvironmentMissing where pods do not join in time, and keep an earlier bundle then."""
+    """Wait for all pods; None on a request to stop.  Where pods are missing, raise and keep an earlier bundle."""
     gathering = Gathering(duty.run_dir, seat, duty.num_nodes, number)
     until = time.monotonic() + GATHER_S
     while (roster := gathering.look()) is None:
