@@ -159,7 +159,9 @@ def test_another_host_does_not_guess_and_does_not_touch(tmp_path: Path) -> None:
     for ask in (local.cancel, local.collect):
         with pytest.raises(EnvironmentMissing) as caught:
             ask(submission, run_dir)
-        assert str(caught.value) == (f"run: {reason}\n  hint: run this command on elsewhere, which knows the run's state")
+        assert str(caught.value) == (
+            f"run: {reason}\n  hint: run this command on elsewhere, which knows the run's state"
+        )
     assert not run_dir.bundle.exists()
 
 

@@ -44,15 +44,6 @@ class Node:
     allocatable: Mapping[str, str]
     taints: tuple[str, ...]
 
-    @property
-    def gpus(self) -> Mapping[str, int]:
-        """The number of whole GPUs by resource name."""
-        return {
-            key: int(value)
-            for key, value in self.allocatable.items()
-            if key.endswith("/gpu") and value.isdecimal() and int(value)
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class FoundClaim:

@@ -23,7 +23,7 @@ from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, 
 from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, join_words, require_ended, require_known
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
-from rlk_repro.clusters.slurm.client import JobFacts, JobId
+from rlk_repro.clusters.slurm.client import JobFacts
 from rlk_repro.clusters.slurm.options import find_max_jobs, time_limit_min
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
@@ -150,8 +150,8 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
         return run_dir.bundle
     require_ended(poll(submission, run_dir), run_dir)
     job_id = slurmctl.parse_job_id(submission.job_id)
-    if not run_dir.is_sealed and job_id is not None:
-        _record_end(run_dir, job_id)
+    if not run_dir.is_sealed and job_id is not None and (record := slurmctl.dump_accounting(job_id)):
+        _record(run_dir, "accounting-at-end", record)
     tell(f"packing what {run_dir.root} holds")
     return pack(run_dir)
 
@@ -207,12 +207,6 @@ def _record_site(run_dir: RunDir, config: Mapping[str, str]) -> None:
     _record(run_dir, "config", "".join(rows))
     _record(run_dir, "topology", slurmctl.dump_topology())
     write_text(run_dir.accounting_fields, ",".join(slurmctl.find_sacct_fields()))
-
-
-def _record_end(run_dir: RunDir, job_id: JobId) -> None:
-    record = slurmctl.dump_accounting(job_id)
-    if record:
-        _record(run_dir, "accounting-at-end", record)
 
 
 def _record(run_dir: RunDir, topic: str, text: str) -> None:

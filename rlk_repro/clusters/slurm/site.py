@@ -98,12 +98,8 @@ class SlurmSite:
     def partitions(self) -> list[str]:
         return list(dict.fromkeys(pool.partition for pool in self.pools))
 
-    @property
-    def default_partition(self) -> str | None:
-        return next((pool.partition for pool in self.pools if pool.is_default), None)
-
     def pools_of(self, partition: str | None) -> list[Pool]:
-        name = partition or self.default_partition
+        name = partition or next((pool.partition for pool in self.pools if pool.is_default), None)
         return [pool for pool in self.pools if pool.partition == name]
 
 
