@@ -37,11 +37,11 @@ class Reason(StrEnum):
     OUTPUT_LAYER = "needs an output layer that can hand over its hidden states"
     LOGITS = "needs hidden states, and this call has logits"
     NOT_IMPORTABLE = "RL-Kernel cannot be imported"
-    NO_ROUTE = "there is no route to it in this version"
+    NO_ROUTE = "has no route in this version of rlk-repro"
     NOT_ACCEPTED = "resolved to an implementation that does not count"
     GENERATION = "is not in this generation of RL-Kernel"
     NOT_DISPATCHED = "RL-Kernel's own dispatch refuses it"
-    DTYPE = "knows no logits of this dtype"
+    DTYPE = "does not accept logits of this dtype"
     DEVICE = "needs the logits on the device that it was resolved for"
     FOREIGN_ID = "a token id lies outside the vocabulary"
     NEGATIVE_INFINITY = "logits of -inf would become NaN in its kernels"
@@ -132,7 +132,7 @@ def _needs_one_rank(case: Case) -> Refusal | None:
 
 
 def _needs_plain_loss(case: Case) -> Refusal | None:
-    """Check the loss: ``grpo_loss`` clips symmetrically, takes its KL from the reference's logits, adds no terms."""
+    """Refuse a loss that ``grpo_loss`` does not compute: an asymmetric clip, KL from stored log-probs, added terms."""
     if not case.loss.is_clip_symmetric:
         return Refusal(Reason.LOSS_OPTIONS, "asymmetric clip")
     if case.loss.kl_loss_type is not None:
@@ -325,7 +325,7 @@ def find_refusal(op: str, case: Case) -> Refusal | None:
 
 
 def find_split_refusal(implementations: Sequence[Implementation], case: Case) -> Refusal | None:
-    """Return why no implementation counts with a split vocabulary; None where one counts or it is whole."""
+    """Return why no implementation counts with a split vocabulary; None where one counts or the vocabulary is whole."""
     if case.tensor_parallel == 1 or not all(item.needs_whole_vocabulary for item in implementations):
         return None
     what = f"{implementations[0].class_name} is plain PyTorch with tensor parallel size {case.tensor_parallel}"
@@ -333,7 +333,7 @@ def find_split_refusal(implementations: Sequence[Implementation], case: Case) ->
 
 
 def find_conflicts(ops: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of operators that would serve the same call, each pair once."""
+    """Return the pairs of operators that would serve the same call, each pair once."""
     names = sorted(set(ops))
     return [(one, other) for one in names for other in names if one < other and _excludes(one, other)]
 
@@ -343,7 +343,7 @@ def _excludes(one: str, other: str) -> bool:
 
 
 def read_loss_options(options: Mapping[str, Any]) -> LossOptions:
-    """Read a trainer's options, by vime's argument names; an absent one has vime's default."""
+    """Read a trainer's options, by vime's argument names; an absent option has vime's default."""
     kl_loss_coef = options.get("kl_loss_coef") or 0.0
     return LossOptions(
         has_no_grad_pass=_has_reference_pass(options) or has_old_policy_pass(options),

@@ -253,7 +253,7 @@ class PlanExperiment(BaseModel):
 
 
 class PlanRecord(BaseModel):
-    """A plan file.  Its trials and hashes are compared with those computed from its other values."""
+    """A plan file as it is read.  Its trials and hashes must be those that its other values give."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -351,7 +351,8 @@ def make_plan(
 def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
     """Order the trials: sessions one after another; pairs ABBA, so every second pair of a kind runs in reverse.
 
-    Control pairs are spread evenly among the others."""
+    Control pairs are spread evenly among the others.
+    """
     measure = run.measure
     if measure.design == CROSSOVER:
         for number in range(measure.sessions):

@@ -23,7 +23,7 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveChecked(Answer):
-    """The findings about an image that is saved as a file.
+    """The result of the check of an image that is saved as a file.
 
     A stack pins ``digest``: the digest of the manifest list, or of the manifest if the image has no list.
     """

@@ -59,10 +59,10 @@ class Build:
 def make_build(
     stack: Stack, platform: ImagePlatform | None, *, engine: str | None, tag: str | None, base: str | None
 ) -> Build:
-    """Fill in the arguments; ``base`` (``NAME@sha256:…``) replaces a base for which the stack has no digest.
+    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces a base without a digest.
 
     Raises:
-        SpecError: the stack pins too little, or several images could be meant.
+        SpecError: the stack pins too little, or has several images and ``platform`` names none.
         EnvironmentMissing: this is not a checkout, or no container engine is installed here.
     """
     chosen = choose_platform(stack, list(stack.bases), platform, "base image")
@@ -149,12 +149,12 @@ def run_build(build: Build) -> None:
 
 
 def require_clean() -> None:
-    """Refuse a checkout whose files differ from the commit that the record would name."""
+    """Refuse a checkout whose files differ from the commit that the image's record would name."""
     changed = _git("status", "--porcelain", "--", *CONTEXT)
     if changed:
         raise SpecError(
-            Problem("this checkout", "has changed files, and the record would name its commit",
-                    got=changed.splitlines()[0].strip(), hint="commit them, or git stash them")
+            Problem("this checkout", "has changed files, but the image's record would name its commit",
+                    got=changed.splitlines()[0].strip(), hint="commit the files, or git stash")
         )  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str
 
 
 def _find_engine(name: str | None) -> str:
-    """Return the named engine without a check (a dry run needs none), or else the first one found on PATH."""
+    """Return the named engine without a check (a dry run needs none), or else the first engine found on PATH."""
     if name is not None:
         if name not in ENGINES:
             raise SpecError(Problem("--engine", "no such engine", got=name, expected=" or ".join(ENGINES)))

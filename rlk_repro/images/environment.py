@@ -1,4 +1,4 @@
-"""Create a stack's virtual environment for hosts without containers: packages, sources, kernels, its image's record.
+"""Create a virtual environment with a stack's packages, sources, kernels and record, for hosts without containers.
 
 Every step is a step of docker/Dockerfile.locked.  Finished steps are kept, so the same command continues a build that
 was interrupted.
@@ -37,7 +37,7 @@ TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
 """GPU architectures, written as the argument of ``docker/Dockerfile.locked``."""
 SBOM_LOCK: Final = FOLDER / "sbom.txt"
-"""The tool that lists an environment's packages."""
+"""The lock of the tool that lists an environment's packages (SBOM)."""
 PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 
 
@@ -54,7 +54,7 @@ def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | N
     _check_space(folder, locked)
     size = format_bytes(sum(item.size_bytes for item in locked))
     _make_venv(folder)
-    with _timed("packages", f"{len(locked)} of them, {size} to download where no cache has them"):
+    with _timed("packages", f"installing {len(locked)}, {size} to download without a cache"):
         _install(folder, lock_path(stack.stack, chosen), bundle)
     write_text(folder / LOCK, lock_path(stack.stack, chosen).read_text())
     given = make_arguments(stack, chosen, f"requirements/{lock_path(stack.stack, chosen).name}", stack.locks[chosen])
@@ -135,10 +135,10 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
 
 
 def source_requirement(stack: Stack) -> str:
-    """Return pip's line for TransformerEngine's part for torch, which has no wheel.
+    """Return the requirement line of TransformerEngine's part for torch, which pip builds from sources.
 
     Raises:
-        SpecError: the stack does not name it by version and hash.
+        SpecError: the stack does not name the part by version and hash.
     """
     component = stack.components.get("transformer-engine-torch")
     if component is None or component.version is None or component.sha256 is None:
@@ -203,7 +203,7 @@ def _use_bundle(stack: Stack, folder: Path, bundle: Path) -> dict[str, str]:
 
 
 def _key(stack: Stack, platform: ImagePlatform, step: str) -> str:
-    """Return a hash of all inputs of a kept step."""
+    """Return a hash of everything on which the result of a step depends."""
     pins = {str(name): pin.commit for name, pin in stack.pins.items()}
     return sha256_bytes(json.dumps([step, stack.locks[platform], source_requirement(stack), pins]).encode())
 
@@ -226,7 +226,7 @@ def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
                 str(parent), "has too little space", got=format_bytes(free), expected=f"{format_bytes(needed)} free"
             )
         )
-    _say(f"{folder}: about {format_bytes(needed)} on disk, {format_bytes(free)} are free")
+    _say(f"{folder}: needs about {format_bytes(needed)}; {format_bytes(free)} are free")
 
 
 def _python(folder: Path) -> Path:
@@ -242,9 +242,9 @@ def _timed(step: str, what: str) -> Iterator[None]:
 
 
 def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
-    """Run with variables added, output on standard error, and return the exit code; None where it took too long.
+    """Run a command with output on standard error; return its exit code, None where it took too long.
 
-    No process of the command outlives this one, compilers included: ninja gives each a process group of its own.
+    No process of the command outlives this process, not even a compiler, which ninja puts into an own process group.
     """
     running = Guarded(["env", f"--chdir={ROOT}", *argv], os.environ | environ, sys.stderr.fileno())
     try:
@@ -256,7 +256,7 @@ def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
 
 def _require(what: str, code: int | None) -> None:
     if code != 0:
-        raise CheckFailed(Problem(what, "did not finish", got=code, hint="the same command goes on from here"))
+        raise CheckFailed(Problem(what, "did not finish", got=code, hint="the same command continues"))
 
 
 def _say(text: str) -> None:

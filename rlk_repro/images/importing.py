@@ -37,7 +37,7 @@ def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import
 
 
 def _enroot_import(image: Image, machine: str, stem: str) -> Import:
-    """Put the digest where a tag belongs: enroot 3 accepts it only there, and enroot 4 accepts it there too."""
+    """Name the image for enroot with its digest in the place of a tag, the only place that enroot 3 accepts."""
     registry, repository = _split_reference(image.reference)
     arch = () if machine == "any" else (f"--arch={machine}",)
     return Import(

@@ -1,6 +1,6 @@
 """Compare an image's record with a stack, with the kernels that a run needs, and with the actual content.
 
-These functions are pure: facts in, findings out.
+These functions are pure: they take facts and return findings.
 """
 
 from __future__ import annotations

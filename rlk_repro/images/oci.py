@@ -40,7 +40,7 @@ class Descriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """The image of one platform; ``digest`` is its manifest's, ``index_digest`` that of the list of manifests."""
+    """The image of one platform; ``digest`` names its manifest, ``index_digest`` the list of manifests, if any."""
 
     digest: str
     index_digest: str | None
@@ -174,16 +174,14 @@ def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
 def _choose(
     layout: OciLayout, index: Mapping[str, Any], platform: str | None, index_digest: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return a manifest's descriptor, also from nested lists, and the digest of the list."""
+    """Find a platform's manifest, also in a nested list; return its descriptor and the digest of the list."""
     found = [item for item in index.get("manifests", []) if not _is_attestation(item)]
     if platform is not None and len(found) > 1:
         found = [item for item in found if (item.get("platform") or {}).get("architecture") == platform]
     if len(found) != 1:
         names = ", ".join(str((item.get("platform") or {}).get("architecture")) for item in found) or "none"
         raise BundleUnreadable(
-            Problem(
-                str(layout.where), "is not one image", got=names, expected="one, or one platform", hint="--platform"
-            )
+            Problem(str(layout.where), "is not one image", got=names, expected="one, or a platform", hint="--platform")
         )
     chosen: dict[str, Any] = found[0]
     if chosen.get("mediaType") in _INDEXES and index_digest is None:

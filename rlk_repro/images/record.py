@@ -22,7 +22,7 @@ SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
-"""Machine code in an image's extension: for A100, H200, H200's own instructions, GB200."""
+"""The GPUs for which RL-Kernel's extension has machine code: GB200, A100, H200, and H200's own instructions."""
 
 _LOGP_OPERATORS: Final = ("logp", "linear_logp")
 SYMBOLS: Final = {
@@ -37,7 +37,7 @@ SYMBOLS: Final = {
         )
     )
 }
-"""Functions that the extension must offer.  On ROCm the pinned commit has none, and its routes use Triton."""
+"""Functions that RL-Kernel's extension must have.  On ROCm the pinned commit has none; its operators use Triton."""
 
 
 @dataclass(frozen=True, kw_only=True)

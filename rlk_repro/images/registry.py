@@ -1,4 +1,4 @@
-"""Ask registries through skopeo, which reads the site's credentials, mirrors and certificates; this tool does not.
+"""Ask registries through skopeo, which reads the site's credentials, mirrors and certificates.
 
 skopeo also copies images byte for byte (``--preserve-digests``).  ``podman save`` and ``docker save`` do not promise
 that.
@@ -24,7 +24,7 @@ _TROUBLE: Final = (
     ("unauthorized", "log in: skopeo login REGISTRY"),
     ("denied", "log in: skopeo login REGISTRY"),
     ("no such host", "the registry's name cannot be resolved here"),
-    ("connection refused", "nothing listens there"),
+    ("connection refused", "nothing listens at the registry's address"),
 )
 
 
@@ -38,7 +38,7 @@ def resolve_tag(reference: str) -> str:
 
 
 def ask_size(reference: str) -> int | Unknown:
-    """Return the bytes to fetch; for a list, the bytes of its largest image."""
+    """Return how many bytes a pull fetches; for a list of images, the bytes of the largest image."""
     try:
         manifest = json.loads(_ask_raw(reference))
         listed = [item for item in manifest.get("manifests", []) if "annotations" not in item]

@@ -1,4 +1,4 @@
-"""Print what RL-Kernel's registry chooses here, as JSON: ``python -m rlk_repro.images.resolve``.
+"""Print as JSON which operators RL-Kernel chooses on this machine: ``python -m rlk_repro.images.resolve``.
 
 The module runs as a separate process, because importing RL-Kernel can fail and can occupy a GPU.
 """

@@ -44,7 +44,7 @@ def check_running(
 ) -> list[Finding]:
     """Find every difference between this container, its record and the stack; outside an image of rlk-repro: nothing.
 
-    ``code`` is this container's manifest section of that name.  A separate process asks RL-Kernel's registry.
+    ``code`` is the section ``code`` of this container's manifest.  A separate process asks RL-Kernel's registry.
     """
     try:
         record = read_record(root)

@@ -27,7 +27,7 @@ CHECK: Final = ("python3", "-P", "-m", "rlk_repro.image_check", "--json")
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """One container runtime; ``run`` and ``labels`` accept the runtime's name of the image or the path of its file."""
+    """A container runtime; ``run`` and ``labels`` make commands from an image's name or the path of its file."""
 
     name: str
     run: Callable[[str], list[str]]
@@ -77,7 +77,7 @@ def find_runtime(name: str | None) -> Runtime:
             return runtime
     wanted = name or ", ".join(RUNTIMES)
     raise EnvironmentMissing(
-        Problem(wanted, "is not on PATH", hint="or check an archive: skopeo copy … oci-archive:FILE")
+        Problem(wanted, "is not on PATH", hint="or check the image as a file: skopeo copy … oci-archive:FILE")
     )
 
 

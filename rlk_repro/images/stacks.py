@@ -22,7 +22,7 @@ AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
 """Domain of host names that never exist (RFC 2606)."""
 BUILD_COST: Final = "13 min of compiling on 2 cores, and a base of tens of GB"
-"""Cost of a build.  The compiling was measured (docs/images.md); the base was not fetched here."""
+"""Cost of a build.  The time to compile is measured (docs/images.md); the size of the base is not."""
 LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 cores"
 
 
@@ -63,7 +63,7 @@ def find_platform() -> ImagePlatform:
 
 
 def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str | None, what: str) -> ImagePlatform:
-    """Choose among the platforms with ``what``: the named one, the only one, or this machine's.
+    """Choose a platform for which the stack has ``what``: the named one, the only one, or this machine's.
 
     Raises:
         SpecError: the stack has no ``what`` for the platform.
@@ -105,7 +105,7 @@ def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
 
 
 def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]:
-    """Return the published image of a platform, by default of this machine's.
+    """Return the published image for a platform, or for this machine where no platform is named.
 
     Raises:
         SpecError: the image is not published (the error names the command that builds it), or the name is unknown.

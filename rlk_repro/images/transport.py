@@ -37,7 +37,7 @@ def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Arc
 
 
 def import_image(folder: Path, target: str, stack: Stack | None = None, platform: str | None = None) -> ArchiveChecked:
-    """Check a layout against its checksums and itself, then copy it; ``target`` is a place in skopeo's notation.
+    """Check an exported image by its checksums and digests, then copy it to ``target``, a place in skopeo's notation.
 
     Raises:
         SpecError: the kind of target is unknown.

@@ -10,7 +10,7 @@ from rlk_repro.spec import Image
 NOT_PUBLISHED: Final = Image.model_construct(
     reference="registry.example/rlk-repro", digest="<not published: rlk-repro images build>"
 )
-"""A placeholder; a job with it is never sent."""
+"""A placeholder for an image that is not published; a job with this image is never sent."""
 
 
 def shown_image(plan: Plan) -> Image | None:

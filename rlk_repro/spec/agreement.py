@@ -27,7 +27,7 @@ class Bound(Model):
 
 
 class AgreementContract(Model):
-    """All bounds.  A comparison without a bound is not judged."""
+    """All bounds within which engines agree.  A comparison without a bound is not judged."""
 
     schema_: Schema = Field(alias="schema", default=1)
     bounds: tuple[Bound, ...]

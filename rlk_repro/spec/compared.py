@@ -70,7 +70,7 @@ def find_compared_problems(rl_kernel: RlKernel, switch: OwnSwitch | None, *, des
     if rl_kernel.commits is None:
         return
     if design == CROSSOVER:
-        what = "cannot change within a session: a process imports one RL-Kernel"
+        what = "RL-Kernel's commit cannot change within a session: a process imports one RL-Kernel"
         yield ("measure", "design"), what, CROSSOVER, "parallel"
     if rl_kernel.commits.baseline == rl_kernel.commits.enabled:
         yield _OF_COMMITS, "is the same in both variants", rl_kernel.commits.baseline, "two commits"
@@ -82,7 +82,7 @@ def find_compared_problems(rl_kernel: RlKernel, switch: OwnSwitch | None, *, des
 
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
     if design == CROSSOVER:
-        what = "cannot change within a session: a process reads its variables when it starts"
+        what = "the switch cannot change within a session: a process reads its variables when it starts"
         yield ("measure", "design"), what, CROSSOVER, "parallel"
     for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
         side = "enabled" if name in switch.baseline else "baseline"

@@ -117,7 +117,7 @@ class Measure(GrowingModel):
 
     @property
     def replay_margin(self) -> float:
-        """The margin of a replay as a fraction."""
+        """The largest difference from the recorded ratio at which a replay counts as reproduced, as a fraction."""
         return (self.replay_margin_pct or self.smallest_effect_pct) / 100
 
     @property
@@ -200,7 +200,7 @@ class Run(GrowingModel):
 
     @property
     def switch_title(self) -> str:
-        """The name of the difference between the variants; empty where one has RL-Kernel and the other does not."""
+        """The name of the variants' difference; empty where only one variant has RL-Kernel."""
         commits = self.rl_kernel.commits
         if commits is not None:
             return f"RL-Kernel {commits.enabled[:12]}"
@@ -225,9 +225,7 @@ class Run(GrowingModel):
         return max(LIMIT_PER_ESTIMATE * self.expected_minutes[hardware], SHORTEST_LIMIT_MIN)
 
     def find_storing_limit_min(self, hardware: str) -> float:
-        """Return the time limit of the live run that stores rollouts: a trial's limit, or more where live trials are
-        longer.
-        """
+        """Return the limit of the live run that stores rollouts: a trial's limit, more where live trials are longer."""
         limit, live_min = self.find_limit_min(hardware), self.expected_trial_minutes.get(hardware)
         if self.time_limit_min is not None or live_min is None or not self.expected_session_minutes:
             return limit
@@ -301,7 +299,7 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", "pairs"), "this workload has no enabled variant", measure.pairs, "0, and control pairs"
     margin = measure.replay_margin_pct
     if margin is not None and not has_variants:
-        yield ("measure", "replay_margin_pct"), "this workload has no step time ratio", margin, "none"
+        yield ("measure", "replay_margin_pct"), "this workload has no ratio of step times", margin, "none"
     if is_crossover and measure.warmup_steps < 2:
         yield ("measure", "warmup_steps"), "is too small to warm up both variants", measure.warmup_steps, "2 or more"
     if measure.num_trials == 0:

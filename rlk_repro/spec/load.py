@@ -36,11 +36,10 @@ class Loaded(Generic[M]):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Return the source of every value by dotted path: the flag that set it or its parent, else file and line, or
-        default.
+        """Return each value's source by dotted path: a flag that set it or its parent, else file and line, or default.
 
-        A dump leaves out later keys that have their default; this list still names those that a flag set.  File names
-        have no folders, so that no path of a machine is recorded.
+        A dump leaves out keys that were added later and have their default; this list names those that a flag set.
+        File names have no folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
         by_flag = {path: source for path, source in self.origin.items() if source.startswith("--")}
@@ -191,7 +190,7 @@ def load_bytes(
 
 
 class _Locator:
-    """Finds where a path was written: the flag that set it and the place in its value, else the line of the file."""
+    """A function from a path to where its value was written: a flag and the place in its value, else a file's line."""
 
     def __init__(self, source: YamlSource, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags

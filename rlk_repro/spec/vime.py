@@ -53,7 +53,7 @@ class VimeModel(Model):
     arguments: Arguments
 
     def size(self, flag: str, default: int = 0) -> int:
-        """Read a number from the arguments."""
+        """Return the number that the arguments give a flag, otherwise ``default``."""
         value = self.arguments.get(flag, default)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
@@ -188,9 +188,7 @@ class VimeWorkload(AnyWorkload):
         return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
 
     def generates(self, lane: Lane) -> bool:
-        """Tell whether inference servers run; in lane train-only they run only if the run first stores its own
-        rollouts.
-        """
+        """Tell whether inference servers run; in lane train-only, only if the run first stores its own rollouts."""
         return lane != "train-only" or (self.rollouts is None and self.rollouts_seed is None)
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:

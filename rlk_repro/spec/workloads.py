@@ -199,10 +199,12 @@ class ModuleBatch(Model):
     num_samples: Count = Field(16, description="samples per microbatch")
     num_tokens: Count = Field(9216, description="packed tokens per microbatch, prompts and responses")
     prompt_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.25, description="share of a sample's tokens that are response, at least one token"
+        0.25, description="share of a sample's tokens that are prompt; prompt and response have at least one token each"
     )
     num_microbatches: Count = Field(1, description="microbatches per optimizer step")
-    vocab_size: Annotated[int, Field(ge=16, le=10**7)] = Field(description="before padding to 128 x tensor parallel")
+    vocab_size: Annotated[int, Field(ge=16, le=10**7)] = Field(
+        description="vocabulary size before padding to 128 x tensor parallel"
+    )
 
 
 class ModuleWorkload(AnyWorkload):

@@ -31,7 +31,7 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
 PROFILE: Final = "profile."
-"""This prefix stands before the paths of a profile in a plan's sources."""
+"""The first part of a profile's paths in ``Plan.sources``, in which a run's paths have no such part."""
 # These settings say how much is measured; the other settings say how it is judged.
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 

@@ -139,7 +139,7 @@ def _explain_end(launched: Launched) -> RlkReproError:
 
 
 def _read_end(log: Path) -> tuple[str, ...]:
-    """Return the last lines, if any, that were printed outside the agent's own log."""
+    """Return the last lines of a log without secrets; nothing where the log cannot be read."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - MAX_SHOWN_BYTES))
@@ -150,7 +150,7 @@ def _read_end(log: Path) -> tuple[str, ...]:
 
 
 def _find_output(launched: Launched) -> Path:
-    """Return the file of output outside the agent's own log; a batch script has its own file."""
+    """Return the file of what a job printed outside the agent's log: the batch script's, if there is a script."""
     by_script = launched.run_dir.job_output(launched.submission.job_id.partition(";")[0])
     return by_script if by_script.is_file() else launched.run_dir.agent_output
 

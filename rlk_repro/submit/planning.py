@@ -56,8 +56,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A planned and rendered job; nothing has been written or sent.  ``inputs`` is None where the files are staged
-    already.
+    """A planned and rendered job that is not sent yet.  ``inputs`` is None where its files are staged already.
 
     ``remarks`` say what was chosen without a flag.  ``is_proposed`` says that the cluster itself described the profile
     and that no file holds it.
@@ -79,7 +78,7 @@ def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | 
 
 
 def prepare(request: Request) -> Prepared:
-    """Resolve, plan and render.
+    """Turn the flags of ``submit`` into a planned and rendered job.
 
     Raises:
         SpecError: files or flags are wrong; the error lists every problem.
@@ -137,7 +136,9 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
     """Add a hint to problems of a proposed profile: a profile file can set what the cluster did not say."""
-    hint = f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set it there, then --profile my-site.yaml"
+    hint = (
+        f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set the value there, then --profile my-site.yaml"
+    )
     return SpecError(*(replace(problem, hint=problem.hint or hint) for problem in error.problems))
 
 
@@ -149,7 +150,7 @@ class _Found:
 
 
 def _find_profile(request: Request, run: Run) -> _Found:
-    """Return the named profile, else the one that the cluster proposes; a dry run elsewhere uses a generic one."""
+    """Return the named profile, else the cluster's proposal; a dry run without a cluster uses a shipped profile."""
     cluster = request.cluster or LOCAL
     overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:
@@ -236,10 +237,10 @@ def render(
 def resolve_profile(name: str | None, cluster: str | None, overrides: Sequence[Override] = ()) -> Loaded[Any]:
     """Return the profile by name or file; the default ``local`` is for the local cluster only.
 
-    ``overrides`` change its values.
+    ``overrides`` change the profile's values.
 
     Raises:
-        SpecError: a real cluster has no profile given, or the profile is for another cluster.
+        SpecError: a cluster other than ``local`` has no profile given, or the profile is for another cluster.
     """
     wanted = cluster or LOCAL
     get_backend(wanted)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     PlanFile: TypeAlias = dict[str, Any]
 else:
     PlanFile = PlanRecord
-"""The command prints the plan's own JSON; its schema is that of a plan file."""
+"""A plan as ``submit --dry-run --json`` prints it, with the schema of a plan file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class JobShown(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun(Answer):
-    """The plan, its figures, and exactly the job."""
+    """The answer of a dry run: the plan, its figures, and exactly the job that ``submit`` would send."""
 
     plan: PlanFile
     summary: dict[str, Any]
@@ -248,7 +248,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     effect = summary["smallest_visible_effect"]
     if plan.is_crossover:
         if effect is None:
-            return "none: faster or slower needs 3 sessions of 6 blocks, and no or 6 control blocks in all of them"
+            return "none: faster or slower needs 3 sessions of 6 blocks, and 0 or at least 6 control blocks in all"
         return (
             f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
             f"spread by {measure.expected_block_sd_pct:g} % (verdict beyond {measure.smallest_effect_pct:g} %)"

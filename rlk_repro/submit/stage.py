@@ -38,7 +38,7 @@ def new_run_dir(plan: Plan) -> RunDir:
 
 
 def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
-    """Write everything that is known before the job is sent.
+    """Make the run directory, with everything that is known before the job is sent.
 
     Raises:
         SpecError: the directory exists already, the job names a file outside ``job/``, or the stack's image is not

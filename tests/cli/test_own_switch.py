@@ -85,7 +85,7 @@ def test_a_replay_lists_the_variables_before_it_asks(result: dict[str, Any]) -> 
     [
         (
             {"measure": {"design": "crossover"}},
-            "measure.design: cannot change within a session: a process reads its variables when it starts",
+            "measure.design: the switch cannot change within a session: a process reads its variables when it starts",
         ),
         ({"switch": {**SWITCH, "baseline": {"NCCL_PROTO": "LL"}}}, "switch.enabled.NCCL_PROTO: missing"),
         ({"switch": {**SWITCH, "baseline": SWITCH["enabled"]}}, "switch: is the same in both variants"),

@@ -162,7 +162,9 @@ def test_commits_that_cannot_be_compared_are_refused_at_their_line(
 def test_sessions_cannot_compare_commits(tmp_path: Path, call: Any) -> None:
     code, _, err = call("submit", write_run(tmp_path), "--set", "measure.design=crossover", "--dry-run")
     assert code == 2
-    assert "measure.design: cannot change within a session: a process imports one RL-Kernel" in " ".join(err.split())
+    assert "measure.design: RL-Kernel's commit cannot change within a session: a process imports one" in " ".join(
+        err.split()
+    )
 
 
 def test_the_how_to_makes_a_run_that_is_planned(tmp_path: Path) -> None:
