@@ -98,7 +98,7 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Everything that eligibility depends on.  Without ``has_output_layer`` the logits do not come from a model."""
+    """What decides which operators may run.  Without ``has_output_layer`` the logits do not come from a model."""
 
     platform: str
     tensor_parallel: int = 1
@@ -179,7 +179,7 @@ class Operator:
         return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
 
     def find_implementation(self, platform: str, name: str) -> Implementation | None:
-        """Return the accepted implementation with this class or backend name; None where the name does not count."""
+        """Return the accepted implementation with this class or backend name; None where no accepted one has it."""
         accepted = self.implementations.get(platform, ())
         return next((item for item in accepted if name in {item.class_name, item.backend}), None)
 

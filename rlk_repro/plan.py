@@ -277,7 +277,7 @@ class PlanRecord(BaseModel):
 
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
-    """Refuse a plan that no author could have written: code that reads plans relies on the rules and the sizes."""
+    """Refuse a plan that breaks the rules for authors' files, because code that reads plans relies on these rules."""
     problems = [*find_layout_problems(plan.run, plan.hardware), *find_variant_problems(plan.run, plan.variants)]
     for path, what, got, expected in run_problems(plan.run):
         problems.append(Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected))
@@ -287,7 +287,9 @@ def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
         )
     if record.experiment.trials != [_dump_trial(trial) for trial in plan.trials]:
         raise BundleUnreadable(
-            Problem(where, "trials differ from those that the plan's values give", expected="its pairs in ABBA order")
+            Problem(
+                where, "trials differ from those that the plan's values give", expected="the plan's pairs in ABBA order"
+            )
         )
     if (record.experiment_hash, record.plan_hash) != (plan.experiment_hash, plan.plan_hash):
         raise BundleUnreadable(

@@ -35,7 +35,7 @@ class Rollout:
     """One rollout of a session.  ``block`` and ``label`` say where in a block it is; they are empty outside blocks.
 
     ``stored`` is the number of the stored rollout that it trains on, in lanes that have stored rollouts; without a
-    number it trains on one of the largest.
+    number it trains on one of the largest stored rollouts.
     """
 
     letter: str

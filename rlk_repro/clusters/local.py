@@ -1,7 +1,7 @@
 """Run on this machine: one node agent, started detached from this process.
 
 The agent is identified by pid, start time and standard output, which is a file of the run directory.  So neither a
-later process with this pid nor the agent of a copied directory is taken for it.
+later process with this pid nor the agent of a copied directory is mistaken for it.
 """
 
 from __future__ import annotations

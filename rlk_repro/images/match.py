@@ -28,7 +28,7 @@ LABELS: Final = {
     "org.opencontainers.image.base.digest": "base.digest",
 }
 DRIVER: Final = "libcuda.so.1"
-"""The library that the extension is linked with and that only NVIDIA's driver installs."""
+"""The library that RL-Kernel's extension is linked with and that only NVIDIA's driver installs."""
 _NOTHING: Final = "nothing"
 
 
@@ -121,7 +121,7 @@ def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[
 
 
 def is_recorded(record: ImageRecord | None, name: str, facts: Mapping[str, Any]) -> bool:
-    """Whether the image was built with exactly these changes of a source."""
+    """Whether the source ``name`` had these facts, its local changes included, when the image was built."""
     if record is None:
         return False
     recorded = _mapping(record.code.get(name))

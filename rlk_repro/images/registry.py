@@ -29,7 +29,7 @@ _TROUBLE: Final = (
 
 
 def resolve_tag(reference: str) -> str:
-    """Return the present digest of a tag: that of the manifest list, if there is one.
+    """Return the present digest of a tag: the digest of the manifest list, if there is a list.
 
     Raises:
         EnvironmentMissing: skopeo is not installed, or the registry did not answer.
@@ -66,7 +66,7 @@ def copy_image(source: str, target: str) -> None:
 
 
 def _check_digest(value: Any) -> str:
-    """Return a registry's digest; raise ValueError where it is not one."""
+    """Return the digest in a registry's answer; raise ValueError where the value is no digest."""
     if not isinstance(value, str) or DIGEST.fullmatch(value) is None:
         raise ValueError(f"no digest: {value!r}")
     return value

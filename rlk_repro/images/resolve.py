@@ -40,7 +40,7 @@ def resolve() -> dict[str, Any]:
 
 
 def _import_extension() -> str:
-    """Return why the extension does not load, or an empty text.  The registry's import has loaded torch before."""
+    """Return why RL-Kernel's extension does not load, or an empty text; torch is loaded already."""
     try:
         import rl_engine._C  # noqa: F401
     except ImportError as error:

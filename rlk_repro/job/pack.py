@@ -1,4 +1,4 @@
-"""Pack what killed agents left: ``python -m rlk_repro.job.pack RUN_DIR``.  Only the leading agent seals."""
+"""Pack what killed agents left, without a seal: ``python -m rlk_repro.job.pack RUN_DIR``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run one verb in a pod: ``python -m rlk_repro.pod VERB RUN_DIR``.  Containers start with it; clients ask with it."""
+"""Do a pod's work, or answer a client's ``kubectl exec``: ``python -m rlk_repro.pod VERB RUN_DIR``."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Architecture: TypeAlias = Literal["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
 
 
 class HubSource(Model):
-    """A repository of the hub at one revision."""
+    """A model repository of the Hugging Face hub at one revision."""
 
     kind: Literal["hub"]
     repository: HubName
@@ -75,7 +75,7 @@ class ArithmeticData(Model):
 
 
 class HubData(Model):
-    """One file of a data set of the hub at one revision."""
+    """One file of a data set of the Hugging Face hub at one revision."""
 
     kind: Literal["hub"]
     repository: HubName
@@ -99,7 +99,7 @@ class StoredRollouts(Model):
     name: Name
     num_files: Count = Field(description="rollouts 0 to num_files - 1, at least one per step of a trial")
     digest: Digest
-    made_by: Text = Field(description="how they were made: run, hardware, bundle id")
+    made_by: Text = Field(description="how the rollouts were made: run, hardware, bundle id")
     fetch: tuple[Url, ...] = Field(
         (), description="archives that hold the files; tried in turn where the files are absent"
     )

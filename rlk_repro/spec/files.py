@@ -108,7 +108,7 @@ class Measure(GrowingModel):
 
     @property
     def unused(self) -> frozenset[str]:
-        """The keys that only the other design uses."""
+        """The keys of a measurement plan that only the other design uses."""
         return self.of_parallel if self.design == CROSSOVER else self.of_crossover
 
     @property

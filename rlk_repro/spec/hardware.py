@@ -31,7 +31,9 @@ class Hardware(GrowingModel):
     machine: Literal["x86_64", "aarch64", "any"]
     gpus_per_node: Annotated[int, Field(ge=0, le=72)]
     gpu_memory_gib: NonNegative = Field(0.0, description="memory of one GPU, as its driver reports it")
-    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name that the driver reports")
+    name_part: Annotated[str, Field(max_length=40)] = Field(
+        "", description="part of the GPU's name that the driver reports"
+    )
     refused_name_parts: tuple[Text, ...] = Field(
         (), description="parts of names of similar products that are different hardware"
     )

@@ -131,8 +131,8 @@ class KubernetesSettings(GrowingModel):
     )
     network_policy: bool = Field(
         True,
-        description="lets only the run's own pods and KubeRay reach the pods; false where you may not create a "
-        "NetworkPolicy",
+        description="whether a NetworkPolicy lets only the run's own pods and KubeRay reach the pods; false where you "
+        "may not create one",
     )
     operator_namespace: Label | None = Field(
         None,
@@ -144,10 +144,10 @@ class KubernetesSettings(GrowingModel):
     )
     python: Word = Field("python3", description="Python interpreter of the image that can import rlk_repro")
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
-        None, description="version of Ray in the image, for KubeRay; the leading agent compares it"
+        None, description="version of Ray in the image, for KubeRay; the leading agent compares the two"
     )
     max_time_min: Positive | None = Field(
-        None, description="time after which the job is ended, including the wait for nodes"
+        None, description="minutes after which the job is ended, including the wait for nodes"
     )
     restarts: Annotated[int, Field(ge=0, le=100)] = Field(
         6, description="how often the run continues with new pods after an eviction; this needs a results claim"
@@ -160,7 +160,7 @@ class KubernetesSettings(GrowingModel):
         description="seconds after which an ended job is removed; of a RayJob only the Ray cluster is removed, at once",
     )
     hold_min: Positive = Field(
-        720.0, description="how long the leading pod stays, without a claim, if the bundle is not collected earlier"
+        720.0, description="minutes that the leading pod stays, without a claim, if the bundle is not collected earlier"
     )
 
 

@@ -190,7 +190,7 @@ def load_bytes(
 
 
 class _Locator:
-    """A function from a path to where its value was written: a flag and the place in its value, else a file's line."""
+    """Find, for errors, where a value was written: in a flag, and where in its value, or in a line of the file."""
 
     def __init__(self, source: YamlSource, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags
@@ -251,7 +251,7 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
 
 
 def _is_other_form(details: ErrorDetails) -> bool:
-    """Tell whether an error is about the other form of a value (text or ``{from_env: NAME}``) than the author chose."""
+    """Tell whether an error is about the form of a value (text or ``{from_env: NAME}``) that its author did not use."""
     forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
     if not forms:
         return False

@@ -16,12 +16,14 @@ class Margins(GrowingModel):
 
     raw_reward: NonNegative = Field(0.01, description="largest allowed drop of the mean raw_reward, absolute")
     logprob_abs_diff_ratio: Positive = Field(
-        1.05, description="largest allowed ratio, enabled / baseline, of the mean absolute difference"
+        1.05, description="largest allowed ratio, enabled / baseline, of the mean train_rollout_logprob_abs_diff"
     )
     logprob_abs_diff_difference: NonNegative = Field(
-        0.001, description="a difference of the means up to this absolute value passes as well"
+        0.001, description="the gate also passes if enabled exceeds baseline by at most this much, whatever the ratio"
     )
-    logprob_abs_diff_cap: Positive = Field(0.1, description="absolute limit for each trial, as in vime's own tests")
+    logprob_abs_diff_cap: Positive = Field(
+        0.1, description="largest allowed train_rollout_logprob_abs_diff of a trial, as in vime's own tests"
+    )
     peak_memory_ratio: Positive = Field(
         1.02, description="largest allowed ratio, enabled / baseline, of peak device memory"
     )
@@ -29,7 +31,7 @@ class Margins(GrowingModel):
         2.0, description="largest allowed difference of the mean response length in either direction, in percent"
     )
     shadow_log_prob: Positive = Field(
-        0.01, description="largest allowed difference of one log-prob between the two routes"
+        0.01, description="largest allowed difference of one log-prob between RL-Kernel's route and vime's own"
     )
     shadow_gradient_share: Positive = Field(
         0.01, description="largest allowed difference of a gradient at the logits, as a share of the largest gradient"

@@ -21,8 +21,8 @@ class RaySettings(Model):
     )
     interface: Interface | None = Field(
         None,
-        description="network interface by which nodes reach each other, where the node's name leads to another; NCCL's "
-        "and Gloo's too, where env does not say otherwise",
+        description="network interface between nodes, where the nodes' names lead to another interface; NCCL and Gloo "
+        "use it too, unless env says otherwise",
     )
 
 

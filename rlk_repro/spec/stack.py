@@ -40,7 +40,7 @@ class Image(GrowingModel):
 
     reference: Reference = Field(description="registry and repository, without tag")
     digest: Digest
-    vime: Commit | None = Field(None, description="the vime inside, as its record says")
+    vime: Commit | None = Field(None, description="commit of vime in the image, by the image's record")
 
 
 class Unpublished(Model):
@@ -56,7 +56,7 @@ class BaseImage(Model):
     reference: Reference
     tag: Tag | None = None
     digest: Digest | None = None
-    vime: Commit | None = Field(None, description="the vime inside, which the build replaces")
+    vime: Commit | None = Field(None, description="commit of vime in the base, which the build replaces")
     confidence: Confidence
     evidence: Text = Field(description="source of this information")
 
@@ -116,7 +116,7 @@ class Stack(GrowingModel):
 
 
 def stack_problems(stack: Stack) -> list[PathProblem]:
-    """Find parts that contradict each other."""
+    """Find parts of a stack that contradict each other."""
     problems: list[PathProblem] = [
         (("unpublished", platform), "is listed under images as well", platform, "one of the two")
         for platform in stack.unpublished

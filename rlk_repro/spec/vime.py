@@ -88,7 +88,7 @@ class VimeGrpo(PolicyLoss):
     rollout_top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     use_tis: bool = False
     use_unbiased_kl: bool = False
-    use_rollout_routing_replay: bool = Field(False, description="whether both variants use R3")
+    use_rollout_routing_replay: bool = Field(False, description="whether both variants use routing replay (R3)")
     lr: Positive = 1e-6
     weight_decay: NonNegative = 0.1
     adam_beta1: Fraction = 0.9
@@ -148,7 +148,7 @@ class VimeWorkload(AnyWorkload):
 
     kind: Literal["vime"]
     what_for: Purpose = "timing"
-    profiler: Profiler = Field("torch", description="the profiler of a run that is for profiler")
+    profiler: Profiler = Field("torch", description="the profiler, where what_for is profiler")
     model: VimeModel
     data: VimeData
     grpo: VimeGrpo

@@ -132,7 +132,7 @@ class AnyWorkload(GrowingModel):
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Programs that its trials start, besides Python."""
+        """Programs that trials of this workload start, besides Python."""
         return ()
 
     def gpus_per_engine(self, hardware: str) -> int:  # noqa: ARG002

@@ -31,7 +31,7 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
 PROFILE: Final = "profile."
-"""The first part of a profile's paths in ``Plan.sources``, in which a run's paths have no such part."""
+"""Paths of a profile's values begin with this text in ``Plan.sources``; paths of a run's values do not."""
 # These settings say how much is measured; the other settings say how it is judged.
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 
@@ -132,7 +132,7 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of every key that a dump leaves out: later additions that have their default value."""
+    """Yield path and value of every key that a dump leaves out: keys that were added later and have their default."""
     dumped = dump_model(model)
     for name in type(model).model_fields:
         value = getattr(model, name)

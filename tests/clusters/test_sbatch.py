@@ -405,7 +405,7 @@ def test_values_that_a_runtime_cannot_take_are_refused() -> None:
     assert refusal_of(podman) == "mount: podman cannot take this path, got '/a:b', expected no colon"
     shared = with_site(example, slurm={"exclusive": False}, container={"runtime": "docker"})
     assert refusal_of(shared) == (
-        "profile generic-h200: slurm.exclusive: docker shows all GPUs of a node, got False, expected true"
+        "profile generic-h200: slurm.exclusive: docker gives a job all GPUs of a node, got False, expected true"
     )
     stack = example.stack.model_copy(update={"images": {"rocm-amd64": example.stack.images["rocm-amd64"]}})
     assert refusal_of(with_site(example, stack=stack)) == (

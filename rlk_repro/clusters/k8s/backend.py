@@ -47,7 +47,7 @@ IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    """Return why kubectl cannot be used on this machine, or None.  No cluster is asked: the profile names it."""
+    """Return why kubectl cannot be used on this machine, or None.  No cluster is asked: only a profile names it."""
     return kubectl.find_obstacle()
 
 

@@ -51,7 +51,7 @@ class Facts:
 
     @classmethod
     def from_json(cls, value: Any) -> Facts:
-        """Read the facts; raise BundleUnreadable for an answer that no pod of this tool gives."""
+        """Read the JSON of ``to_json``; raise BundleUnreadable for any other value."""
         check_schema("pod", value, SCHEMA)
         try:
             trials = tuple(TrialLog(**item) for item in value["trials"])

@@ -176,5 +176,5 @@ def make_owner(item: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_noise(line: str) -> bool:
-    """Whether a line is the client's log of a retry: ``E1122 01:00:00.000000  123 memcache.go:265] …``."""
+    """Whether a line is kubectl's log of a retry: ``E1122 01:00:00.000000  123 memcache.go:265] …``."""
     return re.match(r"[EWI]\d{4} \d\d:\d\d:", line) is not None

@@ -1,4 +1,4 @@
-"""Find a job's state, and the reason in plain words, from its objects and by tables; ask no cluster."""
+"""Derive a job's state, and the reason in plain words, from the job's objects.  No function asks a cluster."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def role_of(pod: Mapping[str, Any]) -> str:
-    """Return a pod's role: by its label, or by its index in a Job, whose pods have equal labels."""
+    """Return a pod's role by its label; of the pods of a Job, which have equal labels, the pod with index 0 leads."""
     metadata = as_map(pod.get("metadata"))
     role = str(as_map(metadata.get("labels")).get(ROLE, ""))
     return LEADER if role == AGENT and as_map(metadata.get("annotations")).get(INDEX) == "0" else role

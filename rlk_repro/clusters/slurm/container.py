@@ -78,7 +78,7 @@ def find_remarks(plan: Plan) -> tuple[str, ...]:
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
-    """Find what this runtime cannot start, and values that it cannot take."""
+    """Find what the plan's container runtime cannot start, and values that the runtime cannot take."""
     runtime = find_runtime(plan)
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":
@@ -93,7 +93,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     if is_imported(runtime) and container_settings(plan).image_dir is None:
         yield Problem(f"{where}.image_dir", "missing", expected=f"a shared folder for the images of {runtime}")
     if runtime in ENGINES and plan.num_gpus and not slurm_settings(plan).exclusive:
-        yield Problem(f"profile {plan.profile.profile}: slurm.exclusive", f"{runtime} shows all GPUs of a node",
+        yield Problem(f"profile {plan.profile.profile}: slurm.exclusive", f"{runtime} gives a job all GPUs of a node",
                       got=False, expected="true")  # fmt: skip
     yield from _find_path_problems(plan, run_dir)
 
@@ -135,7 +135,7 @@ def _bind(path: str, *, is_read_only: bool = False) -> Bind:
 
 
 def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
-    """List options between the runtime's command and the image (for pyxis: of ``srun``); the host needs none."""
+    """List options between the runtime's command and the image (for pyxis: of ``srun``); runtime ``host`` has none."""
     make = _OPTIONS.get(find_runtime(plan))
     return [] if make is None else [*make(plan, run_dir), *container_settings(plan).extra]
 

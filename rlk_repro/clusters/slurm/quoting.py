@@ -69,7 +69,7 @@ def _quote_part(text: str) -> str:
 
 
 def _quote_word(value: Any) -> str:
-    """Quote like shlex, and commas too: in an array a comma looks like a mistake to a reader and to shellcheck."""
+    """Quote a word as shlex does, and also a word with a comma, which shellcheck takes for a mistake in an array."""
     if not isinstance(value, str):
         raise TypeError(f"not a word: {value!r}")
     return f"'{value}'" if "," in value and "'" not in value else shlex.quote(value)

@@ -11,7 +11,7 @@ from rlk_repro.rundir.paths import RunDir
 
 
 def bring_in(run_dir: RunDir, inputs: Path) -> None:
-    """Copy the staged files.  Existing files of the author and an existing plan stay unchanged.
+    """Copy the staged files, and remove the bundle, the state and the notes of an earlier submission.
 
     Raises:
         EnvironmentMissing: the results volume cannot be written, or the plan is missing.

@@ -52,7 +52,7 @@ class Notes:
         self._told = self._note
 
     def write_bundle(self) -> None:
-        """Note size and checksum of the bundle, if there is one; raise as ``write`` does."""
+        """Add the bundle's size and checksum to the note, if there is a bundle; raise as ``write`` does."""
         path = self._run_dir.bundle
         if path.is_file():
             self.write(waits_for="", bundle_bytes=path.stat().st_size, bundle_sha256=sha256_file(path))
