@@ -299,7 +299,7 @@ DEFAULT_OPS: Final = tuple(name for name, operator in OPERATORS.items() if not o
 
 @dataclass(frozen=True, kw_only=True)
 class Eligibility:
-    """Whether ``op`` may run in a layout; ``refusal`` is why not."""
+    """Whether ``op`` may run in a layout; ``refusal`` says why it may not."""
 
     op: str
     refusal: Refusal | None = None

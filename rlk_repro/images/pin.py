@@ -56,7 +56,7 @@ class PinnedText:
         self.lines[key.start_mark.line : _last_line(old) + 1] = [f"{head}{path[-1]}: {value}{rest}"]
 
     def remove(self, path: tuple[str, ...]) -> None:
-        """Remove a key, and also its mapping if that is empty then."""
+        """Remove a key, and also its mapping if the mapping is then empty."""
         found = self.find(*path)
         if found is None:
             return
@@ -151,7 +151,7 @@ def _renew_pin(edited: PinnedText, stack: Stack, name: str, ref: str) -> None:
 
 
 def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> None:
-    """Add a pushed image to the images, and remove it from the list of those that are not published."""
+    """Add a pushed image to ``images``, and remove it from ``unpublished``."""
     reference, _, digest = image.partition("@")
     known = [str(name) for name in list_platforms(stack)]
     if platform not in known or not digest.startswith("sha256:"):

@@ -42,7 +42,7 @@ SYMBOLS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The base image: its repository and the digest that was built on (an index or one platform's manifest)."""
+    """The base image: its repository and its digest (of an index or of one platform's manifest)."""
 
     reference: str
     digest: str
@@ -50,7 +50,7 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecord:
-    """An image's record; ``code`` is that section of a node's manifest, as it was when the image was built."""
+    """An image's record; ``code`` is the section ``code`` of a manifest, as it was when the image was built."""
 
     stack: str
     platform: str

@@ -18,7 +18,7 @@ DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 
 
 class Bound(Model):
-    """The largest difference that counts as agreement: absolute for log-probs, relative to the norm for a layer."""
+    """The largest difference that counts as agreement: absolute for log-probs, for a layer relative to the norm."""
 
     compares: Compared
     dtype: Literal["float32", "float16", "bfloat16"]

@@ -103,4 +103,4 @@ class StoredRollouts(Model):
     fetch: tuple[Url, ...] = Field(
         (), description="archives that hold the files; tried in turn where the files are absent"
     )
-    is_packed: bool = Field(False, description="the bundle holds the files themselves, not only their digest")
+    is_packed: bool = Field(False, description="whether the bundle holds the files themselves, not only their digest")

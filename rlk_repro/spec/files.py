@@ -240,7 +240,7 @@ class FromEnv(Model):
 
 
 class Profile(GrowingModel):
-    """The needs of one site."""
+    """What one site needs: partition or namespace, container runtime, mounts, environment."""
 
     added_later: ClassVar[frozenset[str]] = frozenset(
         {"slurm", "container", "ray", "prepared_dir", "kubernetes", "settings"}

@@ -66,12 +66,12 @@ class RunAs(Model):
     user: UserId
     group: UserId
     supplemental_groups: tuple[UserId, ...] = Field(
-        (), description="further group ids, such as those of video and render on AMD nodes"
+        (), description="further group ids, such as the ids of video and render on AMD nodes"
     )
 
 
 class Toleration(Model):
-    """A taint that the pods tolerate, in addition to those of GPU and Arm nodes."""
+    """A taint that the pods tolerate, in addition to the taints of GPU and Arm nodes."""
 
     key: LabelKey
     value: LabelValue | None = Field(None, description="value of the taint; default: any value")

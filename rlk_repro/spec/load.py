@@ -96,7 +96,7 @@ def load_stack(name: str) -> Loaded[Stack]:
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
-    """Check a stack's parts, and its sources against those of the pinned vime's argument contract, if there is one."""
+    """Check a stack's parts, and its sources against the sources of its vime's argument contract, if there is one."""
     problems = stack_problems(stack)
     pin = stack.pins.get("vime")
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"

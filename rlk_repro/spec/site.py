@@ -32,7 +32,8 @@ class SlurmSettings(Model):
     )
     exclusive: bool = Field(
         True,
-        description="request whole nodes with all their memory; on shared nodes other jobs distort the measurement",
+        description="whether to request whole nodes with all their memory; on shared nodes other jobs distort the "
+        "measurement",
     )
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
@@ -74,7 +75,7 @@ class ContainerSettings(GrowingModel):
         "python3", description="Python interpreter, in the container or on the host, that can import rlk_repro"
     )
     host_python: Word | None = Field(
-        None, description="the nodes' interpreter for stacks without images, where runtime is a container's"
+        None, description="Python interpreter of the nodes for stacks without images, where runtime is not host"
     )
     package_dir: AbsolutePath | None = Field(
         None,

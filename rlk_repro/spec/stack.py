@@ -76,16 +76,16 @@ class Pin(GrowingModel):
     evidence: Text | None = Field(None, description="source of this information")
 
     def holds_tree(self, tree: object) -> bool:
-        """Tell whether files with this hash are the pinned files, from any source."""
+        """Tell whether this is git's hash of the pinned files, with or without upstream's patch."""
         return tree is not None and tree in {self.tree, self.patched_tree}
 
 
 class Component(Model):
-    """Another part of the images: by commit where it is built from sources, else by version."""
+    """A further part of the images, named by commit where it is built from sources, else by version."""
 
     repository: Repository | None = None
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")] | None = Field(
-        None, description="commit, as far as it is known"
+        None, description="commit, or its first digits if only they are known"
     )
     version: Text | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(None, description="sha256 of a single file")

@@ -92,12 +92,12 @@ def load_plan(run_dir: RunDir) -> Plan:
 
 
 def is_own(run_dir: RunDir) -> bool:
-    """Tell whether this user staged the run directory; one unpacked from a bundle was not staged here."""
+    """Tell whether this user staged the run directory; a directory unpacked from a bundle was not staged."""
     return recall(run_dir) is not None
 
 
 def require_own(run_dir: RunDir) -> None:
-    """Refuse a run directory that this user did not submit: commands must not act on another's jobs (CheckFailed)."""
+    """Refuse a run directory that this user did not submit (CheckFailed): commands must not touch other users' jobs."""
     if not is_own(run_dir):
         raise CheckFailed(
             Problem(run_dir.run_id, "was not submitted by you", expected="a run directory of your own submit or replay",

@@ -66,7 +66,7 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
 
 
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
-    """Find what was prepared for this run; where this machine sees none of it, the agents record it instead.
+    """Find the prepared parts that this run reads; none for a remote cluster, on which the agents record them.
 
     Raises:
         EnvironmentMissing: a part is missing that all machines of this cluster would see here.

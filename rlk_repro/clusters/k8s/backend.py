@@ -302,7 +302,7 @@ def _send_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission
 
 
 def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
-    """Make the job the owner of other objects.  Kubernetes deletes them together with the job."""
+    """Make the job the owner of its other objects, which Kubernetes then deletes together with the job."""
     patch = json.dumps({"metadata": {"ownerReferences": [kubectl.make_owner(made[0])]}})
     for item in made[1:]:
         kind = str(item["kind"]).lower()
@@ -324,7 +324,7 @@ def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> N
 
 
 def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
-    """Fetch the bundle; return the last state that the agent reported beside it."""
+    """Fetch the bundle; return the last state that the agent reported."""
     with find_holder(sent, run_dir, tell) as holder:
         facts = holder.facts
         assert facts.bundle_bytes is not None  # a holder always has a bundle

@@ -21,7 +21,7 @@ CLAIMS_RELEASE: Final = (1, 32)
 
 
 def find_hardware(nodes: Sequence[Node], hardware: Mapping[str, Hardware]) -> dict[str, list[Node]]:
-    """Return the nodes of each known hardware, which the nodes' product labels show."""
+    """Return, for each known hardware, the nodes whose product labels name it."""
     found: dict[str, list[Node]] = {}
     for name, model in hardware.items():
         labels = list_products(model, KubernetesSettings())

@@ -1,6 +1,6 @@
 """Read a Kubernetes cluster's facts: nodes and GPUs, operators, claims, queues, the level of Pod Security.
 
-A fact that the cluster does not tell, often for want of a permission, is None or empty; that is not an error.
+A fact that the cluster does not tell, often because a permission is missing, is None or empty.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
 def _find_denied(place: Target, operators: Collection[str]) -> Iterator[Permission]:
     """Find the permissions that this user does not have, in one call of kubectl, because kubectl starts slowly.
 
-    ``--validate=false``: to check fields, kubectl would read all CRDs, which few users may do.
+    ``--validate=false`` is needed, because to check fields kubectl would read all CRDs, which few users may do.
     """
     kinds = [kind for kind in KINDS if kind not in OPERATORS or kind in operators]
     wanted = [*list_permissions(kinds, has_domain="compute_domain" in operators)]

@@ -147,13 +147,13 @@ def find_latest(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a sort key: the creation time in whole seconds, then False for a pod that has ended, as the older one."""
+    """Return a sort key, oldest pod first: the creation time in whole seconds, then whether the pod has not ended."""
     has_ended = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
     return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not has_ended
 
 
 def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
-    """Judge the state from the job alone."""
+    """Return the state and its reason as the job's own object shows them, without its pods."""
     status, spec = as_map(job.get("status")), as_map(job.get("spec"))
     if job.get("kind") == "RayJob":
         word = str(status.get("jobDeploymentStatus", ""))

@@ -100,7 +100,7 @@ def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, 
 
 
 def ask_scheduler(options: Sequence[str]) -> Finding:
-    """Ask Slurm whether it accepts the job.  While nodes are away, a refusal is only a warning, because it may pass."""
+    """Ask Slurm whether it accepts the job.  While nodes are away, a refusal is only a warning, as it may not last."""
     done = slurmctl.run_client("sbatch", "--test-only", *options, "--wrap=true")
     words = slurmctl.quote_words(done)
     if done.is_ok:

@@ -1,6 +1,6 @@
 """Read a Slurm cluster's facts: partitions, GPUs, limits, topology, accounts, container tools.
 
-Only fixed fields are read.  A fact that Slurm does not tell is None or empty; that is not an error.
+Only fixed fields are read.  A fact that Slurm does not tell is None or empty.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _ask_associations() -> Iterator[Association]:
 
 
 def _ask(*argv: str) -> str:
-    """Return a tool's output; empty where it refuses or is not installed."""
+    """Return a tool's output; empty where the tool fails or is not installed."""
     try:
         done = run_client(*argv)
     except EnvironmentMissing:

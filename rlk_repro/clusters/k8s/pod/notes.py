@@ -1,4 +1,4 @@
-"""Keep notes in the run directory: how far the pod's first process is, and how far its logs have been read.
+"""Keep notes in the run directory: how far the pod's first process is, and how far the trials' logs were read.
 
 The commands that answer inside the pod are separate processes, so they exchange information by files.
 """
