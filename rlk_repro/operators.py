@@ -335,11 +335,12 @@ def find_split_refusal(implementations: Sequence[Implementation], case: Case) ->
 def find_conflicts(ops: Iterable[str]) -> list[tuple[str, str]]:
     """Return the pairs of operators that would serve the same call, each pair once."""
     names = sorted(set(ops))
-    return [(one, other) for one in names for other in names if one < other and _excludes(one, other)]
-
-
-def _excludes(one: str, other: str) -> bool:
-    return other in OPERATORS[one].excludes or one in OPERATORS[other].excludes
+    return [
+        (one, other)
+        for one in names
+        for other in names
+        if one < other and (other in OPERATORS[one].excludes or one in OPERATORS[other].excludes)
+    ]
 
 
 def read_loss_options(options: Mapping[str, Any]) -> LossOptions:

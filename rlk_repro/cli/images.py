@@ -66,13 +66,14 @@ def pull(
 ) -> None:
     """Fetch a stack's image by digest and check it; a repeated call continues a pull that was cut off."""
     from rlk_repro.base.errors import Problem, SpecError
+    from rlk_repro.images.importing import is_imported
     from rlk_repro.images.runtimes import check_in_runtime, find_runtime, pull_image
     from rlk_repro.images.stacks import get_image, get_stack
 
     known = get_stack(stack)
     chosen, image = get_image(known, platform)
     found = find_runtime(runtime)
-    if found.keeps_files and image_dir is None:
+    if is_imported(found.name) and image_dir is None:
         raise SpecError(Problem("--image-dir", "missing", expected=f"a folder for the images of {found.name}"))
     what = pull_image(image, chosen, found, image_dir)
     _report_running(what, found.name, check_in_runtime(what, found, known, chosen), as_json)

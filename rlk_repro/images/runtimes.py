@@ -14,7 +14,7 @@ from rlk_repro.base import proc
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.archive_check import judge_record
-from rlk_repro.images.importing import is_imported, plan_import
+from rlk_repro.images.importing import plan_import
 from rlk_repro.images.record import parse_record
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.spec import OCI_ARCHITECTURES, Image, Stack
@@ -32,10 +32,6 @@ class Runtime:
     name: str
     run: Callable[[str], list[str]]
     labels: Callable[[str], list[str]] | None
-
-    @property
-    def keeps_files(self) -> bool:
-        return is_imported(self.name)
 
 
 def _by_digest(image: Image) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.files import load_json, write_json
-from rlk_repro.clusters import registry as backends
 from rlk_repro.clusters.api import JobState, JobStatus, Submission
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
@@ -131,7 +130,12 @@ def poll(launched: Launched) -> JobStatus:
 
 def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
     """Ask for the states of many submissions, with one question per cluster if the cluster can answer it."""
-    return backends.poll_all([(item.submission, item.run_dir) for item in launched])
+    found: dict[int, JobStatus] = {}
+    for cluster in {item.submission.cluster for item in launched}:
+        own = {number: item for number, item in enumerate(launched) if item.submission.cluster == cluster}
+        answers = get_backend(cluster).poll_all([(item.submission, item.run_dir) for item in own.values()])
+        found |= zip(own, answers, strict=True)
+    return [found[number] for number in range(len(launched))]
 
 
 def list_launched() -> list[Launched]:
