@@ -217,7 +217,8 @@ def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
         case "timing":
             return {}
         case "agreement" | "deterministic":
-            vllm = {"vllm-enable-deterministic-inference": True, "vllm-attention-backend": "flashinfer"}
+            # vLLM 0.25.1 refuses to start its deterministic inference with FlashInfer, which vime's own recipe names
+            vllm = {"vllm-enable-deterministic-inference": True, "vllm-attention-backend": "TRITON_ATTN"}
             return {"deterministic-mode": True, **({} if plan.run.lane == "train-only" else vllm)}
         case "profiler" if vime_of(plan).programs:
             return {}
