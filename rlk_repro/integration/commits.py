@@ -1,7 +1,7 @@
 """Select one of several installed RL-Kernel commits, so that two trials can run different commits.
 
-``RLK_COMMITS`` names the folder. pip installs each commit there under its own 40 digits, and pip's record names the
-commit.
+``RLK_COMMITS`` names a folder. pip installs each commit into a subfolder, which has the commit's 40 digits as its
+name, and records the commit there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def use_commit(commit: str) -> None:
         hint = f"pip install --no-deps --no-build-isolation --target {COMMITS}/{commit} {SOURCE}@{commit}"
         raise EnvironmentMissing(
             Problem(f"{COMMITS}/{commit}", "is not an installed RL-Kernel of this commit",
-                    got=str(folder) if os.environ.get(COMMITS) else "no such variable", hint=hint)
+                    got=str(folder) if os.environ.get(COMMITS) else f"no variable {COMMITS}", hint=hint)
         )  # fmt: skip
     if PACKAGE in sys.modules:
         raise EnvironmentMissing(Problem(PACKAGE, "is already imported", expected=f"to be imported from {folder}"))

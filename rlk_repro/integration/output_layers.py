@@ -1,5 +1,4 @@
-"""Let the output layer of a Megatron model return its input as ``HiddenStates``; ``linear_logp`` then computes the
-layer's product."""
+"""Let a Megatron model's output layer return its input as ``HiddenStates``; ``linear_logp`` computes the product."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from rlk_repro.operators import Reason, Refusal
 
 
 def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: Abi) -> None:
-    """Let all output layers of a Megatron model return hidden states if ``linear_logp`` runs; if one layer cannot, none
-    does.
+    """If ``linear_logp`` runs, let all output layers of a Megatron model return hidden states, or none if one cannot.
 
     Raises:
         CheckFailed: a layer cannot do this, and the mode forbids a fallback.
@@ -42,8 +40,7 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
 
 
 def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
-    """Return a model chunk's output layer, None if another pipeline stage has it, or why the layer cannot return its
-    input."""
+    """Return a chunk's output layer, None if another pipeline stage has it, or why it cannot return its input."""
     model = chunk
     while hasattr(model, "module"):
         if type(model).__name__ not in abi.wrappers:
@@ -72,8 +69,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
 
 
 def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``forward`` of an output layer: the new function returns the input and the weight instead of their
-    product."""
+    """Wrap ``forward`` of an output layer: return the input and the weight instead of their product."""
 
     @functools.wraps(forward)
     def hand_over(

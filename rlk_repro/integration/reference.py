@@ -1,5 +1,4 @@
-"""Install the switch to RL-Kernel into the reference trainer, whose ``--custom-megatron-init-path`` names
-``install``."""
+"""Install the switch to RL-Kernel into the reference trainer: ``--custom-megatron-init-path`` names ``install``."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.route.api import Turn
@@ -17,7 +15,6 @@ from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options
 
 if TYPE_CHECKING:
-    from rlk_repro.integration.reference_engines import ReferenceEngines
     from rlk_repro.refengine.data import Microbatch, Sample
     from rlk_repro.refengine.model import Transformer
     from rlk_repro.refengine.trainer import Trainer
@@ -27,8 +24,7 @@ PHASES: Final = {"compute_log_probs": FORWARD_ONLY, "_train_step": UPDATE}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
-    """Replace the trainer's functions as the environment requests; return None, and change nothing, if it requests
-    nothing."""
+    """Replace the trainer's functions as the environment requests; without a request change nothing, return None."""
     settings = Settings.from_env()
     if not settings.is_active:
         return None
@@ -42,7 +38,11 @@ def install(args: argparse.Namespace) -> Installation | None:
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
     installation.rebind(AdamW, "step", time_step, "timer")
     record = installation.open_engines(settings.engines_dir)
-    engines = None if record is None else _follow_engines(record)
+    engines = None
+    if record is not None:  # only a run that compares engines needs this module
+        from rlk_repro.integration.reference_engines import ReferenceEngines
+
+        engines = ReferenceEngines(record)
     installation.rebind_phases(trainer.Trainer, PHASES, None if engines is None else engines.follow_pass)
     if engines is not None:
         installation.rebind(trainer.Trainer, "train", engines.follow_train, "record of engines")
@@ -58,13 +58,6 @@ def install(args: argparse.Namespace) -> Installation | None:
     return installation
 
 
-def _follow_engines(record: EngineRecord) -> ReferenceEngines:
-    # only a run that compares engines needs this module
-    from rlk_repro.integration.reference_engines import ReferenceEngines
-
-    return ReferenceEngines(record)
-
-
 def _begin_step_before(installation: Installation, train: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(train)
     def begin_and_train(self: Trainer, rollout_id: int, samples: Sequence[Sample]) -> None:
@@ -75,8 +68,7 @@ def _begin_step_before(installation: Installation, train: Callable[..., None]) -
 
 
 def _hand_over(turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``forward``: while RL-Kernel is in use, return hidden states [1, T, D] with the output layer's weight, not
-    logits."""
+    """Wrap ``forward``: while RL-Kernel is in use, return hidden states [1, T, D] and the output layer's weight."""
 
     @functools.wraps(forward)
     def hand_over(model: Transformer, microbatch: Microbatch) -> Any:

@@ -33,7 +33,7 @@ LACKING: Final = {
     "tensor parallel 2": "the reference trainer is one process",
 }
 PADDING: Final = 8
-"""Number of tokens by which an added sample is longer than the longest other one, so that all others are padded."""
+"""Number of tokens by which an added sample exceeds the longest sample, so that all other samples are padded."""
 
 Steps = Sequence[Sequence[Microbatch]]
 Pass = Callable[[Trainer, Transformer, TrainData, Steps], list[torch.Tensor]]
@@ -118,12 +118,11 @@ class _Step:
         record.write_weights(number, ROLLOUT, own.items())
         self._score(PROMPTS, AS_RUN, engine, self._dtype)
         self._score(PROMPTS, ALONE, engine, self._dtype)
-        record.skip(number, "log_probs", PROMPTS, "prefix cache", "the reference trainer's rollouts have none")
+        record.skip(number, "log_probs", PROMPTS, "prefix cache", "the reference trainer has no prefix cache")
 
     @torch.no_grad()
     def _score(self, engine: str, case: str, model: Transformer, dtype: str) -> None:
-        """Compute and record the samples' log-probs with plain torch, because the trainer's own functions may be
-        replaced."""
+        """Record the samples' log-probs, computed by plain torch because the trainer's functions may be replaced."""
         data = make_train_data(self._samples, len(self._samples), self._trainer.device)
         size = len(self._samples)
         steps = make_microbatches(data, size, 1 if case else size)
@@ -181,7 +180,7 @@ def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
 
 
 def take_samples(data: TrainData, indices: Sequence[int], longer_by: int = 0) -> TrainData:
-    """Return samples by number; ``longer_by`` appends one sample that is longer than all others by that many tokens."""
+    """Return the samples with these numbers; ``longer_by`` appends a sample that exceeds all by that many tokens."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(data):
         values = getattr(data, field.name)

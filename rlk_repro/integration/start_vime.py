@@ -1,5 +1,4 @@
-"""Start vime's own ``train.py`` from the checkout that Python finds: ``python -m rlk_repro.integration.start_vime
-ARGS``.
+"""Start vime's ``train.py`` from its checkout: ``python -m rlk_repro.integration.start_vime ARGS``.
 
 Before that, this module checks the stored rollouts that vime will load.  All files must exist, because vime's forge
 loading replaces a missing file by file 0.  The files must hold data only, because vime unpickles them.  If vime replays
@@ -52,7 +51,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
     """Check every rollout that these arguments load.
 
     Raises:
-        CheckFailed: a rollout is missing or empty, or all are one file.
+        CheckFailed: a rollout is missing, empty or without experts to replay, or all rollouts are one file.
         BundleUnreadable: a rollout holds more than data.
     """
     number = int(_find_value(argv, "--num-rollout") or 0)
@@ -103,7 +102,7 @@ def check_routes(path: Path) -> None:
     for number, sample in enumerate(stored["samples"]):
         routes = sample.get("rollout_routed_experts")  # [tokens - 1, layers, topk]
         where = f"{path.name}: samples.{number}.rollout_routed_experts"
-        hint = "store them anew with vllm-moe-backend triton"
+        hint = "store the rollouts again with vllm-moe-backend triton"
         if routes is None:
             raise CheckFailed(Problem(where, "missing", expected="the experts of every token", hint=hint))
         ordered = torch.as_tensor(routes).sort(dim=-1).values

@@ -82,8 +82,7 @@ class Settings:
 
     @property
     def is_active(self) -> bool:
-        """Whether the settings request anything: RL-Kernel, records, a loss without the entropy metric, or frozen
-        objects."""
+        """Whether the settings request RL-Kernel, records, a loss without the entropy metric, or frozen objects."""
         return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric or self.gc_freeze_after > 0
 
     @classmethod
@@ -100,7 +99,7 @@ class Settings:
         ops = _read_ops(environ.get(SWITCH_OPS) or ",".join(DEFAULT_OPS), problems)
         schedule = environ.get(SWITCH_SCHEDULE, "")
         if not set(schedule) <= LETTERS.keys():
-            expected = f"letters {', '.join(LETTERS)}, one a rollout"
+            expected = f"letters {', '.join(LETTERS)}, one per rollout"
             problems.append(Problem(SWITCH_SCHEDULE, "is not a schedule", got=schedule, expected=expected))
         freeze_after = environ.get(GC_FREEZE) or "0"
         if not freeze_after.isdecimal():
@@ -316,8 +315,7 @@ def _wrap(
 
 
 def without_entropy_metric(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the log-prob function: an entropy without gradient becomes zeros, and an entropy with gradient is still
-    computed."""
+    """Wrap the log-prob function: compute an entropy only if it has a gradient, and otherwise return zeros."""
     signature = inspect.signature(function)
 
     def compute(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,6 @@
-"""Install the switch to RL-Kernel into every training process of vime, whose ``--custom-megatron-init-path`` names
-``install``.
+"""Install the switch to RL-Kernel into every training process of vime.
 
-vime calls ``install`` after it has created its process groups and before it builds the model.
+vime calls ``install``, which ``--custom-megatron-init-path`` names, between process groups and building the model.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ def _begin_step_before(installation: Installation, begin: Callable[..., Any]) ->
 def _end_step_after(
     installation: Installation, profiled: ProfiledSteps, log_perf_data: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wrap the function that logs a rollout's timings: every rank calls it after the training and before the weight
-    sync."""
+    """Wrap the function that logs a rollout's timings; every rank calls it between training and weight sync."""
 
     @functools.wraps(log_perf_data)
     def log_and_end_step(rollout_id: int, *args: Any, **kwargs: Any) -> Any:

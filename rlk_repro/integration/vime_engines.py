@@ -1,5 +1,4 @@
-"""Record what vime's engines compute for the same tokens, in the pass without gradient before the training on a
-rollout.
+"""Record what vime's engines compute for the same tokens, in the pass without gradient before a training.
 
 An engine is one implementation of the model.  The rollout's log-probs come from vLLM's generation, the training's from
 vime's own pass.  Further passes compute the same samples, packed in other ways.  For what this process cannot record,

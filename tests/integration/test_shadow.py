@@ -216,7 +216,7 @@ def test_an_operator_of_the_whole_loss_takes_every_row(tmp_path: Path, monkeypat
     monkeypatch.setattr(shadow, "MAX_WHOLE_BYTES", 100)
     _, log = run_steps(tmp_path / "large", "s", ops=("logp", "grpo_loss"), args=args)
     size = 4 * NUM_ROWS * VOCABULARY
-    expected = [f"logits that cannot be cut take {size} bytes, more than 100"] * 2
+    expected = [f"an operator of the whole loss needs all logits: {size} bytes, more than 100"] * 2
     assert [sample.record.error for sample in log.shadows] == expected
 
 
@@ -333,7 +333,7 @@ def test_ranks_that_share_a_vocabulary_compare_together_or_not_at_all(tmp_path: 
         (rank, case) for rank in range(2) for case in CASES
     ]
     if is_short:
-        other, own = "another rank of the tensor-parallel group cannot", "OutOfMemoryError: CUDA out of memory."
+        other, own = "another rank of the tensor-parallel group cannot compare", "OutOfMemoryError: CUDA out of memory."
         assert [sample.record.error for sample in log.shadows] == [other] * 2 + [own] * 2
         return
     for sample in log.shadows:

@@ -1,8 +1,8 @@
 """Measure, token by token, how far the trainer's log-probs differ from the rollout's.
 
-During a step only references to the trainer's tensors are kept.  A computation or a copy to the device would make the
-host wait for it between forward and backward.  When the step has ended, everything is added up on the device and read
-once.  No tensor of the trainer is changed, or kept longer than the step.
+During a step only references to the trainer's tensors are kept: a computation or a copy to the device would make the
+host wait for the device between forward and backward.  When the step has ended, the device computes all sums, and the
+host reads them once.  No tensor of the trainer is changed, or kept longer than the step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUMS: Final = ("abs", "k1", "k3")
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """One call of the trainer's loss, by sample: log-probs and loss masks of the response, and all tokens."""
+    """The data of one call of the trainer's loss, by sample: log-probs and loss masks of the response, all tokens."""
 
     ours: Sequence[torch.Tensor]
     theirs: Sequence[torch.Tensor]
@@ -34,10 +34,10 @@ class _Microbatch:
 
 @dataclass(frozen=True)
 class _Table:
-    """Sums over the tokens of a step; the last column of ``counts`` has the tokens that do not count.
+    """Counts and sums over the tokens of a microbatch; masked or infinite tokens are in the last column of ``counts``.
 
-    ``counts``: [positions + log-probs, classes + 1] int64.  ``sums``: [3 + positions] float64.  ``largest``: [2]
-    float64, the difference and its place among all tokens.
+    ``counts``: [bands of positions + bands of log-probs, classes of the difference + 1] int64.  ``sums``: [3 + bands of
+    positions] float64.  ``largest``: [2] float64, the largest difference and its place among all tokens.
     """
 
     counts: torch.Tensor
@@ -47,7 +47,7 @@ class _Table:
 
 
 class TokenRecord:
-    """Records the calls of the trainer's loss; ``refusal`` is the reason why this run can have no record."""
+    """Records how far log-probs of training and rollout differ in a step; ``refusal`` is why a run cannot record it."""
 
     def __init__(self, layout: RowLayout, refusal: str = "") -> None:
         self._layout, self._refusal, self._reason = layout, refusal, refusal

@@ -10,7 +10,7 @@ from rlk_repro.operators import Platform
 
 
 class EnergyCounter:
-    """An open NVML counter.  It covers all processes on the device."""
+    """An open energy counter of NVML, which covers all processes on the device."""
 
     def __init__(self, nvml: Any, device: Any) -> None:
         self._nvml, self._device = nvml, device
@@ -18,7 +18,7 @@ class EnergyCounter:
 
     @classmethod
     def open(cls, uuid: str) -> Self | None:
-        """Open the device by its UUID, because numbers depend on the visible devices; None where NVML lacks it."""
+        """Open a device's counter by UUID, since numbers depend on the visible devices; return None if NVML fails."""
         try:
             import pynvml
         except ImportError:
@@ -30,7 +30,7 @@ class EnergyCounter:
             return None
 
     def read_j(self) -> float | None:
-        """Return joules since the last reading, or since this counter was made; None where either is unknown."""
+        """Return the joules used since the last reading, or since the opening; None where a reading failed."""
         before, self._last = self._last, self._read()
         if before is None or self._last is None or self._last < before:
             return None
@@ -47,7 +47,7 @@ class EnergyCounter:
 
 
 def open_energy(platform: str) -> EnergyCounter | None:
-    """Open the counter of the current device; None without NVIDIA, and where torch gives no UUID."""
+    """Open the energy counter of torch's current device; return None if it is not NVIDIA's, or has no UUID."""
     if platform != Platform.CUDA:
         return None
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)

@@ -105,8 +105,7 @@ def hash_tensor(tensor: torch.Tensor) -> str:
 
 
 def project(values: torch.Tensor) -> torch.Tensor:
-    """Return [rows, 64] random projections, which on average keep the length of a difference; narrow values stay
-    whole."""
+    """Return [rows, 64] random projections, which keep distances on average; return 64 or fewer columns unchanged."""
     width = values.shape[-1]
     if width <= NUM_WHOLE:
         return values
@@ -117,7 +116,7 @@ def project(values: torch.Tensor) -> torch.Tensor:
 
 
 def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the first response tokens of the first samples; ``samples`` has each one's length and response length."""
+    """Choose the first response tokens of the first samples; a sample is given as its length and response length."""
     chosen = [
         (number, length - response - 1 + place)
         for number, (length, response) in enumerate(samples)
@@ -129,7 +128,7 @@ def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 class LayerCapture:
     """Keeps the outputs of a model's layers for chosen tokens.
 
-    ``calls`` has an entry for each call of the model: the number of each chosen token in it, and the token's row.
+    ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
     """
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]]) -> None:
@@ -141,8 +140,7 @@ class LayerCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Keep outputs while the block runs; without chosen tokens, or in a model whose modules have other names, keep
-        none."""
+        """Keep outputs during the block; keep none without chosen tokens, or if ``DIALECTS`` lacks the model."""
         with ExitStack() as stack:
             for number, (point, module) in enumerate(list_points(model) if any(map(len, self._calls)) else ()):
                 if not number:
@@ -153,7 +151,7 @@ class LayerCapture:
 
     @property
     def found(self) -> dict[str, torch.Tensor]:
-        """The kept outputs by point, in the order of computation, each [chosen tokens, width]."""
+        """The kept outputs [chosen tokens, width] by point, such as ``layer 0 mlp``, in the order of computation."""
         return {point: torch.cat(parts)[self._order] for point, parts in self._kept.items()}
 
     def _count(self, _module: Any, _arguments: Any) -> None:
@@ -171,8 +169,7 @@ class LayerCapture:
 
 
 def list_points(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each watched module with its point's name, first the one that is called first; the model gives the
-    logits."""
+    """Yield points, such as ``layer 0 mlp``, with their modules in the order of calls; the last is the model itself."""
     for layers, attention, mlp, norm in DIALECTS:
         found = _find(model, layers)
         if found is None:
@@ -195,9 +192,9 @@ def _find(owner: Any, path: str) -> Any:
 
 
 def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]) -> LayerCapture:
-    """Capture the chosen tokens in the cases whose layers are recorded, and none in any other case.
+    """Make a capture of the chosen tokens, or an empty one in a case whose layers are not recorded.
 
-    Each of ``calls`` packs the samples of these numbers one after another; ``lengths`` are the lengths of all samples.
+    Each entry of ``calls`` has the numbers of the samples that one call packs; ``lengths`` has all samples' lengths.
     """
     tokens = chosen if case in LAYER_CASES else ()
     found: list[list[tuple[int, int]]] = []

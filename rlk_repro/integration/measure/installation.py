@@ -73,8 +73,7 @@ class Installation:
         self._undo.callback(function, *args)
 
     def rebind(self, owner: Any, name: str, make: Maker, why: str) -> None:
-        """Replace ``owner.name`` by what ``make`` builds around it, until ``undo``; a replaced function is not replaced
-        again."""
+        """Replace ``owner.name`` by ``make(owner.name)`` until ``undo``; do nothing if it is already replaced."""
         original = getattr(owner, name)
         if getattr(original, _HANDLE, None) is self:
             return
@@ -95,7 +94,7 @@ class Installation:
         return self.profile.run_in_phase(phase, function if follow is None else follow(function))
 
     def open_engines(self, folder: Path | None) -> EngineRecord | None:
-        """Open this rank's record of engines; return None where none is asked for, or where it is open already."""
+        """Open this rank's record of engines; return None if ``folder`` is None, or if the record is already open."""
         if folder is None or self._engines is not None:
             return None
         self._engines = EngineRecord(folder, find_rank()[0])
@@ -103,7 +102,7 @@ class Installation:
         return self._engines
 
     def begin_step(self, rollout_id: int) -> None:
-        """Switch to the variant that the schedule gives a rollout, once all ranks agree on both.
+        """Switch to the variant that the schedule gives a rollout, once all ranks agree on rollout and schedule.
 
         Raises:
             CheckFailed: another rank is at another rollout or has another schedule, or the schedule has ended.
@@ -111,7 +110,7 @@ class Installation:
         if not self._schedule:
             return
         if not 0 <= rollout_id < len(self._schedule):
-            expected = f"one of the schedule's {len(self._schedule)}, from 0"
+            expected = f"0 to {len(self._schedule) - 1}"
             raise CheckFailed(Problem("rollout", "is not in the schedule", got=rollout_id, expected=expected))
         variant = LETTERS[self._schedule[rollout_id]]
         digest = hashlib.sha256(self._schedule.encode()).hexdigest()[:12]
@@ -146,8 +145,7 @@ class Installation:
             )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
-        """Return the variant of the step that ends, and torch's counts during it; None for a step that did not
-        begin."""
+        """Return the step's variant, None if the step did not begin, and torch's counts during the step."""
         if not self._schedule:
             return {}
         before, self._counts = self._counts, read_counts()

@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The implementation that an operator resolved to.  In a fallback it is the trainer's function, and ``version`` is
-    empty.
+    """The implementation that an operator resolved to; in a fallback the trainer's module, with an empty ``version``.
 
     ``provenance`` is RL-Kernel's own report, if RL-Kernel dispatched by contract.
     """
@@ -68,7 +67,7 @@ class OpsWriter:
 
 
 class Ledger:
-    """Record decisions, each once, and counts per operator; write them to the ops file if there is one.
+    """Records decisions, each once, and counts of calls per operator; writes them to the ops file if there is one.
 
     ``own`` is the trainer's module, to which calls fall back.
     """
@@ -137,8 +136,7 @@ class Ledger:
         odd: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        """Record a step; ``odd`` holds what was invalid in RL-Kernel's results, by operator, and ``more`` holds other
-        fields.
+        """Record a step; ``odd`` describes invalid results of RL-Kernel by operator, and ``more`` holds other fields.
 
         Raises:
             CheckFailed: a result was invalid, and the mode forbids to continue.

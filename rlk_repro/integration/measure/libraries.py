@@ -1,6 +1,6 @@
-"""List the libraries that this training process has loaded, as found in the process.
+"""List the libraries that this training process has loaded.
 
-An unknown fact is ``{"unknown": reason}``.  This module imports no other package.
+An unknown fact is ``{"unknown": reason}``.  A package that the trainer has not imported is not imported here either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RL_KERNEL_EXTENSION: Final = "rl_engine._C"
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
-    """Return versions as plain JSON values, and file hashes where the bytes matter."""
+    """Return the versions of the loaded libraries, and hashes of some of their files, as plain JSON values."""
     return {
         "schema": SCHEMA,
         "python": sys.version.split()[0],
@@ -74,7 +74,7 @@ def _find_cudnn_version() -> Any:
 
 
 def _find_loaded(maps: Path, wanted: re.Pattern[str]) -> Any:
-    """Return the hash of each mapped file whose path matches."""
+    """Return path and hash of each file that this process has mapped and whose path matches ``wanted``."""
     try:
         paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if wanted.search(line)}
         return [{"path": _name_file(path), "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown(
@@ -90,7 +90,7 @@ def _find_blas(configuration: str) -> Any:
 
 
 def _hash_sources(modules: Mapping[str, ModuleType], name: str) -> Any:
-    """Return git's hash of an imported package's Python files; manifests name it ``package_tree``."""
+    """Return git's hash of an imported package's Python files: the fact ``package_tree`` of a manifest."""
     if name not in modules:
         return _unknown("not loaded")
     folders = list(getattr(modules[name], "__path__", ()))
@@ -115,6 +115,6 @@ def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
 
 
 def _name_file(path: str) -> str:
-    """Return the path from the packages' folder on, or the base name; the rest identifies the machine."""
+    """Return the path from ``site-packages`` on, or the file's name; folders above could identify the machine."""
     match = re.search(r"(?:site|dist)-packages/.*", path)
     return match[0] if match else Path(path).name

@@ -29,8 +29,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Timers:
-    """The timers of one function: ``no_grad``, if given, counts the calls without gradient, and ``forward`` all
-    others."""
+    """Names of a function's timers: ``no_grad``, if given, times calls without gradient, ``forward`` all others."""
 
     forward: str
     backward: str | None = None
@@ -38,7 +37,7 @@ class Timers:
 
 
 class HostClock:
-    """Host time.  A clock marks moments, and returns the seconds between them once ``settle`` has been called."""
+    """A clock of host time; once ``settle`` has been called, ``elapsed_s`` returns the seconds between two marks."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -54,10 +53,10 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events on the stream that is current at a mark: they give time on the device, including its idle gaps.
+    """A clock of device time, idle gaps included; a mark is an event on the stream that is current then.
 
-    Events are reused, and the stream's object is made again only for another stream: to make either costs the host more
-    time than to record an event.
+    Events are reused, and the stream's object is made again only for another stream: making such an object costs the
+    host more time than recording an event.
     """
 
     def __init__(self) -> None:
@@ -112,7 +111,7 @@ class StepProfile:
 
     @property
     def is_memory_per_step(self) -> bool:
-        """False where the peak cannot be reset; it is then the peak of the process so far."""
+        """Whether a step's peak memory is its own; otherwise it is the peak of the process so far."""
         return self._memory.is_per_step
 
     def time_function(self, function: Callable[..., R], timers: Timers) -> Callable[..., R]:
@@ -244,7 +243,7 @@ class _BackwardSpan:
             self.close()
 
     def close(self) -> None:
-        """End the interval with what was seen so far, because gradients may not reach every input."""
+        """End the interval at the last gradient that has left, because gradients may not reach every input."""
         if self._begin is not None and self._end is not None:
             self._intervals.append((self._name, self._begin, self._end))
         self._begin = self._end = None
@@ -267,7 +266,7 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def read_counts() -> dict[str, int]:
-    """Return torch's counts, so far in this process, of events that make a step slow; import nothing for it."""
+    """Return how often this process has compiled and retried allocations so far; import no module of torch for it."""
     counts: dict[str, int] = {}
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:
@@ -314,7 +313,7 @@ class HostMemory:
             self.is_per_step = False
 
     def read_peaks(self) -> dict[str, int]:
-        """Return the peak in bytes; nothing where the file is absent."""
+        """Return the peak in bytes; return an empty mapping where Linux's ``status`` file is absent."""
         try:
             status = (self._proc / "status").read_text()
         except OSError:

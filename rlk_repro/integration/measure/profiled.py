@@ -1,5 +1,4 @@
-"""Tell the profiler that started this rank which steps to record: nsys by calls of CUDA, rocprofv3 by calls of
-ROCTX."""
+"""Tell the profiler that started this rank which steps to record: nsys by calls of CUDA, rocprofv3 by ROCTX."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Compute one microbatch of a shadow step by both routes, the trainer's and RL-Kernel's, and measure their difference.
+"""Compute a microbatch of a baseline step by both routes, the trainer's and RL-Kernel's, and measure their difference.
 
-The comparison uses detached logits beside the training: a second backward pass through the model would add to its
-gradients.  The first rows of the logits go through both routes.  The other rows keep the log-probs that the trainer has
-just found, so that the loss is the whole loss of the microbatch.
+Such a step is a shadow step.  The comparison uses detached logits beside the training: a second backward pass through
+the model would add to its gradients.  The first rows of the logits go through both routes.  The other rows keep the
+log-probs that the trainer has just found, so that the loss is the whole loss of the microbatch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from rlk_repro.operators import Refusal
 AS_TRAINED: Final = "as trained"
 PEAKED: Final = "peaked"
 SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
-"""Factors on the logits.  Logits of random weights are nearly uniform, and hide errors of peaked ones."""
+"""Factors on the logits: random weights give nearly uniform logits, which hide errors that peaked logits show."""
 MAX_ROWS: Final = 2048
-"""Largest number of rows to compare: logits of a real model take gigabytes, and a comparison needs several such
-tensors."""
+"""Largest number of rows to compare: a real model's logits take gigabytes, and a comparison holds several copies."""
 MAX_WHOLE_BYTES: Final = 2 << 30
-"""Largest size of logits that cannot be cut: an operator that serves the whole loss takes all their rows."""
+"""Largest size in bytes of the logits where an operator serves the whole loss, which needs all their rows."""
 NUM_BUFFERS: Final = 6
 """The number of tensors of the compared logits' size that must fit into memory at once."""
 MAX_ERROR: Final = 300
@@ -43,7 +42,7 @@ MAX_ERROR: Final = 300
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The trainer's call of its loss, and inside it the call of its log-probs with the answer."""
+    """The arguments of the trainer's loss, and of its call of the log-prob function (``call``) with the result."""
 
     args: Any
     batch: Mapping[str, Any]
@@ -60,7 +59,7 @@ class _Microbatch:
 
 @dataclass
 class _Calls:
-    """Counts of the calls in a shadow comparison, which do not count as calls of the step."""
+    """Counts of the calls that a comparison makes; they do not count as calls of the step."""
 
     counts: dict[str, Count] = field(default_factory=dict)
 
@@ -72,7 +71,7 @@ class _Calls:
 
 
 class ShadowStep:
-    """Compare the routes in the first microbatch with gradient of each step that is a shadow step.
+    """Compares the routes in the first microbatch with gradient of each shadow step.
 
     ``refusal`` is the reason why this run cannot compare.  With ``is_loss_routed`` an operator serves the whole loss.
     """
@@ -95,8 +94,7 @@ class ShadowStep:
         self._step, self._seen = step, None
 
     def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's log-prob function, to keep a call with its result, and to replace the result in a
-        comparison."""
+        """Wrap the trainer's log-prob function: keep call and result, or return the result that a comparison set."""
         self._find_log_probs, signature = function, inspect.signature(function)
 
         def compute(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +111,7 @@ class ShadowStep:
         return functools.update_wrapper(compute, function, updated=())
 
     def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's loss of a microbatch; in a shadow step the routes are compared after it."""
+        """Wrap the trainer's loss of a microbatch; in a shadow step, compare the routes after the call."""
         self._find_loss = function
 
         def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
@@ -135,8 +133,7 @@ class ShadowStep:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Keep the comparison out of timers, memory and watched results, and out of the tensors that a recomputed loss
-        saves."""
+        """Keep a comparison out of timers, memory, watched results, and the tensors saved for the backward pass."""
         # a recomputed loss counts the tensors that are saved, unless other hooks take them
         keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         is_enabled = self._turn.is_enabled
@@ -147,7 +144,7 @@ class ShadowStep:
                 self._turn.is_enabled, self._turn.aside, self._answer = is_enabled, None, None
 
     def _compare(self, step: int, microbatch: _Microbatch) -> None:
-        """Write one record for each case; all ranks of a group take part in a case, or none does."""
+        """Write one record for each factor of ``SCALES``; all ranks of a group compare, or none does."""
         problem = self._refusal
         for case in SCALES:
             if not self._refusal:
@@ -161,13 +158,13 @@ class ShadowStep:
             self._ledger.write("shadow", step=step, case=case, **({"error": problem} if problem else record))
 
     def _find_obstacle(self, microbatch: _Microbatch) -> str:
-        """Return why this rank cannot compare, or an empty text; reserve the needed memory once and free it."""
+        """Return why this rank cannot compare, or an empty text; allocate the needed memory as a test, and free it."""
         logits = microbatch.call["logits"]
         size = logits[: microbatch.num_rows].nbytes
         if self._is_loss_routed:
             size = microbatch.logits.nbytes
             if size > MAX_WHOLE_BYTES:
-                return f"logits that cannot be cut take {size} bytes, more than {MAX_WHOLE_BYTES}"
+                return f"an operator of the whole loss needs all logits: {size} bytes, more than {MAX_WHOLE_BYTES}"
         try:
             _ = [torch.empty(size, dtype=torch.uint8, device=logits.device) for _ in range(NUM_BUFFERS)]
         except (RuntimeError, MemoryError) as error:
@@ -188,7 +185,7 @@ class ShadowStep:
         }
 
     def _compute(self, case: str, microbatch: _Microbatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Compute the microbatch by the present route; return its log-probs and gradients, and the loss."""
+        """Compute the microbatch by the route that is switched on; return its log-probs and gradients, and the loss."""
         rows = slice(microbatch.num_rows)
         mask = microbatch.call["log_prob_keep_mask"]
         leaf = _scale(microbatch.call["logits"].detach()[rows], case)
@@ -230,13 +227,13 @@ def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
 
 
 def _hear_ranks(problem: str, call: Mapping[str, Any]) -> str:
-    """Return this rank's problem, or that another rank of the group has a problem: then no rank begins a collective."""
+    """Return a problem if this rank or another rank of its group has one: then no rank begins a collective."""
     shard = Shard.of(call["tp_group"])
     if shard.size == 1:
         return problem
     is_fine = torch.tensor([not problem], dtype=torch.int32, device=call["logits"].device)
     dist.all_reduce(is_fine, dist.ReduceOp.MIN, group=shard.group)
-    return problem or ("" if is_fine.item() else "another rank of the tensor-parallel group cannot")
+    return problem or ("" if is_fine.item() else "another rank of the tensor-parallel group cannot compare")
 
 
 def _find_gap(baseline: torch.Tensor, enabled: torch.Tensor) -> dict[str, Any]:

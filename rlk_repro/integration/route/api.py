@@ -39,8 +39,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteContext:
-    """What a route may use: the case, the trainer's own function and its options, the batch whose loss is being
-    computed, and the watch over the answers."""
+    """What a route may use; ``native`` is the trainer's function, ``args`` its options, ``batch`` the present batch."""
 
     case: Case
     native: Callable[..., Any]
@@ -55,8 +54,7 @@ Claim: TypeAlias = tuple[Operator, Route | None]
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Return the route of ``op``, or a refusal from the table's rules, from the route, or because its class is not
-    accepted."""
+    """Return the route of ``op``, or a refusal by the table's rules, by the route, or because of its class."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal
@@ -96,7 +94,7 @@ class Recorder(Protocol):
 class Turn:
     """Whether RL-Kernel is in use now; otherwise every call goes to the trainer's own function and is not counted.
 
-    ``aside`` records calls that do not belong to the step, while it is set.
+    While ``aside`` is set, it records the calls, because they do not belong to the step.
     """
 
     is_enabled: bool = True

@@ -17,8 +17,8 @@ import torch
 class RowLayout:
     """The layout of a microbatch without context parallelism: the rows of its samples follow one another.
 
-    In a sample of n tokens with a response of r tokens, rows n-r-1 to n-2 predict the response.  The fields are keys of
-    a batch, and the name of the trainer's option for log-probs of the rollout.
+    In a sample of n tokens with a response of r tokens, rows n-r-1 to n-2 predict the response.  Each field is a key of
+    a batch; ``use_rollout_log_probs`` is the name of a trainer's option.
     """
 
     total_lengths: str = "total_lengths"

@@ -1,5 +1,4 @@
-"""Define ``HiddenStates``, a tensor that takes the place of logits: code may move and inspect it, but not compute with
-it.
+"""Define ``HiddenStates``, a tensor in the place of logits: code may move and inspect it, but not compute with it.
 
 The trainer passes it from the output layer to the log-prob function, as it would pass logits.  Every other use raises
 an error.

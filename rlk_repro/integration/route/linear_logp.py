@@ -1,7 +1,7 @@
 """Compute log-probs by RL-Kernel's ``linear_logp`` from hidden states: whole logits never exist, forward or backward.
 
-The trainer's output layer passes its input on as ``HiddenStates``, and the route multiplies.  After that no fallback is
-possible: a call that the route cannot serve stops the run in every mode.
+The trainer's output layer passes its input on as ``HiddenStates``, and the route multiplies it by the layer's weight.
+Without logits no fallback is possible: a call that the route cannot serve stops the run in every mode.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from rlk_repro.operators import OPERATORS, Platform, Reason, Refusal, find_split
 NAME: Final = "linear_logp"
 SM90: Final = "FusedLinearLogpSM90Op"
 SM90_COLUMNS: Final = 32
-"""The SM90 class needs a hidden size that is a multiple of this, and bfloat16; else it silently calls another class."""
+"""The SM90 class needs bfloat16 and a multiple of this as hidden size; otherwise it silently calls another class."""
 
 
 def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
-    """Return the route for log-probs [T, 1] of hidden states [T, D], with gradients of these and of the weight; T >
-    0."""
+    """Return the route from hidden states [T, D] to log-probs [T, 1], with gradients of states and weight; T > 0."""
     loaded = load_operator(NAME, context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -76,7 +75,7 @@ def _find_call_refusal(call: Call) -> Refusal | None:
 
 
 def find_weight_refusal(weight: torch.Tensor, implementation: str) -> Refusal | None:
-    """Return a refusal if the class would silently call another class."""
+    """Return a refusal if RL-Kernel's class would silently call another class for this weight."""
     is_fit = weight.dtype == torch.bfloat16 and weight.shape[1] % SM90_COLUMNS == 0
     if implementation != SM90 or is_fit:
         return None

@@ -33,8 +33,7 @@ NEAR: Final = 8.0
 
 @dataclass(frozen=True)
 class Shard:
-    """This rank's place in the group of ranks that share the vocabulary; ``group`` is None if one rank has all of
-    it."""
+    """This rank's place among the ranks that share the vocabulary; ``group`` is None if one rank has all of it."""
 
     rank: int
     size: int
@@ -51,8 +50,8 @@ class Shard:
 class Targets:
     """Each row's token, and the ``columns`` whose log-prob within the shard the operators compute.
 
-    For a whole vocabulary the columns are the tokens, and ``split`` is None.  For a split one, the log-prob of any
-    column gives the shard's normaliser.  A likely column gives it with the most digits, so the largest of the first few
+    For a whole vocabulary the columns are the tokens, and ``split`` is None.  For a split vocabulary, the log-prob of
+    any column gives the shard's normaliser.  A likely column gives the most digits, so the largest of the first few
     columns is taken.
     """
 
@@ -74,7 +73,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class SplitTokens:
-    """The tokens as columns of this shard; a token that another rank holds is column 0, and not ``is_own``.
+    """The tokens as columns of this shard; where another rank holds the token, the column is 0 and ``is_own`` false.
 
     ``asked_logits`` are the logits of the columns whose log-prob the operators compute.
     """
@@ -127,15 +126,13 @@ def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard)
 
 
 def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Refuse a token id outside the vocabulary; all ranks of the group have the same tokens.  The call waits for the
-    device."""
+    """Refuse token ids outside the vocabulary; all ranks of a group have equal ids.  This waits for the device."""
     is_outside = (tokens < 0) | (tokens >= shard.size * logits.shape[1])
     return Refusal(Reason.FOREIGN_ID) if bool(is_outside.any()) else None
 
 
 class FirstCallCheck:
-    """Check the values of each call until a call passes, and then no more: invalid logits are invalid from the first
-    call on.
+    """Checks the values of each call until a call passes: a run's invalid logits are invalid from the first call on.
 
     Later calls do not wait for the device; ``watch`` checks their results when the step ends.
     """
@@ -177,8 +174,8 @@ def select_no_grad(
 
 @dataclass(frozen=True, kw_only=True)
 class Operators:
-    """The operators for log-probs with gradient.  ``logp_of_far`` gives exact log-probs at rows that are not near, and
-    zero elsewhere; None where the device cannot tell them apart."""
+    """The operators for log-probs with gradient.  ``logp_of_far`` gives the exact log-probs of rows whose known
+    log-prob is far off, and zero in other rows; None on a CPU, and where ``can_mend`` finds errors."""
 
     ratio_kl: RatioKL
     logp: LogP
@@ -218,7 +215,7 @@ def select_with_grad(
 
 
 class _RatioLogProbs(torch.autograd.Function):
-    """Keep the operator's graph inside, because over a split vocabulary its gradient is not yet complete.
+    """Differentiates log-probs by the operator's own gradient, and completes it where the vocabulary is split.
 
     The operator gives d local / d logits = e_c - p, with p the softmax of this shard and e_c one at the requested
     column.  The wanted gradient is e_t - w * p, with w the shard's share of the probability and e_t one at this shard's
@@ -253,7 +250,7 @@ class _RatioLogProbs(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor, _entropy: torch.Tensor | None = None) -> tuple[Any, ...]:
         ratio = ctx.ratio
         if ratio is None:
-            raise RuntimeError("the graph of these log-probs was walked before and has been freed")
+            raise RuntimeError("an earlier backward pass has used and freed the graph of these log-probs")
         split: SplitTokens | None = ctx.targets.split
         if split is None:
             (result,) = torch.autograd.grad(ratio, ctx.leaf, grad / ratio.detach())
@@ -283,7 +280,7 @@ def _mend_far_rows(
 
 
 def can_mend(operators: Operators, device: torch.device) -> bool:
-    """Whether these operators compute far rows correctly: a small example is compared with torch."""
+    """Whether these operators mend rows whose known log-prob is far off, in a small example compared with torch."""
     assert operators.logp_of_far is not None
     logits = torch.linspace(-3, 3, 4 * 64, device=device).sin().reshape(4, 64)
     tokens = torch.tensor([5, 0, 63, 17], device=device)
@@ -328,7 +325,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
 
 
 def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-    """Return the entropy [T] from [R, T] of each shard's log share of the probability, and the entropy within it."""
+    """Return the entropy [T] over R shards from each shard's log share of the probability and own entropy, [R, T]."""
     # a shard without weight has log 0 and adds nothing
     return (log_weights.exp() * (entropies - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
 

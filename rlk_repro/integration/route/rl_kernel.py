@@ -1,7 +1,7 @@
-"""Find the installed RL-Kernel: its generation, its operator objects, and whether our table accepts their classes.
+"""Find the installed RL-Kernel: its generation, its operators, and whether the table ``OPERATORS`` has their classes.
 
 RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.  So its
-answers are always checked: the class against our own table, and the compiled symbols in the extension.
+answers are always checked: the class must be in the table, and the compiled symbols must be in the extension.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_REJECTIONS: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """RL-Kernel's own report on one dispatch; the number of its texts and their length are limited."""
+    """RL-Kernel's own report on one dispatch; the number and the length of texts are limited."""
 
     requested_backend: str
     actual_backend: str
@@ -59,7 +59,7 @@ def cut(text: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedOperator:
-    """An operator object of RL-Kernel whose class our table accepts on this platform."""
+    """An operator object of RL-Kernel whose class the table ``OPERATORS`` accepts on this platform."""
 
     op: Any
     implementation: str
@@ -77,7 +77,7 @@ class Contracts:
 
 
 def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
-    """Resolve one operator of our table, or return why that is impossible."""
+    """Load RL-Kernel's object of one operator of the table ``OPERATORS``, or return why that is impossible."""
     if platform not in OPERATORS[name].implementations:
         return Refusal(Reason.PLATFORM, platform)
     found = _find_registry()
@@ -109,7 +109,7 @@ def load_contracts() -> Contracts | Refusal:
 
 
 def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
-    """Return why our table does not accept a class as operator ``name`` on a platform; None if it does."""
+    """Return why ``OPERATORS`` does not accept a class as operator ``name`` on a platform; None if it does."""
     implementation = OPERATORS[name].find_implementation(platform, class_name)
     if implementation is None:
         return Refusal(Reason.NOT_ACCEPTED, f"{class_name}, because {_explain(name, platform)}")
@@ -129,8 +129,7 @@ def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
 
 
 def find_version() -> str:
-    """Return RL-Kernel's installed version with its recorded commit, if any; ``unversioned`` for a source tree on the
-    path."""
+    """Return RL-Kernel's version with its recorded commit, if any; ``unversioned`` for a source tree on the path."""
     for name in _DISTRIBUTIONS:
         try:
             installed = distribution(name)
@@ -166,7 +165,7 @@ def _find_registry() -> tuple[Any, str] | Refusal:
 
 
 def _explain(name: str, platform: str) -> str:
-    """Return why the registry may have chosen something other than a kernel, as far as this is known."""
+    """Return why RL-Kernel's registry may not have chosen a kernel, as far as this is known."""
     wanted = [item for item in OPERATORS[name].implementations[platform] if item.symbols]
     if not wanted:
         return "its kernels cannot be loaded here"
@@ -175,4 +174,4 @@ def _explain(name: str, platform: str) -> str:
     except ImportError as error:
         return f"{EXTENSION} cannot be imported: {error}"
     absent = find_absent_symbols(wanted[0].symbols)
-    return f"{EXTENSION} lacks {', '.join(absent)}" if absent else "its registry chose so"
+    return f"{EXTENSION} lacks {', '.join(absent)}" if absent else "RL-Kernel's registry chose it"

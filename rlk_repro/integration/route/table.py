@@ -1,5 +1,4 @@
-"""The routes to RL-Kernel, by operator.  An operator without a route falls back or is refused, depending on the
-mode."""
+"""The routes to RL-Kernel, by operator; an operator without a route falls back, or is refused in mode ``require``."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def make_logp_route(context: RouteContext) -> Route | Refusal:
 
 
 def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
-    """Return the route for log-probs with gradient: the logarithm of their ratio to known log-probs has their
-    gradient."""
+    """Return the route for log-probs with gradient: known log-probs plus the logarithm of the ratio to them."""
     loaded = load_operator("ratio_kl", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -58,7 +56,7 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
-    """Return the operators, and where the known log-probs come from: ``logp`` if it is offered, otherwise torch."""
+    """Return the operators, and the source of the known log-probs: ``logp`` if RL-Kernel offers it, otherwise torch."""
     logp = load_operator("logp", platform)
     if isinstance(logp, Refusal):
         return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"
@@ -73,7 +71,7 @@ def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators,
 
 
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
-    """Return a function for the log-probs of rows that are not near, by RL-Kernel's indexed kernel.
+    """Return a function for the log-probs of rows where ``is_near`` is false, by RL-Kernel's indexed kernel.
 
     The kernel starts one block per row; a block whose index names no row ends at once.
     """
@@ -87,8 +85,7 @@ def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
 
 
 def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
-    """Return the route for log-probs with and without gradient over any number of ranks, by RL-Kernel's own
-    dispatch."""
+    """Return the route for log-probs, with or without gradient, over any number of ranks, by RL-Kernel's dispatch."""
     found = VocabParallelLogp.find(context.case)
     if isinstance(found, Refusal):
         return found
@@ -98,8 +95,7 @@ def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
 def _make_route(
     name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: Check | None = None
 ) -> Route:
-    """Return a route whose ``run`` has the form of vime's function: [T, V] logits in, [T, 1] log-probs and [T] entropy
-    out.
+    """Return a route that serves calls of vime's log-prob function: from logits [T, V] to log-probs [T, 1] and entropy.
 
     ``check`` returns a refusal for invalid logits or tokens of a call with T > 0.
     """

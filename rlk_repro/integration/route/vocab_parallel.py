@@ -72,7 +72,7 @@ class Dispatched:
 
 
 def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Dispatched | Refusal:
-    """Resolve ``backend``, which is RL-Kernel's name of a tier or an implementation's id, and accept nothing else."""
+    """Ask RL-Kernel for ``backend``, the name of a tier or an implementation's id; refuse what ``OPERATORS`` lacks."""
     contract = make_contract(contracts.types, shape, case.context_parallel)
     try:
         result = contracts.registry.get_logprob_op(contract, requested_backend=backend)
@@ -92,8 +92,7 @@ def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Di
 
 
 def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
-    """Make a contract in which all rows count and all columns are real; rows are local, so the context-parallel rank is
-    0."""
+    """Make a contract in which all rows count and all columns are real; rows are local: ``cp_rank`` is 0."""
     edges = [rank * shape.num_columns for rank in range(shape.size + 1)]
     return types.LogprobContract(
         role=types.LogprobRole("train"),
