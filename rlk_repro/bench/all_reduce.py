@@ -22,11 +22,11 @@ from rlk_repro.integration.measure.transport import read_transport
 SCHEMA: Final = 1
 GROWTH: Final = 32
 SIZES: Final = tuple(2**10 * GROWTH**number for number in range(5))
-"""1 KiB to 1 GiB."""
+"""Sizes of the messages in bytes: 1 KiB to 1 GiB."""
 NUM_WARMUPS: Final = 2
 NUM_REPEATS: Final = 5
 BUDGET_S: Final = 60.0
-"""A message is left out if it would end after this time: smaller messages already show a slow network."""
+"""A message that would end after these seconds is left out: smaller messages already show a slow network."""
 TIMEOUT: Final = timedelta(seconds=120)
 
 

@@ -27,7 +27,7 @@ class Failure:
 
 
 class Attempts:
-    """Makes all attempts on one device."""
+    """Runs actions on one device, and turns their errors into failures."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -48,7 +48,7 @@ class Attempts:
         return Failure(OperatorStatus.OOM if is_oom else OperatorStatus.FAILED, text)
 
     def release(self) -> None:
-        """Free memory, so that every cell finds the allocator as the first cell did."""
+        """Free memory, so that every cell starts with an empty allocator."""
         gc.collect()
         if self.device.type != "cuda":
             return

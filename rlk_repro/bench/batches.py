@@ -1,7 +1,7 @@
 """Make random packed batches in the form that vime's loss functions take.
 
-The same seed gives the same bytes in every process.  Numbers per token come from the CPU, so all ranks agree on them.
-The logits come from the device, and each rank has its own.
+The same seed gives the same bytes in every process.  The CPU draws the numbers per token, so all ranks have equal
+numbers.  The device draws the logits, and each rank has other logits.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LogitsBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """The logits of each row's next token [T] on all ranks, and the rows and columns that this rank holds.
+    """The logits [T] of each row's next token, of all ranks; ``rows`` and ``columns`` are those that this rank holds.
 
     ``noise`` yields [T] standard normal numbers, once for each change.
     """
@@ -153,7 +153,7 @@ def make_seed(*key: int) -> int:
 
 
 def split_tokens(num_tokens: int, num_samples: int, generator: torch.Generator) -> list[int]:
-    """Return sample lengths that add up to ``num_tokens``: at least 2 each, within a factor of about 3."""
+    """Return sample lengths, at least 2, that add up to ``num_tokens``; they differ by a factor of about 3 at most."""
     weights = 0.5 + torch.rand(num_samples, generator=generator, dtype=torch.float64)
     spare = num_tokens - 2 * num_samples
     ends = (weights.cumsum(0) / weights.sum() * spare).round().long()

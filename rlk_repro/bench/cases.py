@@ -30,7 +30,7 @@ _ROWS_PER_CHUNK: Final = 256
 
 
 def expand_grids(grids: Iterable[Grid]) -> tuple[OperatorCase, ...]:
-    """Return every combination of every grid, each case once, in the order written."""
+    """Return a case for every combination of a grid's values, each case once, in the order of the grids."""
     return tuple(dict.fromkeys(case for grid in grids for case in _expand_grid(grid)))
 
 
@@ -50,12 +50,12 @@ def _expand_grid(grid: Grid) -> Iterator[OperatorCase]:
 
 
 def needs_grad(case: OperatorCase) -> bool:
-    """Whether a case needs gradients: a policy loss builds its graph in the forward pass too; log-probs need not."""
+    """Whether a case needs gradients: for a backward pass, or for a policy loss, whose forward pass builds a graph."""
     return case.work == FORWARD_BACKWARD or case.operator in POLICY_OPERATORS
 
 
 def clip_high(case: OperatorCase) -> float:
-    """Return the upper clip: RL-Kernel's ``grpo_loss`` clips symmetrically."""
+    """Return the upper clip; it equals the lower clip for ``grpo_loss``, because RL-Kernel clips symmetrically."""
     return CLIP if case.operator == "grpo_loss" else CLIP_HIGH
 
 
@@ -84,9 +84,9 @@ class CaseTensors:
 
     @cached_property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of which gradients are taken, sharing storage: logits, or hidden and weight; marked if needed.
+        """The tensors of which gradients are taken, in shared storage: logits, or hidden and weight.
 
-        Some kernels overwrite an input that requires a gradient even where no gradient is computed.
+        They require gradients only where the case needs them: some kernels overwrite an input that requires one.
         """
         given = [tensor for tensor in (self.logits, self.hidden, self.weight) if tensor is not None]
         return tuple(tensor.detach().requires_grad_(needs_grad(self.case)) for tensor in given)

@@ -88,7 +88,7 @@ def _find_rl_kernel() -> Any:
 
 
 def _measure_row(task: Task, row: str, cells: Sequence[Cell], attempts: Attempts) -> Iterator[Measurement]:
-    """Measure the cells of one row on the same inputs; they are freed before the next row."""
+    """Measure the cells of one row of a claim's table on the same inputs, which are freed before the next row."""
     torch.manual_seed(SEED)
     inputs = attempts.attempt(partial(make_inputs, task, row))
     for cell in cells:
@@ -121,7 +121,7 @@ def _measure(task: Task, cell: Cell, inputs: Inputs | Failure, attempts: Attempt
 
 
 def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
-    """Return times as for every operator, or, if ``is_cold``, the wall time of one first call on an idle device."""
+    """Time as many calls as the task says, or, if ``is_cold``, the first call on an idle device by wall time."""
     device = torch.device(task.device)
     if not is_cold:
         return measure_calls(call, device=device, warmup=task.warmup, repeats=task.repeats)
@@ -190,7 +190,7 @@ def make_inputs(task: Task, row: str) -> Inputs:
 
 
 def make_call(task: Task, cell: Cell, operator: Any, inputs: Inputs) -> Call:
-    """Return the call that the claim timed, with gradients if the claim's pass has a backward."""
+    """Return the call that the claim timed, with gradients if the claim's pass includes a backward pass."""
     call = _CALLS[task.operator](task, cell, operator, inputs)
     return call if cell.pass_ == TRAINING else torch.no_grad()(call)
 

@@ -1,7 +1,7 @@
-"""Run implementations on the cases of a suite and log the result of each, one line per cell.
+"""Run implementations on the cases of a suite, and log one line per cell: the result of an implementation on a case.
 
-An error of an implementation is its cell's status, and the other implementations are still measured.  No case is left
-out because a failure is expected: only the run's own memory limit blocks a case before an attempt.
+An error is the cell's status, and the other implementations are still measured.  No case is left out because a failure
+is expected: only the run's own memory limit blocks a case before an attempt.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Harness:
         self._passed: set[tuple[OperatorCase, str]] = set()
 
     def time_case(self, case: OperatorCase, sweep: int) -> None:
-        """Log a ``time`` record per implementation; every other sweep is reversed, so that none is always first."""
+        """Log a ``time`` record per implementation; every other sweep is in reverse order, so none is always first."""
         inputs = self._make_inputs(case)
         order = self._find_implementations(case)
         for implementation in reversed(order) if sweep % 2 else order:
@@ -103,7 +103,7 @@ class Harness:
     def _make_inputs(self, case: OperatorCase) -> CaseTensors | Failure:
         limit_gib, needed = self._suite.memory_limit_gib, estimate_bytes(case)
         if limit_gib is not None and needed > limit_gib * GIB:
-            reason = f"expected to need {format_bytes(needed)}; the run's memory limit is {limit_gib:g} GiB"
+            reason = f"the case needs about {format_bytes(needed)}; the run's memory limit is {limit_gib:g} GiB"
             return Failure(OperatorStatus.BLOCKED, reason)
         made = self._attempts.attempt(partial(make_inputs, case, self._attempts.device, self._seed))
         return Failure(made.status, shorten_line(f"inputs: {made.reason}")) if isinstance(made, Failure) else made
@@ -145,7 +145,7 @@ def _describe_timing(timing: Timing | Failure) -> dict[str, Any]:
 
 
 def _describe_check(check: Accuracy | Failure | None, kernels: tuple[str, ...]) -> dict[str, Any]:
-    """Return the record of a check; numbers that are not finite make the cell a failed one."""
+    """Return the record of a check; numbers that are not finite make its status ``failed``."""
     status, reason = OperatorStatus.PASSED, ""
     error = gradient_error = is_repeatable = None
     if isinstance(check, Failure):

@@ -41,21 +41,21 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """One named row of the tables; ``kind`` is the row's kind if the implementation cannot be built."""
+    """An implementation as a row of the tables; ``kind`` is the row's kind where the implementation is not built."""
 
     name: str
     operator: str
     kind: OperatorKind = OperatorKind.UNRESOLVED
     build: Builder
     is_sparse: bool = False
-    """True for an implementation that skips unwanted rows: it is measured only where there are some."""
+    """Whether the implementation skips unwanted rows; then only cases with unwanted rows measure it."""
 
 
 Call: TypeAlias = Callable[[], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
 
 
 def make_call(inputs: CaseTensors, ready: Ready) -> Call:
-    """Return the timed and checked call: values and, where the case goes backward, gradients of the leaves."""
+    """Return the timed and checked call: values and, where the case has a backward pass, gradients of the leaves."""
 
     def forward() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         with torch.set_grad_enabled(needs_grad(inputs.case)):
@@ -86,7 +86,7 @@ def find_attribute(path: str) -> Any | Blocked:
 
 
 def find_version(distribution: str) -> str:
-    """Return the installed version; ``unversioned`` for a source tree on the path."""
+    """Return a distribution's installed version; ``unversioned`` for a source tree on the path."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -41,7 +41,7 @@ def make_device(name: str, rank: int = 0) -> torch.device:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The seconds of each timed call in order; ``peak_extra_bytes`` is None where the device does not count it."""
+    """The seconds of each timed call in order; ``peak_extra_bytes`` is None where the device does not count memory."""
 
     samples_s: tuple[float, ...]
     peak_extra_bytes: int | None

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_rank(num_ranks: int) -> int:
-    """Return this process's rank among those that torch's launcher started; a single process ignores the variables.
+    """Return the rank that torch's launcher gave this process; return 0 for a single process.
 
     Raises:
         SpecError: the launcher started another number of processes.
@@ -65,7 +65,8 @@ def find_rank(num_ranks: int) -> int:
     found = int(os.environ.get("WORLD_SIZE", "1"))
     if found != num_ranks:
         raise SpecError(
-            Problem("--tensor-model-parallel-size", "needs a process per rank", got=num_ranks, expected=str(found),
+            Problem("--tensor-model-parallel-size", "differs from the number of processes", got=num_ranks,
+                    expected=str(found),
                     hint=f"python -m torch.distributed.run --standalone --nproc-per-node {num_ranks} -m …")
         )  # fmt: skip
     return int(os.environ["RANK"])
@@ -83,7 +84,7 @@ def start_log(*, is_quiet: bool) -> None:
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return one line that names the file without its folder."""
+    """Return a warning as one line that names the file without its folder."""
     del line
     return f"{Path(filename).name}:{lineno}: {category.__name__}: {message}\n"
 
@@ -136,9 +137,9 @@ def load_vime_loss() -> ModuleType:
 
 @contextmanager
 def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
-    """Create the groups that vime's loss requests from Megatron-LM.  After an error they end with the process.
+    """Create the groups that vime's loss requests from Megatron-LM, and remove them after the block.
 
-    Their removal would wait for ranks that wait for this one.
+    After an error they are not removed, because the removal would wait for ranks that wait for this rank.
     """
     from megatron.core import mpu
 
@@ -157,8 +158,8 @@ def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
 class Phases:
     """Sum the seconds of each phase over its calls.  Nothing waits for the device before ``settle``.
 
-    The device is kept busy before a phase, as a model's forward pass keeps it, so the host issues calls ahead.  The
-    ranks of ``group`` begin a phase together: waiting for another rank's batch does not count.
+    The device is kept busy before a phase, as by a model's forward pass, so the host issues calls ahead of the device.
+    The ranks of ``group`` begin a phase together: waiting for another rank's batch does not count.
     """
 
     def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: StepProfile | None) -> None:
@@ -294,7 +295,7 @@ class ModuleBench:
 
     @torch.no_grad()
     def _find_log_probs(self, microbatch: LogitsBatch) -> list[torch.Tensor]:
-        """Call log-probs as vime's forward-only passes do."""
+        """Find the log-probs of responses by the same call as vime's forward-only passes."""
         _, found = self.loss.get_log_probs_and_entropy(
             microbatch.logits.detach(),
             args=self.args,
@@ -317,7 +318,7 @@ class ModuleBench:
         return reducer
 
     def _make_rollout_metrics(self, batches: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """Make the ``rollout N`` line: means over samples; a per-token value is first averaged within its sample."""
+        """Make the log line ``rollout N``: means over samples; a per-token value is first averaged in its sample."""
         responses = [length for batch in batches for length in batch["response_lengths"]]
         totals = [length for batch in batches for length in batch["total_lengths"]]
         metrics = {"response_lengths": statistics.fmean(responses), "total_lengths": statistics.fmean(totals)}
@@ -338,11 +339,12 @@ class ModuleBench:
         logger.info("step %d: %s", number, {**line, "train/global_batch_size": num_samples, "train/step": number})
         norm = metrics["grad_norm"]
         if not math.isfinite(norm):
-            raise CheckFailed(Problem(f"step {number}", "gradient norm", got=norm, expected="a finite number"))
+            what = "the gradient norm is invalid"
+            raise CheckFailed(Problem(f"step {number}", what, got=norm, expected="a finite number"))
 
 
 def make_perf_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[str, float]:
-    """Make the ``perf N`` line; a step is the sum of its phases, since making batches is not part of training."""
+    """Make the log line ``perf N``; a step is the sum of its phases, as making batches is not part of training."""
     step_time_s = math.fsum(elapsed_s.values())
     metrics = {f"perf/{name}_time": value for name, value in elapsed_s.items()}
     metrics["perf/train_time"] = step_time_s

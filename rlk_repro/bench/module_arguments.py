@@ -1,4 +1,4 @@
-"""Define the flags of the module process from its workload's settings.  Other values of vime's loss are fixed here."""
+"""Define the flags of the module process by its workload's settings; other arguments of vime's loss are fixed here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _add_setting(parser: argparse.ArgumentParser, flag: str, field: FieldInfo) -> None:
-    """Add a setting of the workload as ``setting_flags`` writes it: a bare flag is True; an absent one is False."""
+    """Add a setting of the workload as ``setting_flags`` writes it: a bare flag is True, an absent flag is False."""
     kind: Any = field.annotation
     choices = get_args(kind)
     if kind is bool:

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def list_implementations(suite: OperatorsWorkload) -> tuple[BenchedImplementation, ...]:
-    """Return the implementations that the suite names, or all, of its operators.
+    """Return the implementations of the suite's operators: those that the suite names, or all.
 
     Raises:
         SpecError: no operator of the suite has an implementation of this name.

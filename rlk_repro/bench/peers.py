@@ -85,13 +85,13 @@ def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: d
 
 def _build_liger(inputs: CaseTensors) -> Ready | Blocked:
     if needs_grad(inputs.case):
-        return Blocked("it overwrites the logits with their gradient, so later calls would see other logits")
+        return Blocked("Liger overwrites the logits with their gradient, so later calls would get other logits")
     path = "liger_kernel.transformers.functional.liger_cross_entropy"
     return _build_peer(inputs, path=path, distribution="liger-kernel", options={})
 
 
 def _build_torch_linear(inputs: CaseTensors) -> Ready | Blocked:
-    """Build a call of torch's own chunked loss, which needs an option."""
+    """Build a call of torch's own chunked loss, which needs an object of options."""
     options = find_attribute("torch.nn.LinearCrossEntropyOptions")
     if isinstance(options, Blocked):
         return Blocked(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")

@@ -154,8 +154,7 @@ class Accuracy:
 
 
 def check_call(call: Call, truth: Truth) -> Accuracy:
-    """Compare the checked rows of two calls with the truth and with each other; ``call`` returns values and
-    gradients."""
+    """Compare the checked rows of two calls, values and gradients, with the truth and with each other."""
     first, second = (_pick_rows(call(), truth.rows) for _ in range(2))
     gradient_error = None
     if truth.gradient is not None and first[1] is not None:

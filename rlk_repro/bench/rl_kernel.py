@@ -1,7 +1,7 @@
 """List RL-Kernel's operators as implementations: the registry's choice, and its plain PyTorch classes.
 
-An operator counts as fused only if our own table accepts its class and its compiled symbols exist.  The kernels that
-then ran are recorded separately.
+An operator counts as fused only if the table ``OPERATORS`` accepts its class, and its compiled symbols exist.  The
+kernels that then ran are recorded separately.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ TRITON_LINEAR_LOGP: Final = "rl_engine.kernels.ops.triton.loss.linear_logp.Trito
 
 
 class _LogpMethod(NamedTuple):
-    """A method of the log-prob operator, and the compiled symbol behind it; a sparse method computes only the wanted
-    rows."""
+    """A method of the log-prob operator, and its compiled symbol; a sparse method computes only the wanted rows."""
 
     name: str
     symbol: str
@@ -51,7 +50,7 @@ def _select(method: _LogpMethod, op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 
 def _compute_ratios(op: Any, inputs: CaseTensors) -> torch.Tensor:
-    """Return the ratios.  The operator's KL is taken to the same logits, so it is zero and not used."""
+    """Return the losses of the operator's ratios; the operator's KL is taken to the same logits, so it is zero."""
     (leaf,) = inputs.leaves
     ratio, _ = op(leaf, leaf.detach(), inputs.tokens, inputs.mask, inputs.old_log_probs)
     return clip_losses(ratio, inputs)
@@ -70,7 +69,7 @@ def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 
 def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
-    """Build the operator that RL-Kernel's registry returns for the case, if its class counts here."""
+    """Build the operator that RL-Kernel's registry returns for the case, if ``OPERATORS`` accepts its class."""
     case, platform = inputs.case, _find_platform(inputs)
     operator = OPERATORS[case.operator]
     if platform not in operator.implementations:

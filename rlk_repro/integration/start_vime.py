@@ -66,7 +66,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
         paths = [Path(template.format(rollout_id=rollout_id)) for rollout_id in range(number)]
         absent = [path for path in paths if not path.is_file() or not path.stat().st_size]
         if absent:
-            what = f"{len(absent)} of {number} stored rollouts missing or empty"
+            what = f"{len(absent)} of {number} stored rollouts are missing or empty"
             raise CheckFailed(Problem(flag, what, got=str(absent[0]), hint="rlk-repro prepare, or a new run"))
         for path in paths:
             require_data(path)

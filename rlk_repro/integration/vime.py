@@ -1,6 +1,7 @@
 """Install the switch to RL-Kernel into every training process of vime.
 
-vime calls ``install``, which ``--custom-megatron-init-path`` names, between process groups and building the model.
+vime calls ``install`` (``--custom-megatron-init-path``) after it creates its process groups and before it builds the
+model.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from rlk_repro.base.files import write_bytes
 from rlk_repro.spec import ArithmeticData
 
 RECIPE: Final = 1
-"""Version number: increase it when equal settings give other bytes."""
+"""Version of the recipe: increase this number when equal settings give other bytes."""
 BYTES_PER_PROMPT: Final = 100
 
 

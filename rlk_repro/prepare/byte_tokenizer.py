@@ -1,6 +1,6 @@
 """Make a tokenizer whose tokens are the 256 bytes and three marks of a chat, so that it can encode every text.
 
-Its files are those that transformers' AutoTokenizer reads.
+transformers' AutoTokenizer reads the tokenizer's files.
 """
 
 from __future__ import annotations

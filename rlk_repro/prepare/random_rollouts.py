@@ -16,7 +16,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.spec import Run, VimeWorkload
 
 RECIPE: Final = 1
-"""Version number: increase it when equal settings give other values."""
+"""Version of the recipe: increase this number when equal settings give other values."""
 MODULE: Final = "rlk_repro.refengine.random_rollouts"
 _TIME_LIMIT_S: Final = 3600.0
 _BYTES_PER_TOKEN: Final = 5
@@ -25,7 +25,7 @@ _BYTES_PER_EXPERT: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RandomRollouts:
-    """The settings of one set of files.  Layers and experts are 0 if the run replays no routing (R3)."""
+    """The settings of one set of random rollouts.  Layers and experts are 0 if the run replays no routing (R3)."""
 
     seed: int
     num_files: int
@@ -60,7 +60,7 @@ class RandomRollouts:
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes the files have."""
+        """The approximate size of all files in bytes."""
         num_tokens = self.num_files * self.num_samples * (self.prompt_len + self.response_len)
         return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
 

@@ -25,7 +25,7 @@ SPARE_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """What to prepare, the folder for it, and the mirror that may have it."""
+    """A run to prepare, the folder for its files, and the mirror that may have the files."""
 
     run: Run
     stack: Stack
@@ -39,8 +39,8 @@ class PrepareRequest:
 class PrepareStep(Order):
     """One folder of a run.  ``estimate`` returns the bytes still to be written, or None where they are not known.
 
-    ``pin`` is the key of the run that could name the repository's revision and does not.  ``command`` returns the
-    command that makes the folder, if a command does.
+    ``pin`` is the key of the run that could name the repository's revision, if the run leaves this key out.
+    ``command`` returns the command that makes the folder, if a command does.
     """
 
     what: str
@@ -72,7 +72,7 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """The key whose revision the run leaves to the hub, and the revision that the hub served."""
+        """The run's key that could pin a revision, and the revision that the hub served; None where the run pins it."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}
@@ -109,12 +109,12 @@ def require_room(root: Path, needed: int) -> None:
         raise EnvironmentMissing(
             Problem(str(root), "does not have enough space", got=f"{format_bytes(free)} free",
                     expected=f"{format_bytes(needed)} and {format_bytes(SPARE_BYTES)} to spare",
-                    hint="--cache DIR puts it elsewhere")
+                    hint="--cache DIR names another folder")
         )  # fmt: skip
 
 
 def describe_steps(steps: Sequence[PrepareStep]) -> Iterator[str]:
-    """Describe the steps for ``--dry-run``: what exists, and what would be written.  Origins give the sizes."""
+    """Describe the steps for ``--dry-run``: what exists, and what would be written, with sizes from mirror or hub."""
     for step in steps:
         kind = f"{step.kind:<10}"
         if step.is_there:

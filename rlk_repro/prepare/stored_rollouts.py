@@ -1,4 +1,4 @@
-"""Fetch stored rollouts from a mirror or from the archives that the run names.  The run pins their digest.
+"""Fetch stored rollouts, whose digest the run pins, from a mirror or from the archives that the run names.
 
 An archive is any tar file that holds ``0.pt``, ``1.pt``, … in some folder, such as the bundle of the run that stored
 them.
@@ -51,8 +51,8 @@ class Storage:
         found = self._copy(work) or self._fetch(work, tell)
         if not found:
             raise EnvironmentMissing(
-                Problem(f"rollouts {self.stored.name}", "are not here", expected="a mirror or an archive with them",
-                        hint=f"--mirror DIR, where DIR/{FOLDER}/{self.stored.name}/0.pt and so on lie")
+                Problem(f"rollouts {self.stored.name}", "are not found", expected="a mirror or an archive with them",
+                        hint=f"--mirror DIR with the files DIR/{FOLDER}/{self.stored.name}/0.pt and so on")
             )  # fmt: skip
         files = record_files(work.files)
         self.check(files)

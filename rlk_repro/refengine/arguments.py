@@ -1,4 +1,4 @@
-"""Define the command line.  Flags have the names of vime and Megatron-LM; all are checked before torch loads.
+"""Define the reference trainer's flags, named as in vime and Megatron-LM; all are checked before torch loads.
 
 An unknown or shortened flag is an error.  The defaults are a run that learns in 30 s.
 """
@@ -138,7 +138,7 @@ def _complete_model(args: argparse.Namespace) -> list[Problem]:
     if args.kv_channels % 2:
         problems.append(_problem("--kv-channels", args.kv_channels, "an even size, for rotary positions"))
     if args.vocab_size < NUM_TOKENS:
-        problems.append(_problem("--vocab-size", args.vocab_size, f"at least the tokenizer's {NUM_TOKENS}"))
+        problems.append(_problem("--vocab-size", args.vocab_size, f"at least {NUM_TOKENS}, the tokenizer's tokens"))
     return problems
 
 
@@ -146,7 +146,8 @@ def _complete_batch(args: argparse.Namespace) -> list[Problem]:
     problems = []
     args.eps_clip_high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
     if args.n_samples_per_prompt < 2:
-        problems.append(_problem("--n-samples-per-prompt", 1, "at least 2, advantages compare the samples of a prompt"))
+        expected = "at least 2, because advantages compare the samples of a prompt"
+        problems.append(_problem("--n-samples-per-prompt", 1, expected))
     samples = args.rollout_batch_size * args.n_samples_per_prompt
     steps = args.num_steps_per_rollout or (samples // args.global_batch_size if args.global_batch_size else 1)
     args.num_steps_per_rollout = max(steps, 1)

@@ -39,15 +39,15 @@ def calculate_log_probs_and_entropy(
     log_prob_keep_mask: torch.Tensor | None = None,
     with_entropy_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the log-probability of each row's token and, if asked, each row's entropy.
+    """Return the log-probability of each row's token and, if requested, each row's entropy.
 
     Args:
-        logits: [T, V], already divided by the temperature.  Computed in float32, or float64 if given so.
+        logits: [T, V], already divided by the temperature.  Float64 logits are computed in float64, others in float32.
         tokens: [T] int64.
         tp_group: None; the vocabulary is never split here.
         chunk_size: rows computed at a time, all at once if not positive.
-        log_prob_keep_mask: [T, V] bool.  Columns outside are left out of the log-prob's normalisation, except the
-            row's own token; the entropy is that of the unmasked row.
+        log_prob_keep_mask: [T, V] bool.  False columns are left out of the log-prob's normalisation, except the row's
+            own token; the entropy is that of the unmasked row.
         with_entropy_grad: whether the entropy carries gradient.
 
     Returns:
@@ -157,7 +157,7 @@ def policy_loss_function(
 def find_response_log_probs(
     args: argparse.Namespace, batch: LossBatch, logits: torch.Tensor, *, with_entropy: bool = False
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return log-probs and entropies (empty unless asked for) of each sample's response tokens.
+    """Return log-probs and entropies (empty without ``with_entropy``) of each sample's response tokens.
 
     The core sees all T packed rows once; the response rows are cut out afterwards, as in vime.
     """

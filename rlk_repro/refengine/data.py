@@ -95,10 +95,13 @@ def load_samples(template: str, rollout_id: int, *, num_samples: int, vocab_size
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError) as error:
         raise SpecError(Problem(str(path), f"not a stored rollout ({_first_line(error)})")) from error
     if len(samples) != num_samples:
-        raise SpecError(Problem(str(path), "number of samples", got=len(samples), expected=str(num_samples)))
+        raise SpecError(
+            Problem(str(path), "has another number of samples", got=len(samples), expected=str(num_samples))
+        )
     unknown = [token for sample in samples for token in sample.tokens if not 0 <= token < vocab_size]
     if unknown:
-        raise SpecError(Problem(str(path), "token id", got=unknown[0], expected=f"0 to --vocab-size {vocab_size} - 1"))
+        expected = f"0 to {vocab_size - 1} by --vocab-size"
+        raise SpecError(Problem(str(path), "has an unknown token id", got=unknown[0], expected=expected))
     return samples
 
 
@@ -156,7 +159,7 @@ def make_train_data(samples: Sequence[Sample], group_size: int, device: torch.de
 
 
 def make_microbatches(data: TrainData, global_batch_size: int, micro_batch_size: int) -> list[list[Microbatch]]:
-    """Cut a rollout into optimizer steps of ``global_batch_size`` neighbours, and those into microbatches."""
+    """Cut a rollout into optimizer steps of ``global_batch_size`` neighbours, and each step into microbatches."""
     steps = []
     for start in range(0, len(data.tokens), global_batch_size):
         step = range(start, start + global_batch_size)
@@ -180,7 +183,7 @@ def make_loss_batch(
     ref_log_probs: Sequence[torch.Tensor] = (),
     advantages: Sequence[torch.Tensor] = (),
 ) -> LossBatch:
-    """Return the loss's batch of a microbatch; a keyword list is empty while its values are not computed yet."""
+    """Return the batch that the loss takes for a microbatch; a list whose values are not yet computed is empty."""
     indices = microbatch.indices
     batch = LossBatch(
         unconcat_tokens=[data.tokens[i] for i in indices],

@@ -1,7 +1,4 @@
-"""Make the dictionaries of vime's log lines, with keys in vime's order.  A value that is not measured has no key.
-
-These are pure functions of the values that a rollout or a phase left; the trainer logs them.
-"""
+"""Make the dictionaries of vime's log lines, with keys in vime's order.  A value that is not measured has no key."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from rlk_repro.refengine.data import Sample, TrainData
 
 
 def make_generation_metrics(samples: Sequence[Sample], rollout_time_s: float) -> dict[str, float]:
-    """Make the rollout manager's ``perf N`` line, which is printed where rollouts are generated."""
+    """Make the log line ``perf N`` of vime's rollout manager, which is printed where rollouts are generated."""
     lengths = [sample.response_length for sample in samples]
     effective = [sum(sample.loss_mask) for sample in samples]
     return {
@@ -50,7 +47,7 @@ def make_rollout_metrics(
     log_probs: list[torch.Tensor],
     advantages: list[torch.Tensor],
 ) -> dict[str, float]:
-    """Make the ``rollout N`` line: means over samples; a per-token value is first averaged within its sample."""
+    """Make the log line ``rollout N``: means over samples; a per-token value is first averaged within its sample."""
     mean_of_sample_mean = make_sum_of_sample_mean(data.loss_masks, data.rollout_mask_sums)
 
     def mean(values: list[torch.Tensor]) -> float:
@@ -77,7 +74,7 @@ def make_rollout_metrics(
 def make_step_metrics(
     losses: Mapping[str, float], *, grad_norm: float, lrs: Sequence[float], global_batch_size: int, step: int
 ) -> dict[str, float]:
-    """Make the ``step K`` line of one optimizer step."""
+    """Make the log line ``step K`` of one optimizer step."""
     metrics = dict(losses) | {"grad_norm": grad_norm}
     metrics |= {f"lr-pg_{group}": lr for group, lr in enumerate(lrs)}
     metrics |= {"global_batch_size": global_batch_size, "step": step}
@@ -85,7 +82,7 @@ def make_step_metrics(
 
 
 def make_trainer_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[str, float]:
-    """Make the trainer's ``perf N`` line; ``num_tokens`` counts prompt and response tokens of the whole rollout."""
+    """Make the trainer's log line ``perf N``; ``num_tokens`` counts all prompt and response tokens of the rollout."""
     metrics = {f"perf/{name}_time": value for name, value in elapsed_s.items()}
     step_time_s = elapsed_s["train_wait"] + elapsed_s["train"]
     metrics["perf/actor_train_tok_per_s"] = num_tokens / elapsed_s["actor_train"]

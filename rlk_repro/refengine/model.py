@@ -20,8 +20,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes of the model, and the ``dtype`` of its activations.  The logits are float32, or float64 if that is the
-    dtype."""
+    """Sizes of the model, and the ``dtype`` of its activations; logits are float32, or float64 with a float64 dtype."""
 
     num_layers: int
     hidden_size: int
@@ -124,8 +123,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The model: from tokens [N], positions [N] and ``attend`` to logits [N, V], float32 or, in a float64 model,
-    float64."""
+    """The model: from tokens [N], positions [N] and ``attend`` to logits [N, V] in float32, or in float64."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -168,7 +166,7 @@ def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transfor
 
 
 def make_rotation(positions: torch.Tensor, head_size: int, base: float) -> torch.Tensor:
-    """Return [N, 2, head_size]: cosine and sine of position * base^(-2i / head_size), all angles twice in a row."""
+    """Return [N, 2, head_size]: cosine and sine of position * base^(-2i / head_size) for all i, and again for all i."""
     exponents = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float32) / head_size
     angles = positions.float().unsqueeze(-1) * base**-exponents
     angles = torch.cat([angles, angles], dim=-1)
@@ -189,8 +187,7 @@ def widen(x: torch.Tensor) -> torch.Tensor:
 
 
 class PackedLayout:
-    """The layout of samples that follow one another in T rows: each row's position in its sample, and causal
-    attention."""
+    """The layout of samples packed into T rows: each row's position in its sample, and causal attention."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.num_samples, self.longest = len(lengths), max(lengths)

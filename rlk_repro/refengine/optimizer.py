@@ -11,7 +11,7 @@ import torch
 
 EPSILON: Final = 1e-8
 NUM_GROUPS: Final = 2
-"""Groups of parameters, as Megatron-LM logs them: matrices decay, norm weights do not."""
+"""Number of parameter groups whose learning rates Megatron-LM logs: matrices, which decay, and norm weights."""
 
 
 class AdamW:

@@ -18,7 +18,7 @@ from rlk_repro.refengine.model import ModelConfig, PackedLayout, Transformer
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """Sampled tokens, with the end token if it came, and their log-probs at the sampling temperature."""
+    """Sampled tokens, including an end token if one was drawn, and their log-probs at the sampling temperature."""
 
     tokens: list[int]
     log_probs: list[float]

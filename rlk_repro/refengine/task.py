@@ -44,10 +44,7 @@ def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> 
 
 
 def score(response: str, answer: str) -> float:
-    """Return the reward: positions where response and answer agree, end sign included, over the longer length.
-
-    1.0 means an exact answer that ended.  A partly correct answer earns a part.
-    """
+    """Return the reward: the share of the longer text's positions where the response equals the ended answer."""
     expected = answer + END
     hits = sum(got == want for got, want in zip(response, expected, strict=False))
     return hits / max(len(response), len(expected))

@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
 def frozen_heap() -> Iterator[None]:
     """Exclude the existing objects from garbage collection.
 
-    A full collection visits all objects of torch's import: 170 000 objects, which took 80 to 100 ms on a CPU, where a
-    pass of the smoke run takes 20 ms.  Its time depends on the number of objects only, so it fell into the same scored
-    step of every trial, and a median over trials did not remove it.
+    A full collection visits the 170 000 objects of torch's import: this takes 80 to 100 ms on a CPU, where a pass of
+    the smoke run takes 20 ms.  The number of new objects decides when a collection runs, so collections fell into the
+    same scored step of every trial, and a median over trials did not remove them.
     """
     gc.collect()
     gc.freeze()
@@ -116,7 +116,7 @@ def load_function(path: str) -> Callable[[argparse.Namespace], object]:
 
 
 class Trainer:
-    """The policy, its frozen reference, the rollout copy and the optimizer."""
+    """Trains the policy; holds a frozen reference, a copy of the policy that generates, and the optimizer."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         config = make_model_config(args)
@@ -134,7 +134,7 @@ class Trainer:
         self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
     def update_weights(self) -> None:
-        """Copy the policy to the rollout copy; a no-op without generation, but timed as in vime."""
+        """Give the policy's weights to the copy that generates; without generation, only log a time, as vime does."""
         with self.timer.phase("update_weights"):
             if not self.args.debug_train_only:
                 self.engine.load_weights(self.model)
@@ -225,7 +225,8 @@ class Trainer:
         )
         logger.info("step %d: %s", number, line)
         if not math.isfinite(grad_norm):
-            raise CheckFailed(Problem(f"step {number}", "gradient norm", got=grad_norm, expected="a finite number"))
+            what = "the gradient norm is invalid"
+            raise CheckFailed(Problem(f"step {number}", what, got=grad_norm, expected="a finite number"))
 
 
 def forward(model: Transformer, microbatch: Microbatch) -> torch.Tensor:

@@ -102,7 +102,7 @@ class Workload(TrialCommands, Protocol):
         """How reports speak of the workload."""
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield names and values that distinguish this run from others, from the plan's record of the workload."""
+        """Yield names and values that distinguish runs; ``settings`` is the plan's record of the workload."""
 
     def find_brought(self, plan: Plan) -> Brought:
         """Return what a replay shows its user before it runs another person's plan."""
@@ -111,4 +111,4 @@ class Workload(TrialCommands, Protocol):
         """Return, by kind, the folders that must exist before the first trial."""
 
     def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:
-        """Return the steps by which ``rlk-repro prepare`` makes these folders, in order."""
+        """Return the steps by which ``rlk-repro prepare`` makes the folders of ``list_folders``, in order."""

@@ -31,7 +31,7 @@ def setting_flags(settings: BaseModel) -> Iterator[str]:
 
 
 def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> list[Problem]:
-    """Find sizes of the layout above 1, except those in ``free``; ``what`` says what the trainer is limited to."""
+    """Find sizes of the layout above 1, except those in ``free``; ``what`` is the message of each problem."""
     where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}"
     return [
         Problem(f"{where}.{name}", what, got=value, expected="at most 1")
@@ -41,7 +41,7 @@ def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> l
 
 
 def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
-    """Find a design or a number of pairs that could give a verdict on speed, in a run that measures no time."""
+    """In a run that measures no time, find a design or a number of pairs that could give a verdict on speed."""
     purpose, measure = plan.run.workload.purpose, plan.run.measure
     if purpose == "timing":
         return

@@ -33,7 +33,7 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
     problems = [
         Problem(
             f"{FLAGS[source]} or {source.variable}",
-            "holds no such package",
+            f"holds no package {source.module}",
             got=str(folder),
             expected=f"a folder with {source.module}/",
         )
@@ -57,7 +57,7 @@ def find_given() -> list[CodeSource]:
 
 @contextmanager
 def trainer_path(plan: Plan) -> Iterator[None]:
-    """During the block, let child processes find packages where the profile lets the plan's trainer find them."""
+    """During the block, give child processes the ``PYTHONPATH`` that the profile gives the plan's trainer."""
     before, path = os.environ.get("PYTHONPATH"), profile_env(plan)[0].get("PYTHONPATH")
     if path is None:
         yield
@@ -90,7 +90,7 @@ def require_importable(
         if not is_found(source.module, os.environ.get("PYTHONPATH", "") if path is None else path)
     ]  # fmt: skip
     problems += [Problem(f"{COMMITS}/{commit}", "missing", expected=f"a folder with {RL_KERNEL.module}/",
-                         hint="docs/how-to/two-commits.md installs it")
+                         hint="docs/how-to/two-commits.md says how to install the commit")
                  for commit in commits]  # fmt: skip
     if problems:
         raise EnvironmentMissing(*problems)

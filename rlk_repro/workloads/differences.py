@@ -188,7 +188,7 @@ def find_undeclared(plan: Plan) -> list[Problem]:
             f"run {plan.run.run}: {item.name}",
             "differs between the variants",
             got=f"{item.baseline} in baseline, {item.enabled} in enabled",
-            expected=f"the same, or one of the declared switches {', '.join(sorted(find_switches(plan)))}",
+            expected=f"equal values, except in the switches {', '.join(sorted(find_switches(plan)))}",
         )
         for item in list_differences(plan)
         if item.kind is Kind.UNDECLARED

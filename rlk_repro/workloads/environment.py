@@ -33,7 +33,7 @@ from rlk_repro.workloads.api import Command
 
 JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 OVERRIDE_JOB_CONFIG: Final = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
-"""With this variable, a trainer that has its own runtime environment of Ray gets both environments."""
+"""With this variable, Ray merges the runtime environments of the job and of the trainer."""
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
 """The variables of every trainer.  A workload that has a setting for threads replaces the number of threads."""

@@ -76,7 +76,7 @@ def test_ranks_without_a_launcher_are_refused() -> None:
     done = run_module("--tensor-model-parallel-size", "2", environ={"RANK": "1", "WORLD_SIZE": "4"})
     assert done.returncode == 2
     assert done.stderr == (
-        "input: --tensor-model-parallel-size: needs a process per rank, got 2, expected 4\n"
+        "input: --tensor-model-parallel-size: differs from the number of processes, got 2, expected 4\n"
         "  hint: python -m torch.distributed.run --standalone --nproc-per-node 2 -m …\n"
     )
 

@@ -247,7 +247,7 @@ def test_only_the_run_s_own_limit_blocks_a_case_beforehand(caplog: pytest.LogCap
     assert built == []
     assert record["status"] == OperatorStatus.BLOCKED
     assert estimate_bytes(make_case(work="forward")) == 2 * 24 * 40 * 4
-    assert record["reason"] == "expected to need 7.5 KiB; the run's memory limit is 1e-06 GiB"
+    assert record["reason"] == "the case needs about 7.5 KiB; the run's memory limit is 1e-06 GiB"
 
 
 def test_every_other_sweep_is_in_reverse_order(caplog: pytest.LogCaptureFixture) -> None:
@@ -281,7 +281,7 @@ def test_liger_is_never_given_logits_that_it_would_overwrite() -> None:
     (liger,) = [item for item in list_peers() if (item.name, item.operator) == ("liger", "logp")]
     found = liger.build(make_inputs(make_case(), CPU, 1))
     assert isinstance(found, Blocked)
-    assert found.reason.startswith("it overwrites the logits with their gradient")
+    assert found.reason.startswith("Liger overwrites the logits with their gradient")
 
 
 def test_nothing_passes_for_compiled_that_is_not() -> None:

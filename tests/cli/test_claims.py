@@ -65,7 +65,7 @@ def test_an_unknown_id_is_a_wrong_argument(call) -> None:
 def test_a_folder_without_rl_kernel_is_a_wrong_argument(call, tmp_path: Path) -> None:
     code, _, err = call("claims", "check", "ratio-kl-forward", "--rl-kernel-src", str(tmp_path))
     assert code == 2
-    assert err.startswith("rlk-repro: --rl-kernel-src or RLK_SRC: holds no such package")
+    assert err.startswith("rlk-repro: --rl-kernel-src or RLK_SRC: holds no package rl_engine")
 
 
 def test_where_nothing_was_measured_no_file_and_no_folder_is_left(call, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_folder_without_a_checkout_is_named(call, tmp_path: Path) -> None:
     code, _, err = call("submit", "--run", "module-smoke", "--vime-src", str(tmp_path), "--dry-run")
     assert code == 2
     assert err == (
-        f"rlk-repro: --vime-src or VIME_SRC: holds no such package, got '{tmp_path}', expected a folder with vime/\n"
+        f"rlk-repro: --vime-src or VIME_SRC: holds no package vime, got '{tmp_path}', expected a folder with vime/\n"
     )
 
 

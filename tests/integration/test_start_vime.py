@@ -60,7 +60,7 @@ def test_a_missing_rollout_stops_it(checkout: Path) -> None:
     (checkout / "0.pt").write_bytes(b"x")
     done = start(checkout, "--num-rollout", "2", "--load-forge-rollout-data", str(template))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "--load-forge-rollout-data: 1 of 2 stored rollouts missing or empty" in done.stderr
+    assert "--load-forge-rollout-data: 1 of 2 stored rollouts are missing or empty" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,7 @@ def test_an_ops_file_that_is_there_already_is_refused_and_left_alone(tmp_path: P
         install(module, make_settings(tmp_path))
     assert str(caught.value) == (
         f"{path}: exists already, written by another process, expected a folder of its own for every trial\n"
-        "  hint: point RLK_REPRO_OPS_DIR elsewhere, or move the old files away"
+        "  hint: set RLK_REPRO_OPS_DIR to another folder, or move the old files away"
     )
     assert path.read_text() == "another trial's\n"
     assert module.policy_loss_function is before

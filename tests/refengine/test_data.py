@@ -66,8 +66,8 @@ def test_every_missing_file_is_named_and_none_is_replaced(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokens": [3, 4, 14]}, "token id, got 14, expected 0 to --vocab-size 14 - 1"),
-        ({"tokens": [3, 4, -1]}, "token id, got -1, expected 0 to --vocab-size 14 - 1"),
+        ({"tokens": [3, 4, 14]}, "has an unknown token id, got 14, expected 0 to 13 by --vocab-size"),
+        ({"tokens": [3, 4, -1]}, "has an unknown token id, got -1, expected 0 to 13 by --vocab-size"),
         (
             {"response_length": 3},
             "not a stored rollout (ValueError: sample 0: response_length 3 does not fit its tokens and loss_mask)",
@@ -92,7 +92,7 @@ def test_another_batch_size_is_refused(tmp_path: Path) -> None:
     data.save_samples(template, 0, [_make_sample()])
     with pytest.raises(SpecError) as caught:
         data.load_samples(template, 0, num_samples=2, vocab_size=14)
-    assert str(caught.value) == f"{tmp_path}/0.pt: number of samples, got 1, expected 2"
+    assert str(caught.value) == f"{tmp_path}/0.pt: has another number of samples, got 1, expected 2"
 
 
 class _Evil:

@@ -202,7 +202,7 @@ def test_hooks_run_after_each_rollouts_lines(
 
 
 def test_a_diverged_run_is_an_error(run: Run) -> None:
-    with pytest.raises(CheckFailed, match=r"^step 1: gradient norm, got nan, expected a finite number$"):
+    with pytest.raises(CheckFailed, match=r"^step 1: the gradient norm is invalid, got nan, expected a finite number$"):
         run("--lr 1e30 --clip-grad 0")
 
 

@@ -121,7 +121,7 @@ def test_a_file_beyond_its_announced_size_is_given_up_as_it_comes(hub: HubServer
     assert code == 5
     assert f"acme/sums@{COMMIT[:12]} data/train.jsonl: is larger than allowed, got 'over " in error
     assert "expected at most 1360 bytes (1.3 KiB)" in error
-    assert "hint: fetch it by hand, and give its folder as --mirror" in error
+    assert "hint: fetch the files by hand, and give their folder as --mirror" in error
     assert left(prepared) == []
 
 

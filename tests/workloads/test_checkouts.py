@@ -39,7 +39,7 @@ def test_a_folder_without_the_package_is_refused_and_nothing_is_changed() -> Non
     with pytest.raises(SpecError) as caught:
         use_checkouts({MEGATRON: Path("/nowhere")})
     assert str(caught.value) == (
-        "--megatron-src or MEGATRON_SRC: holds no such package, got '/nowhere', expected a folder with megatron/"
+        "--megatron-src or MEGATRON_SRC: holds no package megatron, got '/nowhere', expected a folder with megatron/"
     )
     assert dict(os.environ) == before
 

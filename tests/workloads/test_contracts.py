@@ -46,9 +46,9 @@ def test_it_holds_the_patched_megatron(contract: Contract) -> None:
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["--num-layer", "3"], "x: --num-layer: unknown to vime 1fc199d9, which would ignore it\n"
+        (["--num-layer", "3"], "x: --num-layer: is unknown to vime 1fc199d9, which would ignore the flag\n"
          "  hint: did you mean '--num-layers'?"),
-        (["--enable-rl-kernel"], "x: --enable-rl-kernel: unknown to vime 1fc199d9, which would ignore it"),
+        (["--enable-rl-kernel"], "x: --enable-rl-kernel: is unknown to vime 1fc199d9, which would ignore the flag"),
         (["--num-layers", "many"], "x: --num-layers: has a value of the wrong type, got 'many', expected a whole "
         "number"),
         (["--num-layers"], "x: --num-layers: has the wrong number of values, got '', expected one value"),
@@ -60,9 +60,9 @@ def test_it_holds_the_patched_megatron(contract: Contract) -> None:
         (["--optimizer", "adm"], "x: --optimizer: is not one of the choices, got 'adm', expected one of adam, sgd, "
         "muon, "
          "dist_muon\n  hint: did you mean 'adam'?"),
-        (["--seed", "1", "--seed", "2"], "x: --seed: given twice, expected once"),
-        (["--vllm-gpu-memory-utilisation", "0.7"], "x: --vllm-gpu-memory-utilisation: unknown to vime 1fc199d9, which "
-         "would ignore it\n  hint: did you mean '--vllm-gpu-memory-utilization'?"),
+        (["--seed", "1", "--seed", "2"], "x: --seed: is given twice, expected the flag once"),
+        (["--vllm-gpu-memory-utilisation", "0.7"], "x: --vllm-gpu-memory-utilisation: is unknown to vime 1fc199d9, "
+         "which would ignore the flag\n  hint: did you mean '--vllm-gpu-memory-utilization'?"),
     ],
 )  # fmt: skip
 def test_the_contract_refuses_wrong_flags_and_values(contract: Contract, argv: list[str], problem: str) -> None:

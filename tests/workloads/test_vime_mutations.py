@@ -224,5 +224,5 @@ def test_a_misspelt_flag_is_named_where_it_makes_the_layout_impossible() -> None
     assert changed is not None
     first, second = judge(changed, HARDWARE)
     assert str(first).startswith("run qwen3-30b-a3b: layouts.h200.expert_parallel: a dense model has no experts")
-    assert str(second).startswith("run qwen3-30b-a3b: --num-expertsx: unknown to vime 1fc199d9")
+    assert str(second).startswith("run qwen3-30b-a3b: --num-expertsx: is unknown to vime 1fc199d9")
     assert second.hint == "did you mean '--num-experts'?"

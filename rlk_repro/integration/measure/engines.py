@@ -67,7 +67,7 @@ class EngineRecord:
         self._writer.write("weights", step=step, engine=engine, tensors=hashes)
 
     def write_log_probs(self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor]) -> None:
-        """Write log-probs; ``rows`` has those of each sample's response tokens."""
+        """Write the log-probs of response tokens; ``rows`` has a tensor for each sample."""
         values = [list_numbers(row) for row in rows]
         self._writer.write("log_probs", step=step, engine=engine, case=case, dtype=dtype, values=values)
 
@@ -140,7 +140,7 @@ class LayerCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Keep outputs during the block; keep none without chosen tokens, or if ``DIALECTS`` lacks the model."""
+        """Keep outputs during the block; keep none without chosen tokens, or if no dialect fits the model."""
         with ExitStack() as stack:
             for number, (point, module) in enumerate(list_points(model) if any(map(len, self._calls)) else ()):
                 if not number:

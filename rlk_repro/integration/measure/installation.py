@@ -85,7 +85,7 @@ class Installation:
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
-        """Measure the peak memory of each phase; ``follow`` wraps the pass without gradient, inside its phase."""
+        """Measure the peak memory of each phase; ``follow``, if given, also wraps the pass without gradient."""
         for name, phase in phases.items():
             make = functools.partial(self._wrap_phase, phase, follow if phase == FORWARD_ONLY else None)
             self.rebind(owner, name, make, "peak memory")

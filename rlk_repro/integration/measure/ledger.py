@@ -54,7 +54,7 @@ class OpsWriter:
                     str(path),
                     "exists already, written by another process",
                     expected="a folder of its own for every trial",
-                    hint="point RLK_REPRO_OPS_DIR elsewhere, or move the old files away",
+                    hint="set RLK_REPRO_OPS_DIR to another folder, or move the old files away",
                 )
             ) from None
 

@@ -111,11 +111,11 @@ class StepProfile:
 
     @property
     def is_memory_per_step(self) -> bool:
-        """Whether a step's peak memory is its own; otherwise it is the peak of the process so far."""
+        """Whether the peak memory is that of one step; otherwise it is that of the process so far."""
         return self._memory.is_per_step
 
     def time_function(self, function: Callable[..., R], timers: Timers) -> Callable[..., R]:
-        """Wrap ``function``; an exception passes through and its call is not counted.
+        """Wrap ``function`` to time its calls; a call that raises an exception is not counted.
 
         The backward pass of a call lasts from the first gradient that arrives at an output until the last gradient that
         leaves at a tensor argument.  Tensors inside other arguments are not followed.
@@ -144,7 +144,7 @@ class StepProfile:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Record the peaks of a part of the step as ``<peak>_in_<name>``; phases do not nest."""
+        """Record the peak memory of a part of the step as ``<peak>_in_<name>``; phases do not nest."""
         self._keep_peaks()
         self._phase = f"_in_{name}"
         try:
@@ -165,7 +165,7 @@ class StepProfile:
             self._memory.reset()
 
     def run_in_phase(self, name: str, function: Callable[..., R]) -> Callable[..., R]:
-        """Wrap a function that is a whole phase."""
+        """Wrap ``function`` so that each of its calls is the phase ``name``."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> R:
@@ -216,7 +216,7 @@ class _BackwardSpan:
         self._num_left = 0
 
     def mark_input(self, value: Any) -> Any:
-        """Return a tensor as a view whose node shows when the gradient leaves; return any other value unchanged.
+        """Return a tensor as a view whose autograd node shows when the gradient leaves; return other values unchanged.
 
         Outputs need no view: a hook before their own node shows when the backward pass enters.
         """

@@ -164,7 +164,7 @@ class ShadowStep:
         if self._is_loss_routed:
             size = microbatch.logits.nbytes
             if size > MAX_WHOLE_BYTES:
-                return f"an operator of the whole loss needs all logits: {size} bytes, more than {MAX_WHOLE_BYTES}"
+                return f"an operator that serves the whole loss needs {size} bytes of logits, over {MAX_WHOLE_BYTES}"
         try:
             _ = [torch.empty(size, dtype=torch.uint8, device=logits.device) for _ in range(NUM_BUFFERS)]
         except (RuntimeError, MemoryError) as error:

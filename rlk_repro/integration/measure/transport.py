@@ -38,7 +38,7 @@ def read_transport(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def parse_transport(log: str) -> dict[str, Any]:
-    """Return the network between nodes, the transports of all channels (no device numbers), and NVLink's offloads."""
+    """Return what NCCL's log says of the network between nodes, the channels' transports, and NVLink's offloads."""
     networks = sorted({match[1] for match in _NETWORK.finditer(log)})
     return {
         "network": ", ".join(networks) or "none",

@@ -104,7 +104,7 @@ class Turn:
 def dispatch_calls(
     native: Callable[..., Any], claims: Sequence[Claim], recorder: Recorder, turn: Turn
 ) -> Callable[..., Any]:
-    """Wrap the trainer's function: a call goes to the first claim that serves it, otherwise to the function itself.
+    """Wrap the trainer's function: a call goes to the first route that serves it, otherwise to the function itself.
 
     The function must have a parameter ``logits`` [..., T, V]; T is the number of tokens.
     """

@@ -77,7 +77,7 @@ def _compute_surrogate(
 
 
 def _find_weights(reducer: Any, response_lengths: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
-    """Return the factor by which the reducer, a weighted sum, multiplies each response token."""
+    """Return the factor by which the reducer, a weighted sum, multiplies the value of each response token."""
     tokens = torch.zeros(sum(response_lengths), device=device, requires_grad=True)
     with torch.enable_grad():
         (weights,) = torch.autograd.grad(reducer(tokens), tokens)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 
 _ROWS: Final = 256
-"""The rows computed at a time where nothing is compiled."""
+"""Number of rows that are computed at a time where nothing is compiled."""
 _BLOCKS: Final = (1024, 512, 256, 128)
 
 

@@ -143,7 +143,7 @@ class VocabParallelLogp:
         assert recorded is not None
         if (found.implementation, ran) != (self.loaded.implementation, recorded.actual_backend):
             was = f"{self.loaded.implementation} ({recorded.actual_backend})"
-            return Refusal(Reason.NOT_DISPATCHED, f"to {found.implementation} ({ran}) in place of {was}")
+            return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({ran}) is chosen now, {was} at the start")
         return self._values.find_refusal(logits, tokens, shard)
 
     def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:

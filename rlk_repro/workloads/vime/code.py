@@ -82,7 +82,7 @@ def _list_shipped_models() -> frozenset[HubSource]:
 
 
 def _list_flags(plan: Plan) -> Iterator[Code]:
-    """Yield the flags as vime reads them: a value that begins with two dashes is a flag."""
+    """Yield flags whose values may name code, as vime reads them: a value that begins with two dashes is a flag."""
     data = vime_of(plan).data
     words = spell_written(plan)
     if data.custom_rm_path is not None:

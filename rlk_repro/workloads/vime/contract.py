@@ -68,7 +68,7 @@ class Contract(BaseModel):
 
         Args:
             argv: the arguments after ``train.py``, or some of them.
-            where: how problems begin.
+            where: the beginning of each problem.
             is_whole: whether ``argv`` is complete, so that it must hold the flags that vime requires.
         """
         problems: list[Problem] = []
@@ -76,7 +76,7 @@ class Contract(BaseModel):
         for flag, values in split_arguments(argv):
             place = f"{where}: {flag}"
             if flag in seen:
-                problems.append(Problem(place, "given twice", expected="once"))
+                problems.append(Problem(place, "is given twice", expected="the flag once"))
             seen.add(flag)
             problems += self._find_flag_problems(place, flag, values)
         required = {item.flags[-1] for item in self.flags if item.is_required and is_whole}
@@ -86,7 +86,7 @@ class Contract(BaseModel):
     def _find_flag_problems(self, place: str, flag: str, values: Sequence[str]) -> list[Problem]:
         definitions = self.by_flag.get(flag)
         if definitions is None:
-            what = f"unknown to vime {self.vime[:8]}, which would ignore it"
+            what = f"is unknown to vime {self.vime[:8]}, which would ignore the flag"
             return [Problem(place, what, hint=suggest(flag, sorted(self.by_flag)))]
         found = (_find_value_problem(place, item, values) for item in definitions)
         return [problem for problem in found if problem is not None][:1]

@@ -14,7 +14,7 @@ from rlk_repro.spec.vime import Placement
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """The division of GPUs: ``actor`` GPUs train, ``rollout`` GPUs generate.  All do both if ``is_colocated``."""
+    """The division of GPUs: ``actor`` GPUs train, ``rollout`` GPUs generate.  All GPUs do both if ``is_colocated``."""
 
     layout: Layout
     placement: Placement
@@ -29,7 +29,7 @@ class Division:
 
     @property
     def actor_num_nodes(self) -> int:
-        """The number of nodes that train: 1 of 1, which generation may share, or all nodes that do not generate."""
+        """The number of nodes that train: a single node always does; of several, those that do not generate."""
         if self.layout.num_nodes == 1:
             return 1
         return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node
@@ -50,7 +50,7 @@ class Division:
 
     @property
     def model_parallel(self) -> int:
-        """The number of GPUs that hold one copy of the dense part; context parallelism multiplies it."""
+        """The number of GPUs of one data parallel rank: tensor x pipeline x context parallel size."""
         return self.layout.tensor_parallel * self.layout.pipeline_parallel * self.layout.context_parallel
 
     @property

@@ -106,7 +106,7 @@ def _recipe_step(
     def make(work: WorkDir, tell: Tell) -> Made:
         shutil.rmtree(work.files, ignore_errors=True)
         work.files.mkdir(parents=True)
-        tell(f"{folder.name}: making it")
+        tell(f"{folder.name}: making this folder")
         write(work)
         return Made(source=recipe, files=record_files(work.files))
 

@@ -89,7 +89,7 @@ def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
     if layout.num_nodes == 1 and number >= layout.gpus_per_node > 0:
         yield Problem(where, "leaves no GPU for the training", got=number, expected=f"less than {layout.gpus_per_node}")
     elif layout.num_nodes > 1 and (number % max(layout.gpus_per_node, 1) or number >= division.num_gpus):
-        expected = f"whole nodes of {layout.gpus_per_node}, and not all {layout.num_nodes}"
+        expected = f"whole nodes of {layout.gpus_per_node} GPUs, but not all {layout.num_nodes} nodes"
         yield Problem(where, "cannot be taken from these nodes", got=number, expected=expected)
 
 
@@ -168,7 +168,7 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
     groups = [_written(plan, f"vllm-{name}-parallel-size") or 1 for name in ("pipeline", "data")]
     split = size // (groups[0] * groups[1]) if size % (groups[0] * groups[1]) == 0 else 0
     if not split:
-        yield Problem(where, "vLLM's pipeline and data parallel sizes do not divide it", got=size,
+        yield Problem(where, "is not divisible by vLLM's pipeline and data parallel sizes", got=size,
                       expected=f"a multiple of {groups[0] * groups[1]}")  # fmt: skip
         return
     model = vime_of(plan).model
@@ -182,8 +182,7 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Refuse vLLM kernels that choose experts themselves: they report expert 0 for every token, and vime would replay
-    it.
+    """Refuse vLLM kernels that choose experts themselves: for every token, vime would replay expert 0, their report.
 
     https://github.com/vllm-project/vllm/issues/44116
     """
@@ -217,9 +216,9 @@ def _check_arguments(plan: Plan, division: Division) -> Iterator[Problem]:  # no
         for flag in arguments:
             where = _where(plan, f"workload.{'.'.join(place)}.{flag}")
             if flag in decided:
-                yield Problem(where, "follows from other settings", expected="that setting")
+                yield Problem(where, "follows from other settings", expected="those settings without this flag")
             elif flag in REFUSED:
-                yield Problem(where, REFUSED[flag], expected="a run without it")
+                yield Problem(where, REFUSED[flag], expected="a run without this flag")
 
 
 def _check_data(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
@@ -270,8 +269,9 @@ def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # no
         return
     for item in plan.eligibilities():
         if not item.is_eligible:
-            yield Problem(_where(plan, f"rl_kernel.ops: {item.op}"), f"required, and not eligible here ({item.reason})",
-                          expected=f"rl_kernel.ops_on.{plan.hardware.hardware} without it")  # fmt: skip
+            what = f"is required, but not eligible here ({item.reason})"
+            expected = f"rl_kernel.ops_on.{plan.hardware.hardware} without {item.op}"
+            yield Problem(_where(plan, f"rl_kernel.ops: {item.op}"), what, expected=expected)
 
 
 RULES: Final[tuple[Rule, ...]] = (
