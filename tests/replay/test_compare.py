@@ -283,5 +283,5 @@ def test_a_declared_margin_is_shown_as_a_rule_and_needs_a_step_time_ratio() -> N
     assert describe_rule_changes(plan) == (
         "Rules differ from the shipped run smoke: replay_margin_pct 3 instead of none."
     )
-    with pytest.raises(SpecError, match=r"measure\.replay_margin_pct: this workload has no step time ratio"):
+    with pytest.raises(SpecError, match=r"measure\.replay_margin_pct: this workload has no ratio of step times"):
         load_run("operators", parse_overrides(("measure.replay_margin_pct=3",)))
