@@ -113,7 +113,6 @@ class Plan:
 
     @property
     def image(self) -> Image | None:
-        """The stack's image for the hardware."""
         return self.stack.images.get(self.hardware.image_platform)
 
     @property

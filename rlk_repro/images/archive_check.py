@@ -96,7 +96,6 @@ def _judge(
 
 
 def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterator[Finding]:
-    """Compare the record's facts with the files that they describe."""
     kernels = record.code.get("rl_kernel")
     if isinstance(kernels, dict) and kernels.get("is_compiled") is True:
         found = [file.sha256 for path, file in files.items() if _is_extension(path)]

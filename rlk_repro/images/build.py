@@ -80,16 +80,12 @@ def make_build(
 
 def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str) -> dict[str, str]:
     """Return the arguments of every build step: the stack's pins, the base, this tool's commit and its time."""
-    commit, epoch = _own_commit()
     jobs = {"MAX_JOBS": os.environ["MAX_JOBS"]} if os.environ.get("MAX_JOBS") else {}
     return {
         "BASE_NAME": base,
         "BASE_DIGEST": digest,
-        "STACK": stack.stack,
         "IMAGE_PLATFORM": platform,
-        "REVISION": commit,
-        "SOURCE_DATE_EPOCH": epoch,
-        **_pin_arguments(stack),
+        **_common_arguments(stack),
         **jobs,
     }
 
@@ -103,22 +99,16 @@ def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
         pinned = f"{known.reference}@{known.digest}" if known and known.digest else ""
         name, _, digest = (base or "" if prefix == "ROCM" else pinned).partition("@")
         variables |= {f"{prefix}_BASE_NAME": name, f"{prefix}_BASE_DIGEST": digest}
-    commit, epoch = _own_commit()
     variables["CUDA_DOCKERFILE"] = f"docker/{_dockerfile(stack, 'cuda-amd64')}"
-    return variables | {
-        "STACK": stack.stack,
-        "REVISION": commit,
-        "SOURCE_DATE_EPOCH": epoch,
-        **_pin_arguments(stack),
-    }
+    return variables | _common_arguments(stack)
 
 
 def _dockerfile(stack: Stack, platform: ImagePlatform) -> str:
     return f"Dockerfile.{'locked' if platform in stack.locks else platform.partition('-')[0]}"
 
 
-def _pin_arguments(stack: Stack) -> dict[str, str]:
-    """Return the build arguments that come from pins.
+def _common_arguments(stack: Stack) -> dict[str, str]:
+    """Return the arguments that every build has: the stack's pins, this tool's commit and the commit's time.
 
     Raises:
         SpecError: the stack pins too little.
@@ -127,7 +117,11 @@ def _pin_arguments(stack: Stack) -> dict[str, str]:
     missing = [name for name in ("vime", "rl_kernel") if name not in pins]
     if missing:
         raise SpecError(Problem(f"stack {stack.stack}", "pins too little for an image", expected=f"pins.{missing[0]}"))
+    commit, epoch = _git("log", "-1", "--format=%H %ct").split()
     return {
+        "STACK": stack.stack,
+        "REVISION": commit,
+        "SOURCE_DATE_EPOCH": epoch,
         "VIME_REPOSITORY": pins["vime"].repository,
         "VIME_COMMIT": pins["vime"].commit,
         "RL_KERNEL_REPOSITORY": pins["rl_kernel"].repository,
@@ -184,11 +178,6 @@ def _find_engine(name: str | None) -> str:
     if found is None:
         raise EnvironmentMissing(Problem(", ".join(ENGINES), "are not on PATH", expected="one of them"))
     return found
-
-
-def _own_commit() -> tuple[str, str]:
-    commit, epoch = _git("log", "-1", "--format=%H %ct").split()
-    return commit, epoch
 
 
 def _git(*arguments: str) -> str:

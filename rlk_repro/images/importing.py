@@ -54,7 +54,7 @@ def _apptainer_pull(image: Image, machine: str, stem: str) -> Import:
         file=f"{stem}.sif",
         command=("apptainer", "pull", *arch),
         check=("apptainer", "inspect"),
-        uri=f"docker://{image.reference}@{image.digest}",
+        uri=f"docker://{image.pinned}",
     )
 
 

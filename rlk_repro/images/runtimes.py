@@ -34,10 +34,6 @@ class Runtime:
     labels: Callable[[str], list[str]] | None
 
 
-def _by_digest(image: Image) -> str:
-    return f"{image.reference}@{image.digest}"
-
-
 def _engine(name: str) -> Runtime:
     return Runtime(
         name=name,
@@ -89,8 +85,8 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
     machine = _MACHINES.get(platform.rpartition("-")[2], "any")
     wanted = None if folder is None else plan_import(runtime.name, image, machine, str(folder.absolute()))
     if wanted is None:
-        _stream([runtime.name, "pull", "--quiet", "--", _by_digest(image)])
-        return _by_digest(image)
+        _stream([runtime.name, "pull", "--quiet", "--", image.pinned])
+        return image.pinned
     file = Path(wanted.file)
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.is_file():

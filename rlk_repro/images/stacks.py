@@ -94,7 +94,7 @@ def list_images(names: list[str], *, asks_registry: bool) -> list[StackRow]:
 def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
     for platform, image in stack.images.items():
         is_example = _is_example(image)
-        size = ask_size(f"{image.reference}@{image.digest}") if asks_registry and not is_example else None
+        size = ask_size(image.pinned) if asks_registry and not is_example else None
         status = "an example; its registry does not exist" if is_example else "published"
         status = f"not available: {size.reason}" if isinstance(size, Unknown) else status
         yield StackRow(stack=stack.stack, platform=platform, reference=image.reference, digest=image.digest,

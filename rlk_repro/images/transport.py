@@ -27,7 +27,7 @@ def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Arc
     """
     if (folder / CHECKSUMS).exists():
         raise SpecError(Problem(str(folder), "holds a finished export already", expected="a new folder"))
-    copy_image(f"docker://{image.reference}@{image.digest}", f"oci:{folder}:{platform}")
+    copy_image(f"docker://{image.pinned}", f"oci:{folder}:{platform}")
     checked = check_archive(folder, stack, platform)
     _require(folder, checked.findings)
     if checked.digest != image.digest:

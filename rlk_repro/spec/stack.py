@@ -42,6 +42,11 @@ class Image(GrowingModel):
     digest: Digest
     vime: Commit | None = Field(None, description="commit of vime in the image, by the image's record")
 
+    @property
+    def pinned(self) -> str:
+        """The image's name with its digest, ``NAME@sha256:…``, as registries and container engines read it."""
+        return f"{self.reference}@{self.digest}"
+
 
 class Unpublished(Model):
     """An image of this stack that is not yet in any registry, and the command that builds it."""

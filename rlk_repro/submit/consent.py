@@ -80,7 +80,7 @@ def _list_images(plan: Plan) -> Iterator[Code]:
     image = plan.image
     if image is not None:
         shipped = {known.digest for stack in _load_shipped_stacks() for known in stack.images.values()}
-        yield Code(where="image", value=f"{image.reference}@{image.digest}", is_known=image.digest in shipped)
+        yield Code(where="image", value=image.pinned, is_known=image.digest in shipped)
 
 
 def _load_shipped_stacks() -> Iterator[Stack]:

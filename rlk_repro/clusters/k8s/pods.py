@@ -177,7 +177,7 @@ def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command
     image = shown_image(plan)
     assert image is not None  # find_pod_problems already refused a plan without an image
     container = spec["containers"][0]
-    container["image"] = f"{image.reference}@{image.digest}"
+    container["image"] = image.pinned
     container["command"] = list(command)
     container["env"] += [{"name": DIGEST_VARIABLE, "value": image.digest}, *_secret_env(plan, settings)]
     if settings.kind == "rayjob":

@@ -244,7 +244,6 @@ def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _read_conditions(item: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the conditions in an object's status, by their types."""
     conditions = map(as_map, as_list(as_map(item.get("status")).get("conditions")))
     return {str(condition.get("type")): condition for condition in conditions}
 

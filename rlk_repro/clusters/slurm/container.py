@@ -155,7 +155,7 @@ def make_import(plan: Plan) -> Import | None:
 
 def make_image_name(plan: Plan) -> str:
     image = _find_image(plan)
-    return "" if image is None else f"{image.reference}@{image.digest}"
+    return "" if image is None else image.pinned
 
 
 def list_entry(plan: Plan) -> list[str]:
