@@ -134,7 +134,7 @@ def _list_tar(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
 
 
 def blob_name(digest: str, where: str) -> str:
-    """Return the name of a blob in a layout.
+    """Return the path, inside a layout, of the blob with this digest.
 
     Raises:
         BundleUnreadable: the digest is not a sha256.

@@ -20,7 +20,7 @@ from rlk_repro.spec.stack import Unpublished
 
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
-"""Domain of host names that never exist (RFC 2606)."""
+"""End of host names that never exist (RFC 2606): an image on such a host is an example."""
 BUILD_COST: Final = "13 min of compiling on 2 cores, and a base of tens of GB"
 """Cost of a build.  The time to compile is measured (docs/images.md); the size of the base is not."""
 LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 cores"

@@ -190,7 +190,7 @@ def load_bytes(
 
 
 class _Locator:
-    """Find, for errors, where a value was written: in a flag, and where in its value, or in a line of the file."""
+    """Say in errors where a value was written: in which flag and where in its value, or in which line of the file."""
 
     def __init__(self, source: YamlSource, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags

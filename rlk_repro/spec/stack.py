@@ -81,7 +81,7 @@ class Pin(GrowingModel):
     evidence: Text | None = Field(None, description="source of this information")
 
     def holds_tree(self, tree: object) -> bool:
-        """Tell whether this is git's hash of the pinned files, with or without upstream's patch."""
+        """Tell whether ``tree`` is git's hash of the pinned files, with or without upstream's patch."""
         return tree is not None and tree in {self.tree, self.patched_tree}
 
 

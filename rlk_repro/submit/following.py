@@ -19,7 +19,7 @@ NUM_UNKNOWN: Final = 5
 
 
 def drop_forecast(state: Progress) -> Progress:
-    """Remove step and forecast from the state of an ended submission, which a killed agent leaves in its file."""
+    """Return the state of an ended submission without step and forecast, which a killed agent leaves in its file."""
     return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
 
 

@@ -320,7 +320,7 @@ IN_RACK = (("h200", "gb200"), ("gpu:nvidia_gb200", "gpu"), ("batch", "gb"), ("57
         (
             "null",
             {},
-            warning("slurm.block_size", "18, the blocks of this cluster",
+            warning("slurm.block_size", "18, the size of this cluster's blocks",
                     "not set: nodes may lie in several NVLink domains"),
         ),
     ],

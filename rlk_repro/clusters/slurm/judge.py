@@ -146,7 +146,7 @@ def _judge_topology(settings: SlurmSettings, site: SlurmSite, needs: Needs) -> I
     size = settings.block_size
     if size is None:
         if site.block_size is not None and needs.num_nodes > 1:
-            expected = f"{site.block_size}, the blocks of this cluster"
+            expected = f"{site.block_size}, the size of this cluster's blocks"
             yield Finding(
                 Level.WARNING, "slurm.block_size", expected, "not set: nodes may lie in several NVLink domains"
             )

@@ -20,7 +20,7 @@ class Directive:
 
 @dataclass(frozen=True)
 class ShellLine:
-    """A line that its author wrote for the shell.  No other value stays unquoted."""
+    """A line of shell code.  Values of all other types are quoted."""
 
     text: str
 

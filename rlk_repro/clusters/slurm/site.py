@@ -1,6 +1,6 @@
 """Read a Slurm cluster's facts: partitions, GPUs, limits, topology, accounts, container tools.
 
-Only fixed fields are read.  A fact that Slurm does not tell is None or empty.
+Only fixed fields of Slurm's output are read.  A fact that Slurm does not tell is None or empty.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Gathering:
     """The leading pod's count of the pods that ask to take part."""
 
     def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int, number: int = 0) -> None:
-        """``number`` counts the earlier allocations of this leading pod."""
+        """``number`` is the number of earlier allocations of this leading pod."""
         self._run_dir = run_dir
         self._leader = leader
         self._allocation = f"{leader.uid}.{number}" if number else leader.uid
