@@ -24,6 +24,7 @@ from rlk_repro.base.units import format_bytes, format_duration
 from rlk_repro.images.build import ROOT, make_arguments, require_clean
 from rlk_repro.images.lock import FOLDER, Locked, lock_path, read_lock
 from rlk_repro.images.stacks import choose_platform
+from rlk_repro.images.transport import write_checksums
 from rlk_repro.probes.container import LOCK
 from rlk_repro.spec import ImagePlatform, Stack
 
@@ -129,9 +130,7 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
         done = git.ask_git(copy, "update-ref", "refs/heads/pin", pin.commit, timeout_s=TIMEOUT_S)
         git.require("git update-ref", done)
     shutil.copyfile(lock, target / LOCK)
-    names = sorted(path for path in target.rglob("*") if path.is_file() and path.name != "SHA256SUMS")
-    lines = [f"{sha256_file(path)}  {path.relative_to(target)}\n" for path in names]
-    write_text(target / "SHA256SUMS", "".join(lines))
+    write_checksums(target)
 
 
 def source_requirement(stack: Stack) -> str:

@@ -32,7 +32,7 @@ def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Arc
     _require(folder, checked.findings)
     if checked.digest != image.digest:
         raise CheckFailed(Problem(str(folder), "is another image", got=checked.digest, expected=image.digest))
-    write_bytes(folder / CHECKSUMS, render_checksums(_hash_files(folder)))
+    write_checksums(folder)
     return checked
 
 
@@ -51,6 +51,10 @@ def import_image(folder: Path, target: str, stack: Stack | None = None, platform
     _require(folder, checked.findings)
     copy_image(f"oci:{folder}", target)
     return checked
+
+
+def write_checksums(folder: Path) -> None:
+    write_bytes(folder / CHECKSUMS, render_checksums(_hash_files(folder)))
 
 
 def _check_sums(folder: Path) -> list[Finding]:
