@@ -7,12 +7,14 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import dump_json_line, write_json, write_text
+from rlk_repro.base.guarded import Guarded
 from rlk_repro.clusters.k8s.pod import roster, supervise
 from rlk_repro.clusters.k8s.pod.children import start_ray
 from rlk_repro.clusters.k8s.pod.inputs import bring_in
@@ -21,6 +23,7 @@ from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join, 
 from rlk_repro.clusters.k8s.pod.supervise import find_seat, wait_for_end
 from rlk_repro.pod.__main__ import main
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.state import Phase, Progress, read_last_word
 from tests.support.waiting import wait_until
 
 LEADER = PodSeat(pod="head", uid="u0", node="n0", group="g")
@@ -149,6 +152,30 @@ def test_after_lost_nodes_the_agents_begin_again_with_the_pods_that_replace_thei
         "u0": ["n0", "n1", "n2"],
         "u0.1": ["n0", "n1", "n3"],
     }
+
+
+@dataclass(frozen=True)
+class EndedRay:
+    code: int | None
+
+
+@pytest.mark.parametrize(
+    ("ray_code", "exit_code", "message"),
+    [(1, 143, "Ray ended with 1; stopped by SIGTERM"), (1, 1, "refused"), (None, 143, "stopped by SIGTERM")],
+)
+def test_a_run_that_ends_because_ray_ended_says_so(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, ray_code: int | None, exit_code: int, message: str
+) -> None:
+    words = message.rpartition("; ")[2]
+    last = Progress(phase=Phase.ENDED, num_trials=2, num_steps=4, message=words, exit_code=exit_code)
+    write_json(run_dir.state, last.to_json())
+    monkeypatch.setattr(supervise, "start_agent", lambda *_: EndedAgent(exit_code))
+    monkeypatch.setattr(supervise, "_pack", lambda _: "")
+    environ = {"RLK_REPRO_POD": LEADER.pod, "RLK_REPRO_POD_UID": LEADER.uid, "RLK_REPRO_NODE": LEADER.node}
+    duty = supervise.Duty(run_dir=run_dir, inputs=run_dir.root, num_nodes=1, is_kuberay=True)
+    code = supervise._run_agent(duty, environ, Stop(), cast(Guarded, EndedRay(ray_code)), Notes(run_dir, environ))
+    assert code == exit_code
+    assert read_last_word(run_dir) == dataclasses.replace(last, message=message)
 
 
 def test_an_earlier_bundle_stays_until_all_pods_are_there(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

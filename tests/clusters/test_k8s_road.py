@@ -426,6 +426,24 @@ def test_a_collector_that_dies_midway_is_replaced(server: Cluster, tmp_path: Pat
     wait_gone(server)
 
 
+@pytest.mark.real
+def test_a_collector_that_cannot_start_gives_the_reason(
+    server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = submit(tmp_path, kind="job")
+    wait_for_end(launched)
+    wait_ended(server, "leader")
+    server.faults.bad_image = True
+    monkeypatch.setattr(k8s_pod, "START_TIMEOUT_S", 10.0)
+    told: list[str] = []
+    with pytest.raises(CheckFailed, match="the image cannot be pulled"):
+        BACKEND.collect(launched.submission, launched.run_dir, told.append)
+    assert [line.partition(" waits: ")[2].partition(" (")[0] for line in told[1:]] == ["the image cannot be pulled"]
+    server.faults.bad_image = False
+    collect(launched)
+    assert launched.run_dir.is_sealed
+
+
 def kill_collector(server: Cluster) -> None:
     until = time.monotonic() + 60
     while time.monotonic() < until:

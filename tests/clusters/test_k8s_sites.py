@@ -244,6 +244,18 @@ def test_an_event_gives_the_reason_where_pod_and_job_give_none() -> None:
     )
 
 
+def test_an_event_of_a_pod_that_is_gone_gives_no_reason() -> None:
+    """The first pod of a suspended job waited for its ConfigMap, as every first pod does."""
+    of = {"kind": "Pod", "name": "gone"}
+    event = {"type": "Warning", "reason": "FailedMount", "message": "configmap not found", "involvedObject": of}
+    job = {**JOB, "status": {"conditions": [{"type": "Suspended", "status": "True", "reason": "JobSuspended"}]}}
+    assert judge(job, [], [event]).reason == "suspended by its queue or by hand (JobSuspended)"
+    waiting = {"metadata": {"name": "gone"}, "status": {"phase": "Pending"}}
+    assert judge(job, [waiting], [event]).reason.endswith(
+        "a volume cannot be mounted (FailedMount: configmap not found)"
+    )
+
+
 @pytest.mark.parametrize(
     "words",
     [

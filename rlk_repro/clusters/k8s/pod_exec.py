@@ -125,7 +125,7 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
     collector = Pod(place=sent.place, name=_start_collector(sent, plan, run_dir), plan=plan, run_dir=run_dir)
     tell(f"waiting for pod {collector.name}, which reads claim {claim}")
     try:
-        holder = Holder(pod=collector, facts=_wait_for_collector(collector))
+        holder = Holder(pod=collector, facts=_wait_for_collector(collector, tell))
     except CheckFailed:
         _remove(collector)
         raise
@@ -178,14 +178,17 @@ def _start_collector(sent: Sent, plan: Plan, run_dir: RunDir) -> str:
     return name
 
 
-def _wait_for_collector(pod: Pod) -> Facts:
+def _wait_for_collector(pod: Pod, tell: Tell) -> Facts:
     run_id, until = pod.run_dir.run_id, time.monotonic() + START_TIMEOUT_S
-    reason = ""
+    reason = told = ""
     while time.monotonic() < until:
         items = pod.place.get("pod", pod.name)
         if not items:
             raise CheckFailed(Problem(run_id, f"pod {pod.name} was deleted", hint="collect again"))
         reason = "; ".join(explain_pod(items[0]))
+        if reason and reason != told:
+            tell(f"pod {pod.name} waits: {reason}")
+            told = reason
         if is_ready(items[0]):
             done = pod.show()
             facts = parse_facts(done)

@@ -125,7 +125,7 @@ def judge(
     if state is not JobState.DONE:
         reasons += dict.fromkeys(word for pod in agents for word in explain_pod(pod))
     if not any(reasons) and state is not JobState.RUNNING:
-        reasons = [reason, *explain_events(events)]
+        reasons = [reason, *explain_events(_leave_out_gone(events, pods))]
     running = as_map(leader.get("metadata")) if leader is not None and is_running(leader) else {}
     return Judged(
         state=state,
@@ -199,6 +199,13 @@ def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     telling = [event for event in events if event.get("reason") in TELLING_EVENTS and event.get("type") == "Warning"]
     for event in sorted(telling, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or ""))[-1:]:
         yield _explain(event)
+
+
+def _leave_out_gone(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Leave out events of pods that do not exist any more, for example from before a suspension."""
+    names = {as_map(pod.get("metadata")).get("name") for pod in pods}
+    objects = [(event, as_map(event.get("involvedObject"))) for event in events]
+    return [event for event, item in objects if item.get("kind") != "Pod" or item.get("name") in names]
 
 
 def is_disrupted(pod: Mapping[str, Any] | None) -> bool:

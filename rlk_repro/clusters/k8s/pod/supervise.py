@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes, is_followed
 from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join
 from rlk_repro.clusters.k8s.pods import GROUP_VARIABLE
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.state import read_state
 
 SCHEMA: Final = 1
 LOOK_S: Final = 0.2
@@ -164,11 +165,21 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded 
             code = code_after(stop.signal or 0)
             break
         code = _wait_for(start_agent(duty.run_dir, seat.node, roster, {**environ, **given}), stop, ray)
+        if ray is not None and ray.code is not None:
+            _name_ray(duty.run_dir, ray.code)
         if not has_lost_nodes(duty.run_dir, roster) or stop.signal or (ray is not None and ray.code is not None):
             break
     if not duty.run_dir.bundle.is_file():  # the agent was killed, or it never began
         _pack(duty.run_dir)
     return code
+
+
+def _name_ray(run_dir: RunDir, code: int) -> None:
+    """Add the end of Ray to the last message: the agent only knows that it was asked to stop."""
+    state = read_state(run_dir)
+    if state is not None and state.is_interrupted:
+        message = f"Ray ended with {code}; {state.message}"
+        write_json(run_dir.state, replace(state, message=message).to_json(), is_durable=False)
 
 
 def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
