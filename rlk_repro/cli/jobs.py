@@ -78,7 +78,9 @@ def status(
         say(f"{run_dir.run_id}: {unasked}")
         return
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
-    if progress is not None:
+    # the progress of a job that is done and never told its end was read before that end
+    is_outdated = answer.state is JobState.DONE and progress is not None and progress.phase is not Phase.ENDED
+    if progress is not None and not is_outdated:
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
     if is_over and (advice := _advise(run_dir, answer.state, progress)):
         say(as_typed(f"  hint: {advice}"))

@@ -101,11 +101,14 @@ def test_the_hint_for_a_run_without_its_bundle_follows_the_end_of_its_job(
     call: Call, monkeypatch: pytest.MonkeyPatch, job: JobState, hint: str
 ) -> None:
     run_dir = make_submitted()
+    seen = Progress(phase=Phase.TRIAL, num_trials=4, num_steps=4, trial="01-p1-enabled", trial_index=1)
+    write_json(run_dir.state, seen.to_json())
     monkeypatch.setattr(local, "poll", lambda *_: JobStatus(state=job))
     expected = hint.format(run_dir.run_id)
     status = call("status")[1]
     assert f"  hint: {expected}\n" in status
     assert ("the agent's log" in status) is (job is not JobState.DONE)
+    assert ("ended in trial 2/4" in status) is (job is not JobState.DONE)
     assert call("logs")[2] == f"{run_dir.run_id}: {expected}\n"
 
 
