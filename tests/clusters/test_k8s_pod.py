@@ -173,7 +173,7 @@ def test_a_run_that_ends_because_ray_ended_says_so(
     monkeypatch.setattr(supervise, "_pack", lambda _: "")
     environ = {"RLK_REPRO_POD": LEADER.pod, "RLK_REPRO_POD_UID": LEADER.uid, "RLK_REPRO_NODE": LEADER.node}
     duty = supervise.Duty(run_dir=run_dir, inputs=run_dir.root, num_nodes=1, is_kuberay=True)
-    code = supervise._run_agent(duty, environ, Stop(), cast(Guarded, EndedRay(ray_code)), Notes(run_dir, environ))
+    code = supervise._run_agent(duty, environ, Stop(), cast("Guarded", EndedRay(ray_code)), Notes(run_dir, environ))
     assert code == exit_code
     assert read_last_word(run_dir) == dataclasses.replace(last, message=message)
 

@@ -19,7 +19,7 @@ def look() -> str:
     node = ray.get_runtime_context().get_node_id()
     name = next(item["NodeName"] for item in ray.nodes() if item["NodeID"] == node)
     kernel = os.environ.get("VIME_RL_KERNEL", "0")
-    return f"{name} host={os.environ['VIME_HOST_IP']} switch={kernel}"
+    return f"{name} host={os.environ.get('VIME_HOST_IP', 'unset')} switch={kernel}"
 
 
 def main() -> None:
