@@ -63,7 +63,7 @@ def _render_summary(view: View) -> Iterator[str]:
         yield from (f"- {escape_markdown(f'{gate.name}: {gate.status}: {gate.detail}')}" for gate in open_gates)
         yield from (f"- {held}", "")
     if context.may_not_claim:
-        yield "May not claim:"
+        yield "What this result does not show:"
         yield from (f"- {escape_markdown(text)}" for text in context.may_not_claim[:MOST_LIMITS])
         yield ""
     if suspects := list_suspects(view):

@@ -58,7 +58,7 @@ NESTING: Final = (
 UNSEALED: Final = "The run is not sealed, so its files may have changed."
 VARIANTS: Final = "What differs between the variants"
 PLANNED_VARIANTS: Final = f"{VARIANTS}, as planned"
-ELSEWHERE: Final = "anything about other hardware, stacks, models, lanes or layouts than the ones named here."
+ELSEWHERE: Final = "This result says nothing about hardware, stacks, models, lanes or layouts that are not named here."
 
 
 def make_modules(view: View) -> Section:
@@ -209,7 +209,7 @@ def make_claims(view: View) -> Section:
     blocks += [
         Text(text="This report may be cited for:"),
         Bullets(items=(f"{analysis.verdict.headline} ({scope})", *context.may_claim)),
-        Text(text="It may not be cited for:"),
+        Text(text="What this report does not show:"),
         Bullets(items=(ELSEWHERE, *find_words(analysis.workload).may_not_claim, *context.may_not_claim)),
     ]
     return Section(key="claims", title="What this may and may not claim", blocks=tuple(blocks))

@@ -15,7 +15,7 @@ CASES = [(page, command) for page in PAGES for command in read_commands(page)]
 TOLD = {
     "verify": "every file is what was sealed",
     "replay": "the analysis is reproduced",
-    "report": "May not claim:",
+    "report": "What this result does not show:",
     "claims": "no claim found",
     "diff": "0.219",
     "doctor": "",

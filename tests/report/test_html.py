@@ -224,7 +224,7 @@ def test_manifests_findings_and_claims_of_the_context_are_shown() -> None:
     text = Page(render_html(small(), context)).text
     assert "gpu.count 8 gpu.driver (n1) 575 gpu.driver (n2) 580 gpu.nccl unknown (no library loaded)" in text
     assert "gpu.count blocking 8 4" in text
-    assert "speed of the training step It may not be cited for:" in text
+    assert "speed of the training step What this report does not show:" in text
     assert "speed of other models" in text
 
 

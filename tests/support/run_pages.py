@@ -58,7 +58,8 @@ def _render_index(found: Mapping[str, Plans]) -> str:
         (f"[{run}]({run}.md)", _first(plans).run.workload.kind, _first(plans).run.lane, ", ".join(plans))
         for run, plans in found.items()
     ]
-    text = "\n".join(["# Shipped runs", "", "Generated from `jobs/` by `make goldens`.", "", *_table(INDEX_HEAD, rows)])
+    note = "This table lists the run definitions in `jobs/`; `make goldens` writes the page of each run."
+    text = "\n".join(["# Shipped runs", "", note, "", *_table(INDEX_HEAD, rows)])
     return f"{text}\n"
 
 
@@ -68,7 +69,7 @@ INDEX_HEAD: Final = ("run", "workload", "lane", "hardware")
 def _render(plans: Plans) -> str:
     run = _first(plans).run
     lines = [f"# {run.run}", "", run.purpose.strip(), ""]
-    lines += [f"Generated from [`jobs/{run.run}.yaml`](../../jobs/{run.run}.yaml) by `make goldens`.", ""]
+    lines += [f"Source: [`jobs/{run.run}.yaml`](../../jobs/{run.run}.yaml), rendered by `make goldens`.", ""]
     for title, section in SECTIONS:
         if body := list(section(plans)):
             lines += [f"## {title}", "", *body, ""]
@@ -103,21 +104,22 @@ def _command(plans: Plans) -> Iterator[str]:
     yield "```"
     if hardware != CPU:
         yield ""
-        yield "On the cluster, run it without `--dry-run`, with a profile that `rlk-repro profile init` writes there."
+        yield "A dry run starts nothing. To start this run on your cluster, leave out `--dry-run` and name your own"
+        yield "profile, which `rlk-repro profile init` writes."
         missing = plan.stack.unpublished.get(plan.hardware.image_platform)
         if missing is not None:
-            yield f"It needs an image; `{missing.build}` builds it."
-        yield "For Kubernetes, replace `--cluster slurm` by `--cluster k8s`; the other flags are the same."
+            yield f"This run needs a container image; `{missing.build}` builds the image."
+        yield "On Kubernetes, use `--cluster k8s` in place of `--cluster slurm`; the other flags do not change."
 
 
 def _hardware(plans: Plans) -> Iterator[str]:
     head = ("hardware", "nodes x GPUs", "TP PP CP EP", "trials x steps", "hours", "GPU-hours")
     yield from _table(head, (_hardware_row(name, plan) for name, plan in plans.items()))
     yield ""
-    left_out = "without queueing, `prepare`, preflight and a run that stores rollouts"
-    yield f"Hours are the run's own estimate (`expected_trial_minutes`), {left_out}."
+    yield "The hours are estimates from the run's file (`expected_trial_minutes`). They leave out the queue, `prepare`,"
+    yield "preflight and the storing of rollouts."
     if isinstance(_first(plans).run.workload, VimeWorkload):
-        yield "[Runs of vime](../vime-workload.md#runs) says where the estimate comes from."
+        yield "[Runs of vime](../vime-workload.md#runs) names the source of these estimates."
 
 
 def _hardware_row(name: str, plan: Plan) -> Row:
@@ -131,21 +133,19 @@ def _hardware_row(name: str, plan: Plan) -> Row:
 def _operators(plans: Plans) -> Iterator[str]:
     """What the layouts allow of what the run asks for."""
     if not _first(plans).has_enabled:
-        yield "The run routes no operator into a trainer: its trials measure operators alone."
+        yield "This run has no trainer: its trials measure operators alone, outside of training."
         return
     mode = _first(plans).run.rl_kernel.mode
-    yield f"The mode is `{mode}`. The table says which operators the run requests and which ones the layout allows."
+    yield f"RL-Kernel's mode in this run is `{mode}`. The table says which operators the run requests and"
+    yield "which operators each layout allows. [Routes](../integration/design.md#routes) describes each operator."
     yield ""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, plan in plans.items():
         for item in _all_eligibilities(plan):
             asked = "yes" if item.op in plan.ops else "no"
             found.setdefault((item.op, asked, _describe_eligibility(item)), []).append(name)
-    rows = [
-        (f"`{row[0]}`", *row[1:], _where(names, plans), OPERATORS[row[0]].covers)
-        for row, names in sorted(found.items())
-    ]
-    yield from _table(("operator", "requested", "in this layout", "hardware", "covers"), rows)
+    rows = [(f"`{row[0]}`", *row[1:], _where(names, plans)) for row, names in sorted(found.items())]
+    yield from _table(("operator", "requested", "in this layout", "hardware"), rows)
 
 
 def _all_eligibilities(plan: Plan) -> list[Eligibility]:
@@ -156,7 +156,7 @@ def _all_eligibilities(plan: Plan) -> list[Eligibility]:
 
 
 def _describe_eligibility(item: Eligibility) -> str:
-    return "eligible" if item.is_eligible else f"not eligible: {item.reason}"
+    return "eligible" if item.is_eligible else f"not eligible: `{item.op}` {item.reason}"
 
 
 def _variants(plans: Plans) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _variants(plans: Plans) -> Iterator[str]:
             found.setdefault(item, []).append(name)
     if not found:
         return
-    yield "Both variants have the same arguments. Their environments differ in these variables:"
+    yield "Both variants have the same arguments. The environments of the two variants differ in these variables:"
     yield ""
     rows = [
         (f"`{item.name}`", f"`{item.baseline}`", f"`{item.enabled}`", item.kind.value, _where(names, plans))
@@ -181,7 +181,8 @@ def _where(names: Sequence[str], plans: Mapping[str, object]) -> str:
 
 def _stack(plans: Plans) -> Iterator[str]:
     stack = _first(plans).stack
-    yield f"Stack [`{stack.stack}`](../../manifests/stacks/{stack.stack}.yaml): {stack.purpose.strip()}"
+    name = stack.stack
+    yield f"This run uses the stack [`{name}`](../../manifests/stacks/{name}.yaml). {stack.purpose.strip()}"
     if stack.pins:
         yield ""
         rows = [(name, pin.repository, f"`{pin.commit}`") for name, pin in stack.pins.items()]
@@ -196,16 +197,15 @@ def _inputs(plans: Plans) -> Iterator[str]:
     rows = [(what, *_describe_source(source)) for what, source in sources]
     yield from _table(("what", "from", "revision"), rows)
     yield ""
-    yield f"Model: {workload.model.title}" + (
-        f", arguments of `{workload.model.recipe}`." if workload.model.recipe else "."
-    )
+    recipe = f", with the arguments of vime's `{workload.model.recipe}`" if workload.model.recipe else ""
+    yield f"The model is {workload.model.title}{recipe}."
     plan = _first(plans)
     if workload.rollouts_seed is not None and plan.run.lane != "live":
-        yield f"Rollouts: random tokens of full length, made by `prepare` from seed {workload.rollouts_seed}."
+        yield f"`prepare` makes the rollouts: random tokens of full length from seed {workload.rollouts_seed}."
     elif workload.rollouts is None and plan.run.lane != "live":
         unit = "session" if plan.is_crossover else "trial"
-        own = f"the run stores its own before its first {unit}, and all {unit}s train on them"
-        yield f"Rollouts: not shipped; {own}."
+        yield f"No rollouts are shipped: vime generates and stores rollouts before the first {unit}, and every {unit}"
+        yield "trains on these stored rollouts."
 
 
 def _describe_source(source: Any) -> tuple[str, str]:
@@ -245,7 +245,8 @@ def _arguments(plans: Plans) -> Iterator[str]:
     """The whole command line of vime's ``train.py`` in the first trial, flag by flag."""
     if isinstance(_first(plans).run.workload, VimeWorkload):
         found = {name: dict(split_arguments(_argv(plan))) for name, plan in plans.items()}
-        yield "These are the arguments of the first trial; `{runs}` is the folder that holds all run directories."
+        yield "The table lists the arguments of the first trial. `{run_dir}` is the run directory, and `{runs}` is"
+        yield "the folder of all run directories."
         yield ""
         yield from _table(("flag", "value", "hardware"), _merge(found))
 
@@ -287,33 +288,40 @@ def _hide(text: str) -> str:
 def _expected(plans: Plans) -> Iterator[str]:
     plan = _first(plans)
     measure, summary = plan.run.measure, plan_summary(plan)
-    amount = (
-        f"Sessions: {measure.sessions}, of {measure.blocks} blocks and {measure.control_blocks} control blocks, ABBA "
-        f"or BAAB; seeds from {measure.seed}; {measure.warmup_steps} warm-up and {measure.num_scored} scored steps a "
-        "session."
+    lines = [
+        f"The run has {measure.sessions} sessions. Each session has {measure.blocks} blocks and"
+        f" {measure.control_blocks} control blocks, {measure.warmup_steps} warm-up steps and {measure.num_scored}"
+        f" scored steps. The first session has the seed {measure.seed}."
         if plan.is_crossover
-        else f"Pairs: {summary['num_pairs']}; control pairs: {summary['num_control_pairs']}; in ABBA order, seeds from "
-        f"{measure.seed}; {measure.warmup_steps} warm-up and {measure.scored_steps} scored steps a trial."
-    )
-    lines = [amount]
+        else f"The run has {_count(summary['num_pairs'], 'pair')} and"
+        f" {_count(summary['num_control_pairs'], 'control pair')}. Each trial has {measure.warmup_steps} warm-up steps"
+        f" and {measure.scored_steps} scored steps. The first pair has the seed {measure.seed}."
+    ]
     if summary["num_pairs"]:
         lines.append(_describe_power(plan, summary["smallest_visible_effect"]))
         margins = ", ".join(f"`{name}` {value:g}" for name, value in measure.margins.model_dump().items())
-        lines.append(f"Gates, by their margins: {margins} ([statistics](../statistics.md)).")
+        lines.append(f"The [gates](../statistics.md#gates) use these margins: {margins}.")
     if isinstance(plan.run.workload, VimeWorkload):
-        lines.append("[metrics](../metrics.md) lists the metrics that this lane records.")
+        lines.append(f"[metrics.md](../metrics.md) lists the metrics that the lane `{plan.run.lane}` records.")
     yield from _bullets(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def _describe_power(plan: Plan, effect: float | None) -> str:
     measure = plan.run.measure
     if plan.run.measure.pairs < 6:
-        return "No verdict on speed: it needs at least 6 pairs."
+        return "This run gives no verdict on speed, because such a verdict needs at least 6 pairs."
     if effect is None:
-        return "No change of step time is detected reliably: the gates on rewards and lengths often stay undecided."
+        return (
+            "This run detects no change of step time reliably: its gates on rewards and lengths often stay undecided."
+        )
     return (
-        f"A change of step time of {effect * 100:.1f} % is reliably detected if pair effects spread by "
-        f"{measure.expected_pair_sd_pct:g} %; `faster` and `slower` need more than {measure.smallest_effect_pct:g} %."
+        f"This run reliably detects a change of step time of {effect * 100:.1f} % if the effects of its pairs spread"
+        f" by {measure.expected_pair_sd_pct:g} % (standard deviation). The verdicts `faster` and `slower` need a change"
+        f" of more than {measure.smallest_effect_pct:g} %."
     )
 
 
@@ -332,10 +340,13 @@ def _limits(plans: Plans) -> Iterator[str]:
 
 def _image_limits(plans: Plans) -> Iterator[str]:
     stack = _first(plans).stack
+    found: dict[str, list[str]] = {}
     for name, plan in plans.items():
         missing = stack.unpublished.get(plan.hardware.image_platform)
         if missing is not None:
-            yield f"{name}: no published image ({missing.reason}); `{missing.build}`."
+            why = f"no image is published, because {missing.reason}. `{missing.build}` builds an image"
+            found.setdefault(why, []).append(name)
+    yield from (f"For {' and '.join(names)} {why}." for why, names in found.items())
 
 
 def _plan_limits(plans: Plans) -> Iterator[str]:
@@ -344,13 +355,13 @@ def _plan_limits(plans: Plans) -> Iterator[str]:
         for item in (Finding.from_json(value) for value in plan_summary(plan)["warnings"]):
             warnings.setdefault((item.where, item.found, item.expected), []).append(name)
     for (where, found, expected), names in warnings.items():
-        yield f"`{where}` ({_where(names, plans)}): {found}; better {expected}."
+        yield f"`{where}` is {found}; better: {expected} (hardware: {_where(names, plans)})."
     workload = _first(plans).run.workload
     offloads = (
         {name: item.offload for name, item in workload.placements.items()} if isinstance(workload, VimeWorkload) else {}
     )
     if not offloads.get("mi300x", True) and any(offloads.values()):
-        yield "mi300x: `offload` is off, because on ROCm offloaded memory does not come back complete."
+        yield "On mi300x this run switches `offload` off, because on ROCm offloaded memory does not come back complete."
 
 
 def _stack_limits(plans: Plans) -> Iterator[str]:
@@ -358,10 +369,10 @@ def _stack_limits(plans: Plans) -> Iterator[str]:
     platforms = {plan.hardware.image_platform for plan in plans.values()}
     for name, item in stack.components.items():
         if item.confidence == "unverified" and (not item.platforms or platforms & set(item.platforms)):
-            yield f"`{name}` {item.version or item.commit}: not verified ({item.evidence})."
+            yield f"The version {item.version or item.commit} of `{name}` is not verified: {item.evidence}."
     if stack.moving:
         names = ", ".join(f"`{name}`" for name in stack.moving)
-        yield f"A rebuilt image may get other versions of {names}; the stack gives the reasons."
+        yield f"A rebuilt image may get other versions of {names}. The stack's key `moving` gives the reasons."
 
 
 SECTIONS: Final[tuple[tuple[str, Callable[[Plans], Iterator[str]]], ...]] = (
@@ -372,8 +383,8 @@ SECTIONS: Final[tuple[tuple[str, Callable[[Plans], Iterator[str]]], ...]] = (
     ("Commits", _stack),
     ("Model and data", _inputs),
     ("What is expected", _expected),
-    ("May claim", _may),
-    ("May not claim", _may_not),
+    ("What this run shows", _may),
+    ("What this run does not show", _may_not),
     ("What is known to be missing or to break", _limits),
     ("Settings", _settings),
     ("Arguments of train.py", _arguments),

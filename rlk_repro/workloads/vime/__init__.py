@@ -49,8 +49,8 @@ WORDS: Final = Words(
     step="training",
     baseline_trainer="vime",
     may_not_claim=(
-        "for MoE models, anything but vime + R3 against vime + R3 + RL-Kernel. R3 routing replay is vime's own and the "
-        "same in both variants; expert and router kernels are not part of the comparison.",
+        "For MoE models, this result says nothing beyond vime + R3 against vime + R3 + RL-Kernel. R3 routing replay is "
+        "vime's own and the same in both variants; expert and router kernels are not part of the comparison.",
     ),
 )
 NOWHERE: Final = Path("/runs/run/id")
