@@ -1,6 +1,6 @@
 """Find the IPv4 address at which other nodes reach this node, without sending packets.
 
-Many hosts map their name to 127.0.0.1, and a node has several interfaces: the route to the other nodes decides.
+A node has several interfaces, and many hosts map their own name to 127.0.0.1.  So the route to the other nodes decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 LOOPBACK: Final = "127.0.0.1"
 ELSEWHERE: Final = "192.0.2.1"
-"""An address that RFC 5737 reserves for documentation.  A packet to it would take the default route."""
+"""An address behind the default route.  RFC 5737 reserves it for documentation; no packet is sent to it."""
 _SIOCGIFADDR: Final = 0x8915
 
 

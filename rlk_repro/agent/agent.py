@@ -47,5 +47,5 @@ def _check_unfinished(run_dir: RunDir, *, is_resuming: bool) -> None:
     if not is_resuming and run_dir.trial_dirs():
         raise SpecError(
             Problem(str(run_dir.root), "holds trials of an earlier agent", expected="a new run directory",
-                    hint="add --resume to redo its incomplete pairs")
+                    hint="add --resume to run incomplete pairs again")
         )  # fmt: skip

@@ -37,7 +37,7 @@ WHERE: Final = f"{network.SECTION}.{CHECK}"
 
 
 def measure_all_reduce(member: RayMember) -> list[Finding]:
-    """Measure, record the result in the manifest of every node, and judge it by the floor of the hardware."""
+    """Measure the all-reduce, record it in every node's manifest, and find a bandwidth below the hardware's floor."""
     reason = find_obstacle(member)
     fact = Unknown(reason) if reason else _lead(member)
     _record(member, fact)
@@ -45,19 +45,19 @@ def measure_all_reduce(member: RayMember) -> list[Finding]:
 
 
 def find_obstacle(member: RayMember) -> str:
-    """Return why nothing is measured; an empty text where the agents measure."""
+    """Return why the agents do not measure the all-reduce; an empty text if they measure it."""
     layout = member.plan.layout
     if layout.num_nodes * max(layout.gpus_per_node, 1) == 1:
         return "skipped: there is one rank"
     if not layout.gpus_per_node and CHECK not in member.plan.profile.preflight.policy:
-        return f"skipped: without GPUs it is measured where preflight.policy of the profile names {CHECK}"
+        return f"skipped: without GPUs, agents measure it only if preflight.policy of the profile names {CHECK}"
     if find_spec("torch") is None:
         return "skipped: torch is not installed"
-    return "" if member.parts.deadlines.all_reduce_s else "skipped: the agent has no time for it"
+    return "" if member.parts.deadlines.all_reduce_s else "skipped: its time limit is 0 s"
 
 
 def follow_all_reduce(member: RayMember, done: str = "") -> str:
-    """Take part once, after the leader's order; return that order, to be given as ``done`` from then on."""
+    """Run this node's ranks once, after the leader's order.  Return the order; the next call gets it as ``done``."""
     if done:
         return done
     try:
@@ -71,7 +71,7 @@ def follow_all_reduce(member: RayMember, done: str = "") -> str:
 
 
 def _find_end(member: RayMember) -> str:
-    """Return why a follower's ranks wait in vain; an empty text while the leader's part runs."""
+    """Return why a follower's ranks must not wait any longer; an empty text while the leader's ranks run."""
     leader, allocation = member.place.nodes[0], member.place.allocation
     is_over = not member.run_dir.all_reduce_order.is_file() or has_ended(member.run_dir, leader, allocation)
     return "the leader's part has ended" if is_over else ""
@@ -86,7 +86,7 @@ def _lead(member: RayMember) -> Fact:
     try:
         head = f"{address}:{_find_port(address)}"
     except OSError as error:
-        return Unknown(f"failed: no port of {address}: {error.strerror}")
+        return Unknown(f"failed: no free port at {address}: {error.strerror}")
     write_json(run_dir.all_reduce_order, {"schema": SCHEMA, "allocation": place.allocation, "head": head})
     try:
         outcome = _take_part(member, head)
@@ -109,7 +109,7 @@ def _lead(member: RayMember) -> Fact:
 
 
 def _take_part(member: RayMember, head: str, find_trouble: Callable[[], str] = no_trouble) -> Outcome:
-    """Run this node's ranks in the trainers' environment, until they end or the time is over."""
+    """Run this node's ranks of the all-reduce, in the trainers' environment, until they end or the time is over."""
     plan, run_dir, deadlines = member.plan, member.run_dir, member.parts.deadlines
     trainer = member.find_command(Use(trial=plan.trials[0].name))
     limits = StopTimes(time_limit_s=deadlines.all_reduce_s, grace_s=deadlines.grace_s)
@@ -155,9 +155,9 @@ def _record(member: RayMember, fact: Fact) -> None:
 
 
 def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
-    """Find a failure, or less bandwidth than the floor of the hardware.
+    """Yield a finding if the measurement failed, or if the bandwidth is below the hardware's floor.
 
-    One node that cannot be measured is only warned about: its trials may run well.
+    On one node, a failed measurement is a warning only, because the trials may run well.
     """
     level = find_level(CHECK, plan.profile.preflight)
     if not isinstance(fact, dict):
@@ -172,7 +172,7 @@ def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
 
 
 def find_floor(plan: Plan) -> float | None:
-    """Return the floor of the hardware in GB/s; None for a part of a node, because fewer GPUs have fewer links."""
+    """Return the least bandwidth in GB/s; None if the run uses a part of a node: fewer GPUs have fewer links."""
     floors, layout = plan.hardware.all_reduce, plan.layout
     if floors is None or layout.gpus_per_node < plan.hardware.gpus_per_node:
         return None

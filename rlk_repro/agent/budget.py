@@ -11,7 +11,7 @@ from rlk_repro.base.units import format_duration
 SAFETY: Final = 1.1
 """The remaining time must be at least this many times the duration of the longest pair so far."""
 EARLY_S: Final = 90.0
-"""Slurm sends its signal up to one minute before the time limit."""
+"""Work that stops in the last 90 s was stopped by the time limit: Slurm sends its signal up to 60 s before it."""
 
 
 class OutOfTime(RlkReproError):
@@ -32,7 +32,7 @@ class Budget:
         self._is_out = False
 
     def begin(self, pair: str) -> None:
-        """Begin a pair.  The first one always begins; otherwise a short allocation would run no pair.
+        """Begin a pair.  The first pair always begins; otherwise a short allocation would run no pair.
 
         Raises:
             OutOfTime: a new pair does not fit.

@@ -46,7 +46,7 @@ def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -
 
 
 def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> list[Finding]:
-    """Check that this node sees the leader's files.  The leader checks the other way: it reads this node's record."""
+    """Check that this node sees the leader's files; the leader checks that it sees this node's preflight record."""
     leader, deadline_s = place.nodes[0], parts.deadlines.followers_s
 
     def is_there() -> bool:
@@ -62,7 +62,7 @@ def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> 
 
 
 def _follow(member: RayMember, ray: RayFollower) -> float:
-    """Follow until the leader ends or a signal asks this agent to stop. Fail when the leader is silent for too long."""
+    """Follow the leader until it ends or a signal arrives; return 0, or the seconds of too long a silence."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
     all_reduce = ""

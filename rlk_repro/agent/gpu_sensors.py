@@ -46,7 +46,7 @@ NVIDIA_QUESTIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class NvidiaSensors:
-    """Keep NVML open.  A GPU that falls off the bus is read as None."""
+    """Read the GPUs by NVML, which stays open.  The values of a GPU that falls off the bus are None."""
 
     def __init__(self, pynvml: Any) -> None:
         self._lib = pynvml
@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs.  Throttling comes from amdsmi and takes 0.1 s, so each reading asks another GPU."""
+    """Read the GPUs from sysfs.  amdsmi needs 0.1 s for the throttling of a GPU, so each call asks for one GPU's."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

@@ -76,7 +76,7 @@ class Journal:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Record the begin and the end of a phase.  An error of the phase is recorded and ends here."""
+        """Record the begin and the end of a phase.  An error in the phase is recorded and not raised."""
         phase = Phase()
         started = time.monotonic()
         self.record("begin", phase=name)

@@ -166,7 +166,7 @@ class Leader:
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
             self._lost_early = self._list_ended()
             raise EnvironmentMissing(
-                *(Problem(item.where, "is not fit", got=item.found, expected=item.expected)
+                *(Problem(item.where, "preflight check failed", got=item.found, expected=item.expected)
                   for item in blocking)
             )  # fmt: skip
 
@@ -201,13 +201,13 @@ class Leader:
         if found is not None:
             return found
         if has_left:
-            reason = "its agent ended without a preflight record"
+            reason = "none: the agent of this node has ended"
         elif is_silent():
-            reason = f"no preflight record, no sign of life for {deadlines.lost_s:g} s: its agent died"
+            reason = f"none, and no sign of life for {deadlines.lost_s:g} s: the agent of this node died"
             self._dead.append(node)
         else:
-            reason = "no record"
-        expected = f"its agent within {deadlines.followers_s:g} s"
+            reason = "none"
+        expected = f"a preflight record within {deadlines.followers_s:g} s"
         self._note([Finding(Level.BLOCKING, f"nodes.{node}", expected, reason)])
         return []
 
@@ -228,10 +228,10 @@ class Leader:
 
     @contextmanager
     def _serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """Provide what the command needs on all nodes, and record findings about them.
+        """Keep Ray up on all nodes if the command needs Ray, and record findings about the nodes.
 
         Raises:
-            EnvironmentMissing: a service cannot be started, or a node was lost.
+            EnvironmentMissing: Ray cannot be started, or a node was lost.
         """
         try:
             with self._ray.serve(use, command) as service:
@@ -263,7 +263,7 @@ class Leader:
 
     @contextmanager
     def _seeing_others(self, trial: Trial) -> Iterator[None]:
-        """Find other runs on this machine: the local cluster has no scheduler, so one can start at any time."""
+        """Find other runs on this machine during the block; the local cluster has no scheduler to prevent them."""
         look = self._parts.find_other_runs if self._plan.cluster == "local" else list
         before = look()
         yield

@@ -27,9 +27,9 @@ _KEY_HINT: Final = b"PRIVATE KEY-----"
 class LogWriter:
     """Append to one log file.
 
-    ``scrub`` takes whole lines.  ``now`` gives the time stamp.  ``find_open`` gives the byte from which whole lines
-    wait for the next line.  ``tail`` holds the last 64 KiB, scrubbed and without time stamps.  A failed write raises
-    Unwritable.
+    ``scrub`` removes secrets from whole lines.  ``now`` gives the time stamp.  ``find_open`` gives the first byte that
+    must wait, because the next line may continue a secret.  ``tail`` holds the last 64 KiB, scrubbed and without time
+    stamps.  A failed write raises Unwritable.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LogWriter:
         self.close()
 
     def feed(self, data: bytes) -> bytes:
-        """Take output; write and return the scrubbed lines that this output completed."""
+        """Take a block of output; write and return the lines that are complete now, without secrets."""
         end = data.rfind(b"\n") + 1
         if end:
             end += len(self._held)

@@ -56,13 +56,13 @@ def describe_node(
 
 
 def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
-    """Add the facts that only a job has: the facts of the file system that holds its records."""
+    """Add the facts of the run directory's file system, which only the manifest of a job has."""
     facts = folder.probe_folder(run_dir.root)
     return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
 
 
 def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
-    """Find the facts of this node that changed after an earlier agent finished pairs."""
+    """Find the facts of this node that differ from those that an earlier agent recorded."""
     try:
         before = Manifest.from_json(load_json(earlier.manifest), str(earlier.manifest))
     except BundleUnreadable:
@@ -88,7 +88,7 @@ def write_preflight(run_dir: RunDir, place: NodePlace, findings: Iterable[Findin
 
 
 def read_preflight(run_dir: RunDir, node: str, allocation: str) -> list[Finding] | None:
-    """Read another node's findings, with its name; None until its agent of this allocation has written them."""
+    """Read another node's findings, with the node's name; None until the agent of this allocation has written them."""
     try:
         record = load_json(run_dir.node(node).preflight, schema=preflight.SCHEMA)
         if record["allocation"] != allocation:
@@ -116,7 +116,7 @@ def has_ended(run_dir: RunDir, node: str, allocation: str) -> bool:
 
 
 def wait_for(is_there: Callable[[], bool], stop: Stop, deadline_s: float) -> bool:
-    """Poll every 0.5 s until ``is_there`` holds, the deadline passes or a signal asks the agent to stop."""
+    """Poll every 0.5 s until ``is_there`` returns true, the deadline passes or a signal asks the agent to stop."""
     until = time.monotonic() + deadline_s
     while not is_there():
         if time.monotonic() >= until or stop.wait(POLL_S):

@@ -1,4 +1,4 @@
-"""Judge how a trial ended, from its exit code and the end of its log.  Out of memory is recognised, not guessed."""
+"""Judge how a trial ended, from its exit code and the end of its log.  Only log or kernel show "out of memory"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int | None:
-    """Count processes killed for lack of memory, in this control group or else machine; None where unknown."""
+    """Count the processes killed for lack of memory: in this control group, else on this machine; None if unknown."""
     for path in (_EVENTS, _VMSTAT):
         try:
             found = _OOM_KILL.search(path.read_bytes())

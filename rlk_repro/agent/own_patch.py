@@ -34,9 +34,9 @@ def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
     if isinstance(patch, Unknown):
         return patch
     if not patch:
-        return Unknown("the changes are in files that are not shipped")
+        return Unknown("only files that are not part of the package have changed")
     if len(patch) > MAX_BYTES:
-        return Unknown(f"larger than {MAX_BYTES >> 20} MiB")
+        return Unknown(f"the patch is larger than {MAX_BYTES >> 20} MiB")
     if _BINARY in patch:
         return Unknown("the changes include binary files, which may hide secrets")
     clean = scrubber.bytes(patch)

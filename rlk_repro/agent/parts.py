@@ -48,7 +48,7 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Check the names, because they become folders.  A single node needs no allocation.
+    """Return an agent's place, if its names can be names of folders.  A single node needs no ``allocation``.
 
     Raises:
         SpecError: a name is impossible, the node is not among the nodes, or several nodes have no allocation.
@@ -61,7 +61,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
     if node not in nodes:
         problems.append(Problem("--node", "not among --nodes", got=node, expected=f"one of {', '.join(nodes)}"))
     if len(set(nodes)) < len(nodes):
-        problems.append(Problem("--nodes", "names a node twice", got=",".join(nodes), expected="each once"))
+        problems.append(Problem("--nodes", "names a node twice", got=",".join(nodes), expected="each node once"))
     if len(nodes) > 1 and not allocation:
         problems.append(Problem("--allocation", "missing", expected="one id for the agents of all nodes"))
     if problems:

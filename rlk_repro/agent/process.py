@@ -46,8 +46,8 @@ class StopTimes:
 class Ended:
     """How a process ended: its ``code``, or the ``signal`` that killed it; ``cause`` is set where the agent ended it.
 
-    ``num_leftovers`` descendants outlived the process and were killed.  ``trouble`` is the reason reported to the
-    agent.
+    ``num_leftovers`` descendants outlived the process and were killed.  ``trouble`` is the reason that
+    ``find_trouble`` gave.
     """
 
     code: int | None

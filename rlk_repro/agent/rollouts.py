@@ -57,8 +57,7 @@ def count_stored(run_dir: RunDir) -> int:
 
 @contextmanager
 def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> Iterator[list[str]]:
-    """Make a folder that has, for every rollout of a session, the stored rollout that it trains on; return their names
-    in order.
+    """Make a folder with one stored rollout for each rollout of a session; yield the names of these stored rollouts.
 
     Both periods of half a block train on the same rollouts.  A rollout outside all blocks is one of the largest files:
     the warm-up must see the largest shapes, each in both variants.
@@ -100,7 +99,7 @@ def _list_files(plan: Plan, folder: RolloutDir) -> list[Path]:
     paths = [folder.file(number) for number in range(plan.run.measure.num_stored)]
     absent = [path.name for path in paths if not path.is_file()]
     if absent:
-        raise CheckFailed(Problem(str(folder.path), f"{len(absent)} of {len(paths)} missing", got=absent[0]))
+        raise CheckFailed(Problem(str(folder.path), f"{len(absent)} of {len(paths)} rollouts missing", got=absent[0]))
     return paths
 
 

@@ -42,7 +42,7 @@ class Outcome:
     started_unix_s: float
 
     def with_trouble(self, trouble: str, *, is_interrupted: bool) -> Outcome:
-        """Return the outcome with the nodes' trouble as its reason; a trial that ended well stays as it is."""
+        """Return the outcome with ``trouble`` as its reason; the outcome of a trial that ended well does not change."""
         if self.status is TrialStatus.OK or not trouble:
             return self
         status = TrialStatus.INTERRUPTED if is_interrupted else self.status
@@ -64,10 +64,6 @@ class Outcome:
         }
 
 
-def ignore(_: object) -> None:
-    """Observe nothing."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
     """Observers of a running command.  They get whole scrubbed log lines and the pid of the process group.
@@ -75,14 +71,14 @@ class TrialWatch:
     ``find_trouble`` gives a reason to end the command; ``settle`` decides the final outcome.
     """
 
-    see_output: Callable[[bytes], object] = ignore
-    see_pid: Callable[[int], object] = ignore
+    see_output: Callable[[bytes], object] = lambda _: None
+    see_pid: Callable[[int], object] = lambda _: None
     find_trouble: Callable[[], str] = no_trouble
     settle: Callable[[Outcome], Outcome] = lambda outcome: outcome
 
 
 def make_scrubber(from_env: Mapping[str, str], environ: Mapping[str, str]) -> Scrubber:
-    """Make a scrubber that knows the environment's secrets, and each ``from_env`` value whatever its name."""
+    """Make a scrubber that knows the environment's secrets, and the values of ``from_env`` under any name."""
     return Scrubber.from_environment(environ, from_env.values())
 
 

@@ -24,8 +24,7 @@ MAX_TEXT: Final = 10_000
 class Problem:
     """One thing that is wrong, printed as ``where: what, got X, expected Y`` and a hint line.
 
-    ``quoted`` are lines that another program printed.  Parts may hold text from strangers,
-    so line breaks in them are escaped.
+    ``quoted`` are lines that another program printed.  Line breaks are escaped, because strangers can write the texts.
     """
 
     where: str
@@ -95,7 +94,7 @@ class EnvironmentMissing(RlkReproError):
 
 
 class SchedulerRefused(RlkReproError):
-    """The scheduler refused; the error quotes its own words."""
+    """The scheduler refused a request; the error quotes the scheduler."""
 
     exit_code = 4
     title = "the scheduler refused"

@@ -24,7 +24,7 @@ CHUNK_BYTES: Final = 1 << 20
 MAX_JSON_BYTES: Final = 4 << 20
 MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
-"""Limit for a file that lists many files, such as checksums or what was prepared."""
+"""Limit for a file that lists many files, such as ``SHA256SUMS`` or ``prepared.json``."""
 MAX_ANALYSIS_BYTES: Final = 64 << 20
 """Limit for an analysis, whose numbers take little more memory than their text."""
 MAX_JSON_LISTS: Final = 400_000

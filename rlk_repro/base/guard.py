@@ -65,7 +65,7 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def _end_descendants(guard: int) -> None:
-    """Kill all descendants, again and again, because one may fork meanwhile; stop when none is left or after END_S."""
+    """Kill all descendants, again and again, because a process may fork meanwhile; stop after END_S at the latest."""
     until = time.monotonic() + END_S
     while (found := _find_descendants(guard)) and time.monotonic() < until:
         for pid in found:

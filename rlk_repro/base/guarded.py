@@ -23,7 +23,7 @@ _END_S: Final = 10.0
 
 
 class Guarded:
-    """A running command; ``pid`` is the guard's, and also the id of their common process group and session."""
+    """A running command; ``pid`` is the guard's, and the id of the process group and session of guard and command."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> None:
         """Start the command; raises EnvironmentMissing where this Python cannot be started."""

@@ -45,9 +45,7 @@ class KnownValues:
         return block
 
     def find_open(self, block: bytes) -> int:
-        """Return the start of the first line whose end may begin a known value that continues; else return the lines'
-        end.
-        """
+        """Return the start of the line in which an unfinished value may begin; else the length of ``block``."""
         if not self._forms:
             return len(block)
         joined, last = _join_lines(block[-_REACH_BYTES:]), block.rstrip(b"\r\n")
@@ -60,7 +58,7 @@ class KnownValues:
 
     @cached_property
     def _beginnings(self) -> Mapping[bytes, list[bytes]]:
-        """Every prefix of every form, by its last bytes."""
+        """All prefixes of the values' forms, by the last one to four bytes of the prefix."""
         found: dict[bytes, list[bytes]] = {}
         for form in self._forms:
             for length in range(1, min(len(form), _MAX_OPEN_BYTES)):
@@ -69,14 +67,14 @@ class KnownValues:
 
 
 def _join_lines(block: bytes) -> bytes:
-    """Join lines without the gaps that ``_GAPS`` finds; this is ten times faster than the regex."""
+    """Join lines without colours and Ray's prefixes, as with the regex ``_GAPS``, but ten times faster."""
     plain = ESCAPES.sub(b"", block) if b"\x1b" in block else block
     lines = plain.replace(b"\r", b"").split(b"\n")
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])
 
 
 def _is_open(beginning: bytes, joined: bytes, last: bytes) -> bool:
-    """Tell whether the lines end with this prefix; one of up to three bytes counts only at the start of a word."""
+    """Tell whether the lines end with ``beginning``; up to three bytes count only at the start of a word."""
     if len(beginning) > 3:
         return joined.endswith(beginning)
     return last.endswith(beginning) and not last[: -len(beginning)][-1:].isalnum()

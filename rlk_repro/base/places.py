@@ -31,7 +31,7 @@ def hide_places(text: str, run_dir: Path | None = None) -> str:
 
 
 def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
-    """Make a function that hides these folders in the bytes of a log; the folders are looked up once, now."""
+    """Make a function that does the same as ``hide_places`` with bytes, but looks up the folders only once."""
     names = {
         os.fsencode(path): name.encode()
         for path, name in _list_places(run_dir)

@@ -98,7 +98,7 @@ def start(
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Tell whether a command from ``start`` ended in time.  Until then the system does not reuse its process id."""
+    """Tell whether a command from ``start`` ended in time.  Its process id cannot be reused before this call."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:

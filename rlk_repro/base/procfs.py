@@ -52,12 +52,12 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def find_session(session: int) -> dict[int, ProcessStat]:
-    """Find the processes of a session by pid, without zombies.  Reads every process of the machine."""
+    """Find a session's processes by pid, without zombies, among all processes of the machine."""
     return {pid: stat for pid, stat in _read_all().items() if stat.session == session and stat.is_running}
 
 
 def find_descendants(ancestor: int) -> dict[int, ProcessStat]:
-    """Find all descendants by pid, without zombies.  Reads every process of the machine."""
+    """Find a process's descendants by pid, without zombies, among all processes of the machine."""
     everybody = _read_all()
     children: dict[int, list[int]] = {}
     for pid, stat in everybody.items():

@@ -1,4 +1,4 @@
-"""Find the shipped data: runs, hardware, stacks, profiles.  A checkout has it beside the package, a wheel inside it.
+"""Find the shipped data: runs, hardware, stacks, profiles.  A checkout has the data beside the package, a wheel inside.
 
 A name is looked up as a path, then in the user's folder (profiles only), then among the shipped files.
 """

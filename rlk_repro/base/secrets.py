@@ -242,7 +242,7 @@ class Scrubber:
     def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
         """Learn the values of secret-named variables of ``environ``, by default this process's environment.
 
-        Learn also the values of ``named`` and the passwords in any variable's addresses.
+        Learn also the values of ``named``, and the passwords in the addresses (URLs) that variables hold.
         """
         variables = os.environ if environ is None else environ
         secret = {*named, *filter(is_secret_name, variables)}
@@ -315,7 +315,7 @@ def _is_opaque(value: str) -> bool:
 
 
 def _can_be_known(value: str) -> bool:
-    """Tell whether a value can be searched for; a phrase can be, because each of its words is searched."""
+    """Tell whether a value is special enough to be searched for in logs; paths, switches and numbers are not."""
     plain = value.strip()
     if len(plain) < MIN_LENGTH or plain.startswith(("/", "./", "~", "$", "<")):
         return False

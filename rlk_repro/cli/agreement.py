@@ -1,4 +1,4 @@
-"""Define ``agreement``: compare what training and rollout compute of the same tokens."""
+"""Define ``agreement``: compare what training and rollout compute for the same tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def agreement(
     is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether training and inference compute the same of the same tokens, and name the first difference."""
+    """Check whether training and rollout compute the same numbers for the same tokens; name the first difference."""
     from rlk_repro.analysis.checks import has_other_contract
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import open_bundle

@@ -168,7 +168,7 @@ def pin(
     for line in lines or [f"stack {known.stack}: no pin has moved"]:
         say(line)
     if lines and output is None:
-        note(f"review it, then write it: -o {display_name(path)}")
+        note(f"review the difference, then write it: -o {display_name(path)}")
 
 
 def export(

@@ -50,7 +50,7 @@ def say_json(value: Any) -> None:
 
 
 def show(print_on: Callable[[Console], None]) -> None:
-    """Write what ``print_on`` prints, in colour on a terminal only; it must print bundles' text by ``labels.clean``."""
+    """Write what ``print_on`` prints, in colour on a terminal only; ``print_on`` itself escapes text of bundles."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""Number of warnings about one part of the manifest; more warnings are shown in one line."""
+"""Up to this number of warnings about one part of the manifest are shown in full, and more on one line."""
 
 
 def register(app: typer.Typer) -> None:

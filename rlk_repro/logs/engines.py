@@ -114,7 +114,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine, and by case if an engine runs in several cases.
+    """The record of one rank, by step and engine; log-probs and layers also by case, such as another batch size.
 
     ``num_dropped`` counts the lines that could not be read.
     """
@@ -193,7 +193,7 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
 def _read_lines(path: Path) -> Iterator[Line | None]:
     """Yield each line, or None where it cannot be read; all lines beyond ``MAX_LINES`` are one None.
 
-    Every piece of a line longer than ``MAX_LINE_BYTES`` counts, because sealed analyses hold that number.
+    A line longer than ``MAX_LINE_BYTES`` counts once per piece, because sealed analyses hold such counts.
     """
     with open_log(path) as stream:
         for _ in range(MAX_LINES):

@@ -20,8 +20,7 @@ MAX_LINE_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of the file, which ends at ``\\n`` only, or, with ``is_continued``, a later piece of an over-long
-    line."""
+    """One line of a log, up to ``\\n``; with ``is_continued``, a later piece of a line that is too long for memory."""
 
     number: int
     text: bytes
@@ -53,11 +52,11 @@ def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]
 
 
 class LineScanner:
-    """Iterates over the lines of ``stream`` that hold a needle.
+    """Iterates over the lines of ``stream`` that hold one of ``needles``.
 
-    ``needles`` maps each needle to the bytes allowed right before it (``b""``: any byte); this cheap check skips most
-    lines with a common needle.  An unfinished last line and every piece of an over-long line are always given.
-    ``num_lines`` and ``num_bytes`` are the totals after the iteration.
+    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  This check
+    skips most lines with a common needle.  An unfinished last line and every piece of an over-long line are always
+    given.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class LineScanner:
         self.num_lines += data.count(b"\n", counted, end)
 
     def _find(self, data: bytes, needle: bytes, start: int, end: int) -> int:
-        """Return the first position of ``needle`` that counts, or ``end`` without one."""
+        """Return the first position of ``needle`` after an allowed byte, or ``end`` if there is none."""
         before = self._needles[needle]
         position = data.find(needle, start, end)
         while position >= 0 and before and data[position - 1] not in before:

@@ -85,8 +85,7 @@ class Time(_Cell):
 
 
 class OracleCheck(_Cell):
-    """The check of one cell after the last sweep, against float64 and against a second call, with the kernels that
-    ran."""
+    """The check of one cell after the last sweep: against float64, against a second call, and the kernels that ran."""
 
     event: Literal["check"]
     status: OperatorStatus
@@ -104,7 +103,7 @@ _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discrimi
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorLog:
-    """The log of one process.  ``times`` are by cell in the order first seen, then by sweep, with their log lines."""
+    """The log of one process.  ``times`` have a log line, by cell in the order first seen, then by sweep."""
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]
@@ -117,7 +116,7 @@ def parse_operators(path: Path) -> OperatorLog:
     """Read a trial's ``stdout.log``.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  Its content never raises an error.
+        BundleUnreadable: the file is absent or cannot be read.  The file's content never raises an error.
     """
     with open_log(path, buffering=0) as stream:
         return parse_operator_stream(stream)

@@ -78,7 +78,7 @@ class OpsLog:
 
     ``timers`` and ``memory`` are metric -> step -> the largest value over ranks, because the slowest rank sets a step's
     time and the largest its memory.  A step that no rank wrote is absent.  ``energy`` is step -> joules of all ranks
-    together, with the first rank's place; a step without energy on any one rank is absent.
+    together, with the first rank's file and line; a step is absent if one of its ranks has no energy.
     """
 
     ranks: tuple[RankOps, ...]
@@ -118,7 +118,7 @@ class OpsLog:
         return found.pop() if len(found) == 1 else None
 
     def counts_in(self, step: int) -> dict[str, int]:
-        """Return torch's counts during a session's step: the largest over ranks."""
+        """Return torch's counts in a session's step, such as ``compilations``: the largest over ranks."""
         found: dict[str, int] = {}
         for rank in self.ranks:
             for name, count in rank.steps[step][1].counts.items() if step in rank.steps else ():

@@ -59,7 +59,7 @@ class Install:
 
 @record(**RECORD)
 class Dispatch:
-    """RL-Kernel's report on one of its dispatches."""
+    """RL-Kernel's own report on the backend that it chose for an operator."""
 
     requested_backend: str
     actual_backend: str
@@ -107,7 +107,7 @@ class Sums:
 
 @record(**RECORD)
 class Tokens:
-    """One step's log-probs of training against the rollout's, on one rank, or the ``reason`` why they are missing."""
+    """How log-probs of training and rollout differ in one step on one rank, or the ``reason`` why that is missing."""
 
     reason: Annotated[str, Field(max_length=200)] = ""
     tokens: Count = 0
@@ -123,9 +123,9 @@ class Tokens:
 class Step:
     """One rollout's training on a rank: seconds, bytes, counts, and what was invalid in an operator's results.
 
-    Only sessions have ``variant`` and ``counts``: the step's variant, or None if the step did not begin, and torch's
-    counts.  ``energy_j`` is the energy of the rank's device; None if it is unknown.  ``gc_frozen`` is the number of
-    Python objects that the process froze after this step.
+    Only sessions have ``variant`` and ``counts``: the step's variant, or None if the step did not begin, and counts of
+    torch, such as ``compilations``.  ``energy_j`` is the energy of the rank's device; None if it is unknown.
+    ``gc_frozen`` is the number of Python objects that the process froze after this step.
     """
 
     event: Literal["step"]
@@ -153,7 +153,7 @@ class Gap:
 
 @record(**RECORD)
 class Losses:
-    """One loss, named ``name``, by both routes."""
+    """The loss ``name``, as the trainer computes it (``baseline``) and as RL-Kernel computes it (``enabled``)."""
 
     name: Timer
     baseline: float | None
@@ -162,9 +162,9 @@ class Losses:
 
 @record(**RECORD)
 class Shadow:
-    """One microbatch by both routes on a rank, or the ``error`` of the comparison.
+    """One microbatch that a rank computed with RL-Kernel and without it, or the ``error`` of this comparison.
 
-    ``calls`` are those of the comparison; an operator without calls compared the trainer's route with itself.
+    ``calls`` counts RL-Kernel's calls in the comparison; without calls, both sides are the trainer's own function.
     """
 
     event: Literal["shadow"]

@@ -69,8 +69,8 @@ class ParsedLog:
     """The content of one trial's log.  Rows are by the number printed in the line, then by vime's key.
 
     ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` counts also the rejects
-    beyond those kept, and the lines that Ray dropped as duplicates.  Ray ignores digits there, so values of other steps
-    may be among the dropped lines.
+    beyond those kept, and the lines that Ray dropped as duplicates.  Ray compares lines without their digits, so it may
+    drop lines with values of other steps.
     """
 
     step_rows: Rows
@@ -85,7 +85,7 @@ def parse_log(path: Path) -> ParsedLog:
     """Read a trial's ``stdout.log``, stamped by the node agent or not.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  Its content never raises an error.
+        BundleUnreadable: the file is absent or cannot be read.  The file's content never raises an error.
     """
     with open_log(path, buffering=0) as stream:
         return parse_stream(stream)
@@ -120,7 +120,7 @@ class _LogReader:
         self._is_quoted = False
 
     def read_line(self, line: LogLine) -> None:
-        """Split a line at vime's logging prefixes; progress bars, torn text or other messages may come before ours."""
+        """Split a line at vime's logging prefixes; progress bars, torn text or other messages may precede a prefix."""
         if not line.is_continued:
             self._line, self._actor, self._is_quoted = line.number, None, False
         text = _COLOUR.sub(b"", line.text) if b"\x1b" in line.text else line.text
@@ -182,7 +182,7 @@ class _LogReader:
             self._merge(kind, index, known)
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
-        """Add a whole line, or none of it where it contradicts earlier values: another process printed it."""
+        """Add all numbers of a line, or none if one contradicts an earlier value: another process printed that line."""
         row = self.rows[kind].setdefault(index, {})
         for key, value in numbers.items():
             first = row.get(key)

@@ -34,7 +34,7 @@ _GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.un
 _LITERAL: Final = ("--literal-pathspecs",)
 _NAMES_ON_STDIN: Final = ("--pathspec-from-file=-", "--pathspec-file-nul")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
-"""A source tree has one of these files beside the package; a folder of installed packages has none."""
+"""A source tree has one of these files beside the package; a folder of installed packages has none of them."""
 NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
 _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
@@ -61,8 +61,8 @@ class Checkout:
 def probe_checkout(folder: Path) -> dict[str, Fact]:
     """Find four facts of a checkout: ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256``.
 
-    ``tree`` is git's hash of the files that git does not ignore.  ``diff_sha256`` is the hash of two trees: the
-    commit's and that of the files.
+    ``tree`` is git's hash of the present files that git does not ignore.  ``diff_sha256`` is the sha256 of the commit's
+    own tree hash and ``tree``, or ``clean`` if they are equal.
     """
     found = read_checkout(folder)
     if isinstance(found, Unknown):
@@ -76,7 +76,7 @@ def probe_checkout(folder: Path) -> dict[str, Fact]:
 
 
 def probe_archive(folder: Path) -> Fact:
-    """Return git's hash of sources that have no git; the hash leaves out files that a build makes."""
+    """Return git's hash of sources that have no repository; the hash leaves out files that a build makes."""
     if not any((folder / name).is_file() for name in PROJECT_FILES):
         return Unknown("its folder holds no source tree")
     return hash_files(hash_tree, folder, GENERATED)
@@ -141,7 +141,7 @@ def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _read_head(own: Path, common: Path) -> str | None:
-    """Read the commit that is checked out from HEAD, from a branch's file, or from the packed references."""
+    """Return the checked-out commit, which HEAD, a branch's file or the file of packed references names."""
     text = _read_start(own / "HEAD")
     for _ in range(_MOST_REFERENCES):
         if _COMMIT.fullmatch(text):
@@ -237,7 +237,7 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _read_link(folder: Path, recorded: str) -> str:
-    """Return the hash for a repository inside another one.  A repository without files has the recorded commit."""
+    """Return an inner repository's commit; if its files changed, their hash; without files, the recorded commit."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded
     facts = probe_checkout(folder) if (folder / ".git").exists() else {}

@@ -63,9 +63,7 @@ def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mappin
     """Find version, commit and files of one code base.
 
     The commit comes from the checkout, otherwise from the record of the installation, otherwise from the image's
-    record.
-
-    ``tree`` is the hash of all sources.  ``package_tree`` is the hash of the files that Python imports.
+    record.  ``tree`` is the hash of all sources.  ``package_tree`` is the hash of the files that Python imports.
     """
     distribution = find_distribution(source)
     version: Fact = Unknown(f"no distribution named {' or '.join(source.distributions)}")
@@ -101,7 +99,7 @@ def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unknown:
-    """Find the folder of a module: where a child process would import it, otherwise the checkout in its variable."""
+    """Return the folder from which a child process imports a module, else the checkout that a variable names."""
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     try:
         spec = PathFinder.find_spec(source.module, folders) or importlib.util.find_spec(source.module)
@@ -119,7 +117,7 @@ def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unkno
 
 
 def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> str:
-    """Return the variable's name if its checkout holds the package, otherwise ``installed``."""
+    """Return the variable whose checkout holds the package, or ``installed`` without such a variable."""
     named = environ.get(source.variable)
     return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
 
@@ -142,7 +140,7 @@ def _recorded_commits(root: Path) -> dict[str, str]:
 
 
 def find_distribution(source: CodeSource) -> metadata.Distribution | None:
-    """Return the installed distribution; the first of its possible names that is installed counts."""
+    """Return the installed distribution of a code base; the first installed one of its possible names counts."""
     for name in source.distributions:
         try:
             return metadata.distribution(name)

@@ -1,4 +1,4 @@
-"""Find the container and the image of this process, with what a process can see from inside.
+"""Find the container and the image of this process, from what the process can see inside the container.
 
 No image can hold its own digest.  The digest comes from a variable of the process that started the container, or from
 the record that this tool's launcher mounts.  Without both, the digest is unknown.
@@ -65,7 +65,7 @@ def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
 
 
 def find_record(root: Path = Path("/")) -> str:
-    """Return the path of the record: that of this Python's environment if a lock made it, otherwise the image's."""
+    """Return the path of the build record: of this Python's environment if a lock made it, otherwise of the image."""
     own = Path(sys.prefix)
     return str(own / "provenance.json") if root == Path("/") and (own / LOCK).is_file() else PROVENANCE
 

@@ -1,6 +1,6 @@
 """Select the environment variables that influence a run.
 
-An allow-list names them; values are recorded without secrets and without the user's identity.
+An allow-list names these variables; values are recorded without secrets and without the user's identity.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def find_filesystem(mounts: str, path: Path) -> str | Unknown:
         if path.is_relative_to(point)
     ]
     deepest = max((depth for depth, _ in above), default=0)
-    return next((kind for depth, kind in reversed(above) if depth == deepest), Unknown("no mount point above it"))
+    return next((kind for depth, kind in reversed(above) if depth == deepest), Unknown("no mount point found"))
 
 
 def _unescape(text: str) -> str:
@@ -63,12 +63,11 @@ def _room(folder: Path) -> dict[str, Fact]:
 
 
 def _measure(folder: Path) -> dict[str, Fact]:
-    """Measure the median time to write one file (ms), and how far the file system's clock is ahead of this node's
-    (s)."""
+    """Measure the median time to write a file (ms), and how far the file system's clock is ahead (s)."""
     try:
         durations, skews = zip(*(_write_one(folder) for _ in range(NUM_FILES)), strict=True)
     except OSError as error:
-        reason = Unknown(f"no file can be written there: {error.strerror}")
+        reason = Unknown(f"no file can be written in the folder: {error.strerror}")
         return {"file_latency_ms": reason, "clock_skew_s": reason}
     return {
         "file_latency_ms": round(statistics.median(durations) * 1000, 2),

@@ -95,16 +95,14 @@ def gfx_name(version: int) -> str:
 
 
 def parse_levels(text: str) -> dict[str, int]:
-    """Return the present and the highest clock in MHz from a ``pp_dpm`` file, which has lines such as ``1: 2100Mhz
-    *``."""
+    """Return the present and the highest clock in MHz from a ``pp_dpm`` file with lines like ``1: 2100Mhz *``."""
     levels = [(int(match[1]), bool(match[2])) for match in re.finditer(r"^\d+: (\d+)Mhz( \*)?", text, re.M | re.I)]
     current = [clock for clock, is_current in levels if is_current]
     return {"max": max(clock for clock, _ in levels), "current": current[0] if current else 0} if levels else {}
 
 
 def parse_bad_pages(text: str) -> dict[str, Fact]:
-    """Count the broken memory pages of ``gpu_vram_bad_pages``; its lines end in R (retired), P (waiting) or F
-    (failed)."""
+    """Count the broken memory pages in ``gpu_vram_bad_pages``: lines end in R (retired), P (waiting) or F (failed)."""
     marks = Counter(re.findall(r"^0x[0-9a-f]+ : 0x[0-9a-f]+ : ([RPF])$", text, re.M | re.I))
     return {"retired": marks["R"], "is_pending": marks["P"] > 0, "is_failed": marks["F"] > 0}
 
@@ -198,7 +196,7 @@ def _properties(root: Path, path: str) -> dict[str, int]:
 
 
 def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
-    """Add the product names that the boards do not hold, by PCI address."""
+    """Give each device whose board holds no product name the name that amd-smi has for its PCI address."""
     unnamed = [device for device in devices if isinstance(device["name"], Unknown)]
     names = derive(ask(AMD_SMI), parse_product_names) if unnamed else {}
     missing = Unknown("the board and amd-smi give no product name")

@@ -1,6 +1,4 @@
-"""Describe which processes use a GPU now.  Preflight asks before the first trial, and the agent asks between two
-trials.
-"""
+"""Describe which processes use a GPU now.  Preflight asks before the first trial, the agent between two trials."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from rlk_repro.base.files import sha256_bytes
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 BUILD_RECORD: Final = "rlk_repro_build.json"
-"""The file name of the build record in the folder ``.dist-info``.  RECORD lists the file, so that pip removes it."""
+"""File name of the build record in pip's folder ``.dist-info``.  Pip's list RECORD has the file, so pip removes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """The sources and build settings of an installed RL-Kernel.  Equal builds have equal records: no paths, no times.
+    """The sources and build settings of an installed RL-Kernel, without paths and times: equal builds, equal records.
 
     ``tree`` is git's hash of the sources before any repair.  ``commit`` is None if no commit was proved.
     """
@@ -97,7 +97,7 @@ def _recorded_files(distribution: metadata.Distribution, module: str) -> Iterato
 
 
 def record_digest(path: Path, algorithm: str = "sha256") -> str:
-    """Return a file's digest in the form of RECORD: URL-safe base64 without padding; ``absent`` if unreadable."""
+    """Return a file's digest in the form of pip's RECORD: URL-safe base64 without padding; ``absent`` if unreadable."""
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, algorithm).digest()

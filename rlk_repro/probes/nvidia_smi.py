@@ -27,7 +27,7 @@ def _number(text: str) -> Fact:
 
 
 def _watts(text: str) -> Fact:
-    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else Unknown(f"{TOOL}: {text!r} is not a power")
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else Unknown(f"{TOOL}: {text!r} is no number of watts")
 
 
 FIELDS: Final[dict[str, tuple[str, Convert]]] = {
@@ -142,7 +142,7 @@ def _fact(field: tuple[str, Convert], cell: str) -> Fact:
 
 def _find_cuda(text: str) -> str | Unknown:
     match = re.search(r"CUDA Version\s*:\s*([\d.]+)", text)
-    return match[1] if match else Unknown(f"{TOOL} does not report it")
+    return match[1] if match else Unknown(f"{TOOL} reports no CUDA version")
 
 
 def _without_colour(text: str) -> str:

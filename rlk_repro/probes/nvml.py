@@ -59,7 +59,7 @@ def _remapped_rows(nvml: Any, gpu: Any) -> dict[str, Fact]:
 
 
 def _memory(nvml: Any, gpu: Any) -> Any:
-    """Read the memory by version 2 of the call, which does not count the driver's reserve as used."""
+    """Read the memory by version 2 of NVML's call, which does not count the driver's reserve as used."""
     return nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
 
 
@@ -186,7 +186,7 @@ def read_use(nvml: Any) -> list[GpuUse]:
 
 
 def given_handles(nvml: Any) -> list[tuple[int, Any]]:
-    """Return the GPUs of this job that answer, by number.
+    """Return the number and the handle of each GPU of this job that answers.
 
     A GPU that fell off the bus is missing here; preflight finds the wrong count.
     """

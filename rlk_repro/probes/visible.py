@@ -18,11 +18,11 @@ Gpu = TypeVar("Gpu")
 
 
 def select_given(gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, object]]) -> list[Gpu]:
-    """Select the ``gpus`` whose number or uuid is in the variable, in the driver's order; ``identify`` returns both.
+    """Select the ``gpus`` whose number or uuid is in the variable; ``identify`` returns number and uuid of a GPU.
 
-    As in CUDA, an entry that is neither ends the list, and a uuid may be shortened.  A list that selects no GPU selects
-    all of them, because the machine has them.  Numbers here are the driver's; they equal CUDA's if all GPUs of a node
-    are of one kind.
+    As in CUDA, an entry that is neither number nor uuid ends the list, and a uuid may be shortened.  A list that names
+    no GPU selects all of them, because the machine has them.  GPUs and numbers are in the driver's order; that is
+    CUDA's order if all GPUs of a node are of one kind.
     """
     listed = os.environ.get(NAME)
     if listed is None:

@@ -217,7 +217,7 @@ def test_blocking_findings_stop_before_the_first_trial(tmp_path: Path) -> None:
     findings = load_json(run_dir.node("node-0").preflight)["findings"]
     assert [item["where"] for item in findings if item["level"] == "blocking"] == ["disk"]
     assert not inspect_bundle(run_dir.bundle).is_sealed
-    assert message(run_dir).startswith("preflight: disk: is not fit, got ")
+    assert message(run_dir).startswith("preflight: disk: preflight check failed, got ")
 
 
 def test_a_profile_may_continue_in_spite_of_blocking_findings(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_stored_rollouts_that_changed_are_refused(tmp_path: Path) -> None:
     ("actions", "expected"),
     [
         (["exit:5"], "stdout.log: rollouts were not stored (exit code 5)"),
-        (QUICK, "rollouts/7: 3 of 3 missing, got '0.pt'"),
+        (QUICK, "rollouts/7: 3 of 3 rollouts missing, got '0.pt'"),
     ],
 )
 def test_missing_stored_rollouts_are_an_error(tmp_path: Path, actions: list[str], expected: str) -> None:
@@ -383,7 +383,9 @@ def test_the_leader_waits_for_followers_and_a_missing_one_blocks(tmp_path: Path)
     _, run_dir = make_staged(tmp_path / "run")
     place = make_place("a", ("a", "b"), "job-7")
     assert run_agent(run_dir, place, is_resuming=False, parts=make_parts()) == 3
-    assert message(run_dir) == ("preflight: nodes.b: is not fit, got 'no record', expected its agent within 0.1 s")
+    assert message(run_dir) == (
+        "preflight: nodes.b: preflight check failed, got 'none', expected a preflight record within 0.1 s"
+    )
 
 
 @pytest.mark.parametrize("has_left", [True, False])
@@ -393,7 +395,7 @@ def test_a_follower_that_ended_before_the_trials_is_a_lost_node(tmp_path: Path, 
         mark_ended(run_dir, make_place("b", ("a", "b"), "job-7"))
     assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=make_parts()) == 3
     assert run_dir.lost.is_file() == has_left
-    assert ("its agent ended without a preflight record" in message(run_dir)) == has_left
+    assert ("none: the agent of this node has ended" in message(run_dir)) == has_left
 
 
 def test_a_follower_whose_pulse_stops_before_its_record_is_named(tmp_path: Path) -> None:
@@ -415,7 +417,7 @@ def test_a_follower_whose_pulse_stops_before_its_record_is_named(tmp_path: Path)
     dying.join()
     assert time.monotonic() - started < 30
     assert "nodes.b" in message(run_dir)
-    assert "no sign of life for 1 s: its agent died" in message(run_dir)
+    assert "no sign of life for 1 s: the agent of this node died" in message(run_dir)
     assert run_dir.lost.is_file()
     written = read_preflight(run_dir, "a", "job-7") or []
     assert "nodes.a.nodes.b" in [finding.where for finding in written if finding.level is Level.BLOCKING]
@@ -462,7 +464,7 @@ def test_leader_and_follower_make_one_bundle(tmp_path: Path) -> None:
         (["--node", "a", "--nodes", "a,b"],
          "input: --allocation: missing, expected one id for the agents of all nodes\n"),
         (["--node", "a", "--nodes", "a,a", "--allocation", "1"],
-         "input: --nodes: names a node twice, got 'a,a', expected each once\n"),
+         "input: --nodes: names a node twice, got 'a,a', expected each node once\n"),
     ],
 )  # fmt: skip
 def test_wrong_places_are_usage_errors(

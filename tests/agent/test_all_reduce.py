@@ -128,7 +128,7 @@ def test_an_address_that_cannot_be_used_is_recorded(tmp_path: Path) -> None:
     parts = dataclasses.replace(member.parts, find_address=lambda *_: "203.0.113.1")
     (found,) = measure_all_reduce(dataclasses.replace(member, parts=parts))
     assert found.level is Level.WARNING
-    assert str(read_fact(run_dir, "a")).startswith("unknown (failed: no port of 203.0.113.1: ")
+    assert str(read_fact(run_dir, "a")).startswith("unknown (failed: no free port at 203.0.113.1: ")
 
 
 def test_one_rank_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,12 +77,12 @@ def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [
-        (b"x" * (own_patch.MAX_BYTES + 1), "larger than 1 MiB"),
+        (b"x" * (own_patch.MAX_BYTES + 1), "the patch is larger than 1 MiB"),
         (
             PATCH + b"\nGIT binary patch\nliteral 3\n",
             "the changes include binary files, which may hide secrets",
         ),
-        (b"", "the changes are in files that are not shipped"),
+        (b"", "only files that are not part of the package have changed"),
         (Unknown("git is not on PATH"), "git is not on PATH"),
     ],
 )

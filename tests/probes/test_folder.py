@@ -28,7 +28,7 @@ def test_the_deepest_mount_point_above_a_folder_decides(path: str, filesystem: s
 
 def test_a_mount_over_another_hides_it() -> None:
     assert folder.find_filesystem("a / ext4 rw\nb / xfs rw\n", Path("/x")) == "xfs"
-    assert folder.find_filesystem("", Path("/x")) == Unknown("no mount point above it")
+    assert folder.find_filesystem("", Path("/x")) == Unknown("no mount point found")
 
 
 def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
 def test_a_folder_that_is_absent_gives_reasons(tmp_path: Path) -> None:
     facts = folder.probe_folder(tmp_path / "absent")
     assert facts["free_gib"] == Unknown("statvfs: No such file or directory")
-    assert facts["file_latency_ms"] == Unknown("no file can be written there: No such file or directory")
+    assert facts["file_latency_ms"] == Unknown("no file can be written in the folder: No such file or directory")
 
 
 @pytest.mark.parametrize(

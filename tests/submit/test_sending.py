@@ -105,13 +105,11 @@ def test_a_run_that_may_still_run_on_another_host_is_not_resumed() -> None:
 
 def test_a_preflight_refusal_keeps_its_class_and_names_the_findings() -> None:
     run_dir = make_submitted()
-    end(run_dir, 3, "preflight: disk: is not fit, got '1 GiB', expected 9 GiB free\ngpu.count: is not fit")
+    disk = "disk: preflight check failed, got '1 GiB', expected 9 GiB free"
+    end(run_dir, 3, f"preflight: {disk}\ngpu.count: preflight check failed")
     error = explain(run_dir)
     assert type(error) is EnvironmentMissing
-    assert str(error) == (
-        f"{run_dir.run_id}: preflight: disk: is not fit, got '1 GiB', expected 9 GiB free\n"
-        f"{run_dir.run_id}: gpu.count: is not fit"
-    )
+    assert str(error) == (f"{run_dir.run_id}: preflight: {disk}\n{run_dir.run_id}: gpu.count: preflight check failed")
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 5, 70])

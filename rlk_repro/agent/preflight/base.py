@@ -95,7 +95,7 @@ def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Findin
 
 
 def find_level(name: CheckName, limits: Preflight) -> Level:
-    """Return the level that the policy gives to the findings of a check; OTHER_POLICIES has its default policy."""
+    """Return the level of a check's findings, by the profile's policy or else by that in ``OTHER_POLICIES``."""
     return LEVELS[limits.policy.get(name, OTHER_POLICIES[name])]
 
 

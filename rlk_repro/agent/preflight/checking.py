@@ -87,7 +87,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
 
 
 def find_pinned(plan: Plan) -> Stack:
-    """Return the stack whose pins apply here.  Trials of two RL-Kernel commits import their own checkouts."""
+    """Return the stack with the pins to check: without RL-Kernel's if the trials import checkouts of two commits."""
     if plan.run.rl_kernel.commits is None:
         return plan.stack
     pins = {name: pin for name, pin in plan.stack.pins.items() if name != "rl_kernel"}
@@ -116,7 +116,7 @@ def check_clock(before: ClockReading, now: ClockReading) -> Iterator[Finding]:
             Level.WARNING,
             "clock",
             "UTC is not set during the job",
-            f"UTC moved by {drift_s:+.1f} s against the clock for durations",
+            f"UTC moved by {drift_s:+.1f} s against the monotonic clock",
         )
 
 
@@ -229,9 +229,9 @@ def check_pins(
 ) -> Iterator[Finding]:
     """Check that this node has the sources that the stack pins.  A bundle must not claim a pin that was not confirmed.
 
-    ``patched`` sources must have the patch, where the stack knows their hash.  Sources from any origin count as the
-    pinned commit where their tree has its hash.  Where the node's image was built with a patch, sources count as pinned
-    if their changes equal those in the image's record.
+    ``patched`` names the sources that need upstream's patch, if the stack has the hash of the patched files.  Sources
+    of unknown commit count as pinned if their files have the hash of the pinned commit.  Changed sources count as
+    pinned if they equal the stack's patched files, or if the record of the node's image has the same changes.
     """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():
@@ -257,7 +257,7 @@ def check_pins(
 
 
 def _explain_pin(expected: str, stack: Stack, commit: str = "") -> str:
-    """Return the expected pin and how to measure other sources."""
+    """Return the expected pin, its stack, and the flag that allows other sources."""
     files = f" (the files of {commit[:12]})" if commit else ""
     return f"{expected}{files}, pinned by stack {stack.stack}; --stack host uses what is installed"
 
@@ -277,10 +277,9 @@ def check_idle(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -
 def wait_until_idle(
     busy_gpus: Callable[[], list[GpuUse] | Unknown], wait: Callable[[float], bool], deadline_s: float
 ) -> list[GpuUse] | Unknown:
-    """Wait for idle GPUs and return the GPUs that are still busy.  The driver needs a moment to free a killed process's
-    memory.
+    """Wait for idle GPUs and return the GPUs that stay busy.  A driver frees the memory of a killed process late.
 
-    ``wait`` sleeps, and returns True when the time is over.
+    ``wait`` sleeps for some seconds; if it returns True, the waiting ends.
     """
     until = time.monotonic() + deadline_s
     pause_s = 0.1

@@ -11,7 +11,7 @@ CHECKS: Final[tuple[Check, ...]] = (*gpu.CHECKS, *host.CHECKS, *network.CHECKS)
 
 
 def default_policies() -> dict[CheckName, Policy]:
-    """Return the policy of every check that applies where the profile gives none."""
+    """Return the default policy of every check; a profile can replace it."""
     return {**OTHER_POLICIES, **{check.name: check.policy for check in CHECKS}}
 
 

@@ -40,7 +40,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "clock_source": "boot with clocksource=tsc: the present source makes every timer slow",
     "gpu_errors": "drain the node and reset the GPU before measuring on it",
     "gpu_memory_repair": "drain the node, reset the GPU, and have it replaced where repair failed",
-    "gpu_ecc_mode": "switch it on (nvidia-smi -e 1) or keep it off on every node",
+    "gpu_ecc_mode": "switch error correction on (nvidia-smi -e 1), or off on every node",
     "gpu_partition": "ask for whole GPUs: MIG off (nvidia-smi -mig 0), SPX and NPS1 mode",
     "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
@@ -162,7 +162,7 @@ def _python(node: Situation, _: Surroundings) -> Diagnosis:
 def _torch(node: Situation, around: Surroundings) -> Diagnosis:
     if "torch" in around.modules:
         return _ok("torch", _package(node, "torch"))
-    return _warn("torch", "not installed", "the reference trainer needs it: pip install 'rlk-repro[local]'")
+    return _warn("torch", "not installed", "for the reference trainer: pip install 'rlk-repro[local]'")
 
 
 def _git(_: Situation, around: Surroundings) -> Diagnosis:
@@ -175,13 +175,13 @@ def _rl_kernel(node: Situation, _: Surroundings) -> Diagnosis:
     rl_kernel = node.mapping("code", "rl_kernel")
     compiled = rl_kernel.get("is_compiled", node.fact("code", "rl_kernel"))
     if isinstance(compiled, Unknown):
-        advice = "the enabled variant needs it: install RL-Kernel, or measure noise with --variants baseline"
+        advice = "install RL-Kernel for the enabled variant, or measure noise with --variants baseline"
         return _warn("rl-kernel", compiled, advice)
     symbols = rl_kernel.get("extension_symbols")
     if compiled:
         return _ok("rl-kernel", f"compiled, binds {', '.join(symbols) if isinstance(symbols, list) else symbols}")
     if node.fact("gpu", "vendor") == "nvidia":
-        advice = "build it where a GPU is visible: without the extension logp is plain PyTorch"
+        advice = "build RL-Kernel where a GPU is visible: without the extension, logp is plain PyTorch"
         return _warn("rl-kernel", "installed without its compiled extension", advice)
     return _ok("rl-kernel", "installed, without compiled extension (pure Python)")
 
@@ -258,7 +258,7 @@ def _engine(_: Situation, around: Surroundings) -> Diagnosis:
     if present:
         return _ok("containers", ", ".join(present))
     return _warn(
-        "containers", "no container runtime found", "use a stack without images, or run where one is installed"
+        "containers", "no container runtime found", "use a stack without images, or install a container runtime"
     )
 
 

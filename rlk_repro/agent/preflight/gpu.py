@@ -36,8 +36,7 @@ def check_driver(situation: Situation) -> Iterator[Complaint]:
 
 
 def find_toolkit(packages: dict[str, Any], of_image: Fact) -> str | None:
-    """Return a CUDA version: that of PyTorch's build (``2.9.0+cu130``), else of the installed runtime, else of the
-    image.
+    """Return the CUDA version of PyTorch's build (``2.9.0+cu130``), else of the installed runtime, else of the image.
 
     An image that installs CUDA outside Python gives the version in ``CUDA_VERSION``.
     """
@@ -173,7 +172,7 @@ def _are_in_rows(listed: str, size: int) -> bool:
 
 
 def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:
-    """Check that RL-Kernel's extension has code for these GPUs; without it calls fail or run uncompiled."""
+    """Check that RL-Kernel's extension has code for these GPUs; without such code, calls fail or run uncompiled."""
     built = situation.mapping("code", "rl_kernel").get("extension_architectures")
     if not situation.has_enabled or not isinstance(built, list):
         return

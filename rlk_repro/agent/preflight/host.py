@@ -48,7 +48,7 @@ def check_stale_processes(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_other_runs(situation: Situation) -> Iterator[Complaint]:
-    """Check for other runs: two runs disturb each other, even while the other's GPUs are idle."""
+    """Check for other runs on this machine: two runs disturb each other, even while the GPUs of one are idle."""
     runs = situation.fact("host", "other_runs")
     if isinstance(runs, list) and runs:
         yield Complaint("host.other_runs", "no other run", ", ".join(map(str, runs)))

@@ -13,9 +13,9 @@ from rlk_repro.rundir.manifest import Manifest
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Check the image, or the environment where the stack has a lock.  Without both, only the pins are checked.
+    """Check that this node runs in the stack's image, or in its environment; a stack without both has pins only.
 
-    A run without GPUs may use any image.
+    A run without GPUs may use any image or environment.
     """
     platform = plan.hardware.image_platform
     is_container = manifest.sections.get("container", {}).get("is_container") is True
@@ -25,7 +25,7 @@ def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Findi
 
 
 def find_record(root: Path = ROOT) -> ImageRecord | None:
-    """Return the image's record; None where it cannot be trusted.  ``check_image`` gives the reason."""
+    """Return the image's record; None if there is no valid record.  ``check_image`` gives the reason."""
     try:
         record = read_record(root)
     except BundleUnreadable:

@@ -37,7 +37,7 @@ def check_imports(plan: Plan) -> Iterator[Finding]:
             Level.BLOCKING, where, f"installed packages: pip install {wanted}", f"missing {', '.join(missing)}"
         )
     elif done.is_timeout:
-        yield Finding(Level.WARNING, where, f"done in {TIMEOUT_S:g} s", "it is still running")
+        yield Finding(Level.WARNING, where, f"done in {TIMEOUT_S:g} s", "the import still runs")
     elif not done.is_ok:
         yield Finding(Level.BLOCKING, where, "no error", hide_places(done.last_words)[:MAX_CHARS])
 

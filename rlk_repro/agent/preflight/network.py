@@ -51,7 +51,7 @@ def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
 
 
 def list_ports(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield this node's ports under the names of the manifest."""
+    """Yield this node's InfiniBand and RoCE ports with their names in the manifest."""
     return network.list_ports(situation.mapping("network", "rdma_devices"))
 
 
@@ -108,8 +108,7 @@ def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Fi
 
 
 def find_domain(manifest: Manifest) -> str | None:
-    """Return a node's NVLink domain: cluster and clique.  Cluster id zero means that the node
-    is a domain by itself."""
+    """Return a node's NVLink domain: cluster and clique; None for a node with cluster id zero, which is alone."""
     fabric = manifest.sections.get("gpu", {}).get("fabric")
     known = fabric if isinstance(fabric, dict) else {}
     cluster, clique = known.get("cluster_uuid"), known.get("clique_id")

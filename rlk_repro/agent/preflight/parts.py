@@ -33,7 +33,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
         return
     for kind in folders.keys() - found.keys():
         expected = f"prepared: rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
-        yield Finding(Level.BLOCKING, f"prepared.{kind}", expected, f"no whole {folders[kind].name}")
+        yield Finding(Level.BLOCKING, f"prepared.{kind}", expected, f"no complete folder {folders[kind].name}")
     yield from diff_contents({kind: recorded[kind] for kind in recorded.keys() & found.keys()},
                              {kind: found[kind] for kind in recorded.keys() & found.keys()})  # fmt: skip
     for kind, contents in sorted(found.items()):
@@ -66,7 +66,7 @@ def record_prepared(plan: Plan, run_dir: RunDir) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy each file whole.  Sealing the run directory hashes the copies."""
+    """Copy rollouts; no copy is ever visible in part.  Sealing the run directory hashes the copies."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("*.pt")):
         if not (target / path.name).is_file():

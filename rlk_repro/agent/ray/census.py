@@ -1,7 +1,6 @@
-"""Print the names of the nodes that Ray reports as alive.  Call: ``python -m rlk_repro.agent.ray.census
-ADDRESS``.
+"""Print the names of the nodes that Ray reports as alive.
 
-The program is a separate process, so that no agent imports ray.
+``python -m rlk_repro.agent.ray.census ADDRESS`` is a separate process, so that no agent imports ray.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def main() -> None:
 
 
 def parse_names(output: str) -> tuple[str, ...]:
-    """Return the names that ``main`` wrote between Ray's own output; no name where ``main`` failed first."""
+    """Return the names that ``main`` printed among Ray's own output; no names if ``main`` failed first."""
     answers = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     return tuple(json.loads(answers[-1])) if answers else ()
 

@@ -1,8 +1,7 @@
-"""Manage Ray on all nodes for the leader: up before a command that needs Ray, down after it, and a report of what
-failed.
+"""The leader's part in Ray clusters: start Ray on all nodes before a command, end it afterwards, report what failed.
 
-A lost node says nothing about the variant, so its trial is interrupted.  If Ray ends while the node's agent lives, the
-trial may be the cause, so the trial failed.
+A lost node says nothing about the variant, so its trial counts as interrupted.  If Ray ends while the node's agent
+lives, the trial may be the cause, so the trial counts as failed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CENSUS_S: Final = (5.0, 60.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What a command gets from a cluster: variables, a watch over the nodes, and a judge of its end."""
+    """What a command gets from a Ray cluster.  ``find_trouble`` watches the nodes; ``settle`` decides the outcome."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     find_trouble: Callable[[], str] = no_trouble
@@ -46,7 +45,7 @@ class Service:
 class RayClusters:
     """Start one fresh Ray cluster after another.
 
-    ``lost`` maps each node that cannot run anything any more to the reason.
+    ``lost`` has the reason for each node that can run no more commands.
     """
 
     def __init__(self, member: RayMember, record: Callable[..., object]) -> None:
@@ -93,7 +92,7 @@ class RayClusters:
 
 
 class _Cluster:
-    """One Ray cluster, from its first order to its last order."""
+    """One Ray cluster, from the order that starts it to the order that ends it."""
 
     def __init__(self, member: RayMember, use: Use, command: Command, number: int) -> None:
         self.busy: list[Finding] = []
@@ -135,7 +134,7 @@ class _Cluster:
             raise EnvironmentMissing(*absent)
 
     def find_trouble(self) -> str:
-        """Return the reason why the trial cannot go on, from the node that is nearest to the cause."""
+        """Return why the trial cannot go on: lost nodes, nodes on which Ray ended; an empty text if it can go on."""
         self._own.keep(is_joining=False)
         if not self._own.is_up:
             self._ended[self._member.place.node] = self._own.reason
@@ -173,7 +172,7 @@ class _Cluster:
         waiting = [node for node in self._member.place.followers if node not in self.lost]
         while waiting := [node for node in waiting if not self._is_put_away(node)]:
             if time.monotonic() >= until:
-                self.lost |= dict.fromkeys(waiting, "does not say that Ray is down")
+                self.lost |= dict.fromkeys(waiting, "no report that Ray is down")
                 return
             if self._member.stop.wait(POLL_S):
                 return
@@ -216,10 +215,10 @@ class _Cluster:
         return f"no sign of life for {silence_s:.0f} s" if silence_s > self._member.parts.deadlines.lost_s else ""
 
     def _find_absent(self, until: float) -> list[Problem]:
-        """Return the nodes that have not joined, and why.  Ray's own records are asked when all nodes say ``up``."""
+        """Return the nodes that have not joined, and why.  When all report ``up``, Ray's head is asked."""
         place = self._member.place
         reports = {node: self._read_report(node) for node in place.followers}
-        reasons = {node: "no report from it" if report is None else report.reason for node, report in reports.items()}
+        reasons = {node: "no report" if report is None else report.reason for node, report in reports.items()}
         reasons[place.node] = self._own.reason
         if not self._own.is_up:
             return [self._explain_absence(place.node, reasons[place.node])]

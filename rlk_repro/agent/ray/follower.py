@@ -10,7 +10,7 @@ from rlk_repro.agent.ray.node import RayNode
 
 
 class RayFollower:
-    """Follow the leader's orders: call ``step`` repeatedly.  After the block no process of Ray is left here."""
+    """Follow the leader's orders: call ``step`` repeatedly.  After the block no process of Ray is left on this node."""
 
     def __init__(self, member: RayMember) -> None:
         self._member = member

@@ -33,7 +33,7 @@ PAUSE_S: Final = 1.0
 
 
 class GivenRay:
-    """What a leader needs from a Ray cluster that is already up.
+    """A Ray cluster that was up before the leader started, for the leader's use.
 
     ``find_left`` names the nodes whose agents have ended.
     """

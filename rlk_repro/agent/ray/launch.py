@@ -41,7 +41,7 @@ class RaySeat:
     """The place of one node in a cluster: ``index`` 0 is the head's, ``head`` is the head's ``address:port``.
 
     Where Ray's client is installed, the head starts a server for it.  Without an explicit port that server would take a
-    port that may be ephemeral.  Where the client is not installed, Ray refuses any port.
+    port that may be ephemeral.  Where the client is not installed, Ray refuses a port for it.
     """
 
     index: int
@@ -64,7 +64,7 @@ class RaySeat:
         return {name: self.first_port + number for number, name in enumerate(names)}
 
     def node_ports(self) -> dict[str, int]:
-        """The ports of this node; two nodes on one machine get different ports as far as possible."""
+        """Return Ray's ports on this node; two nodes on one machine get different ports as far as possible."""
         begin = self.first_port + len(HEAD_PORTS)
         num_blocks = (PORT_LIMIT - begin) // len(NODE_PORTS)
         begin += self.index % num_blocks * len(NODE_PORTS)
@@ -98,7 +98,7 @@ def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
 
 
 def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
-    """Return ``ray start`` in the foreground.  Workers get free ports from the kernel, so none is taken."""
+    """Return the command line of ``ray start``, which stays in the foreground.  The kernel gives workers free ports."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
     argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
     argv += ["--num-gpus", str(seat.num_gpus), "--temp-dir", temp_dir]

@@ -1,5 +1,4 @@
-"""Exchange messages about Ray between agents, in files of the run directory: the leader's order and the followers'
-reports.
+"""Exchange messages about Ray by files of the run directory: the leader's order and the followers' reports.
 
 An order describes a wanted state.  A follower that reads an order late, or twice, therefore does the same.
 """
@@ -30,7 +29,7 @@ class Want(StrEnum):
 
 
 class Condition(StrEnum):
-    """State of Ray on a node.  ``ended``: by itself.  ``down``: as ordered.  ``left``: the node's agent ends too."""
+    """State of Ray on a node.  ``ended``: Ray ended by itself.  ``down``: by order.  ``left``: with its agent."""
 
     UP = "up"
     ENDED = "ended"

@@ -35,7 +35,7 @@ class RayMember:
     stop: Stop
 
     def find_command(self, use: Use) -> Command:
-        """Find the command, which is equal on every node, because workloads are pure."""
+        """Return the command that makes the trial or its stored rollouts; every node computes the same command."""
         workload = self.parts.workload
         if use.trial is None:
             assert use.seed is not None

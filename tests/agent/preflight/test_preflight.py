@@ -120,7 +120,7 @@ def test_a_ray_version_other_than_the_profiles_is_a_warning(
                     Level.WARNING,
                     "clock",
                     "UTC is not set during the job",
-                    "UTC moved by +60.0 s against the clock for durations",
+                    "UTC moved by +60.0 s against the monotonic clock",
                 )
             ],
         ),

@@ -144,7 +144,7 @@ def test_a_folder_that_is_gone_or_half_made_blocks(run_dir: RunDir) -> None:
     staged(plan, run_dir)
     folder.rename(WorkDir.of(folder).path)
     assert blocking(plan, run_dir) == [
-        f"prepared.data: prepared: rlk-repro prepare vime-smoke --hardware h200 / no whole {folder.name}"
+        f"prepared.data: prepared: rlk-repro prepare vime-smoke --hardware h200 / no complete folder {folder.name}"
     ]
 
 
