@@ -1,6 +1,6 @@
 """Run the leading agent: preflight, stored rollouts, trials in plan order, analysis, seal, pack.
 
-The run directory is packed in any case.  It is sealed only when every trial has run.
+The run directory is always packed; it is sealed only when every trial has run.
 """
 
 from __future__ import annotations

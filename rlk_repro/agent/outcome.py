@@ -1,4 +1,4 @@
-"""Judge how a trial ended, from its exit code and the end of its log.  Only log or kernel show "out of memory"."""
+"""Judge how a trial ended: by its exit code, the end of its log, and the kernel's count of out-of-memory kills."""
 
 from __future__ import annotations
 

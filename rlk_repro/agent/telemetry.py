@@ -33,7 +33,7 @@ class Current:
 class ProcessSampler:
     """Read CPU and resident memory of a session.
 
-    To find the session's processes, the sampler reads all of /proc.  It therefore looks for new processes only every
+    To find the session's processes, the sampler must read all of /proc, so it looks for new processes only every
     ``RESCAN_S`` seconds.
     """
 
@@ -66,7 +66,7 @@ class ProcessSampler:
 
 
 class Sampler:
-    """The sampling thread; use as a context manager.  It calls ``current`` for every sample."""
+    """The sampling thread, which calls ``current`` for every sample; use as a context manager."""
 
     def __init__(self, path: Path, interval_s: float, current: Callable[[], Current], sensors: Sensors | None) -> None:
         self._path = path

@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
-    """Observers of a running command.  They get whole scrubbed log lines and the pid of the process group.
+    """Observers of a running command: they get whole scrubbed log lines and the pid of the process group.
 
     ``find_trouble`` gives a reason to end the command; ``settle`` decides the final outcome.
     """

@@ -33,9 +33,9 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 class Pattern:
     """One kind of secret.
 
-    ``hint`` is found wherever ``regex`` matches.  It consists of alternatives without groups; each begins with an
-    uncommon letter.  Ordinary lines are scanned for hints only, which is fast.  A group named ``keep`` stays in front
-    of the redacted part.
+    ``hint`` is found wherever ``regex`` matches, and consists of alternatives without groups; each alternative begins
+    with an uncommon letter.  Ordinary lines are scanned for hints only, which is fast.  The text of a group named
+    ``keep`` stays in front of the redacted part.
     """
 
     kind: str

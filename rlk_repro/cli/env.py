@@ -38,9 +38,7 @@ def create(
     from rlk_repro.images.stacks import get_stack
 
     environment.create(get_stack(stack), platform, folder, bundle=bundle)
-    _answer(
-        folder, f"ready; its Python, for a profile's container.host_python: {folder.absolute()}/bin/python", as_json
-    )
+    _answer(folder, f"ready; container.host_python of a profile can be {folder.absolute()}/bin/python", as_json)
 
 
 def check(

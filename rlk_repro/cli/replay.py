@@ -248,7 +248,7 @@ def _ask(prepared: PreparedReplay) -> bool:
     number = prepared.num_blocking
     question = f"Run this, in spite of {number} blocking difference(s)?" if number else "Run this?"
     if not typer.confirm(question, err=True):
-        raise CheckFailed(Problem("replay", "you did not agree to run it", expected="yes, to run the experiment"))
+        raise CheckFailed(Problem("replay", "you did not agree to run the experiment", expected="the answer yes"))
     return True
 
 

@@ -1,7 +1,7 @@
 """Find the few relevant lines of a huge log, by byte search over blocks.
 
-This module does not interpret the lines.  It needs memory for one block plus one line.  A line is bounded too: an
-endless one (a progress bar, or NULs that a crashed node leaves in a file) comes in pieces.
+This module does not interpret the lines, and needs memory for one block plus one line.  A line is bounded too: an
+endless line (a progress bar, or NULs that a crashed node leaves in a file) comes in pieces.
 """
 
 from __future__ import annotations

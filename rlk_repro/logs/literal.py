@@ -1,6 +1,6 @@
 """Read the numbers from a printed Python dict, without evaluating it.
 
-It accepts what ``repr`` of a metrics dict can hold: plain numbers, bare ``nan`` and ``inf``, numpy and torch scalars.
+Accepted is what ``repr`` of a metrics dict holds: plain numbers, bare ``nan`` and ``inf``, numpy and torch scalars.
 Other values (text, lists, None, bool) are skipped, because they are not metrics.
 """
 

@@ -115,7 +115,7 @@ def _memory(root: Path) -> dict[str, Fact]:
 
 
 def _moment(root: Path) -> dict[str, Fact]:
-    """Return facts that change between minutes or boots.  They are recorded, but a difference never matters."""
+    """Return facts that change between minutes or boots: a difference in these recorded facts never matters."""
     return {
         "boot_id": read_text(root, "/proc/sys/kernel/random/boot_id"),
         "load_average": derive(read_text(root, "/proc/loadavg"), lambda text: _floats(text, 3)),
@@ -162,7 +162,7 @@ def find_trainers(root: Path) -> list[Any]:
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
     """Find other work of rlk-repro on this machine: run ids of other agents, and checks of claims, each once.
 
-    Two agents of one run may share a node, as in a test of several nodes; they are not another run.
+    Two agents of one run may share a node, as in a test of several nodes; such agents are not another run.
     """
     commands = {
         int(pid): text.split("\0") for pid in list_names(root, "/proc") if pid.isdigit()

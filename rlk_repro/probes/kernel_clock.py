@@ -1,6 +1,6 @@
 """Read the state of the kernel's clock: whether it is synchronized to UTC, and how large its error may be.
 
-The call ``adjtimex`` without a mode only reads.  It works in containers, which have no time daemon to ask.
+The call ``adjtimex`` without a mode only reads, and works in containers, which have no time daemon to ask.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_a_typed_no_runs_nothing(bundle: Path) -> None:
     done = answer(bundle, "n")
     assert (done.returncode, submitted()) == (6, [])
     assert "Run this, in spite of " in done.stderr
-    assert "replay: you did not agree to run it" in done.stderr
+    assert "replay: you did not agree to run the experiment" in done.stderr
 
 
 @pytest.mark.real

@@ -58,7 +58,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Answer):
-    """One judgement.  ``advice`` is the one next step, and is empty where the judgement is good."""
+    """One judgement about this machine.  ``advice`` is the next step, and is empty where the judgement is good."""
 
     name: str
     status: Health

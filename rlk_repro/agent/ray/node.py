@@ -117,7 +117,7 @@ class RayNode:
 
 
 def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
-    """Remove the folders of killed agents: those whose lock is free."""
+    """Remove the folders of killed agents: folders whose lock is free."""
     for folder in root.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # the folder belongs to another user, is removed already, or is locked
             found = folder.lstat()
