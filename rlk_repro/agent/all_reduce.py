@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from rlk_repro.agent.address import LOOPBACK
-from rlk_repro.agent.node import has_ended
+from rlk_repro.agent.node import has_ended, load_manifest
 from rlk_repro.agent.preflight.base import find_level
 from rlk_repro.agent.process import StopTimes, no_trouble
 from rlk_repro.agent.ray.marks import Use
@@ -28,7 +28,7 @@ from rlk_repro.base.places import make_hider
 from rlk_repro.base.units import GIB, MIB
 from rlk_repro.plan import Plan
 from rlk_repro.probes import network
-from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
+from rlk_repro.rundir.manifest import Fact, Unknown
 
 SCHEMA: Final = 1
 RANK: Final = "rlk_repro.bench.all_reduce"
@@ -146,12 +146,9 @@ def _find_port(address: str) -> int:
 def _record(member: RayMember, fact: Fact) -> None:
     for node in member.place.nodes:
         path = member.run_dir.node(node).manifest
-        try:
-            manifest = Manifest.from_json(load_json(path), str(path))
-        except BundleUnreadable:  # the agent of that node ended before it wrote one
-            continue
-        facts = {**manifest.sections.get(network.SECTION, {}), CHECK: fact}
-        write_json(path, replace(manifest, sections={**manifest.sections, network.SECTION: facts}).to_json())
+        if (manifest := load_manifest(path)) is not None:
+            facts = {**manifest.sections.get(network.SECTION, {}), CHECK: fact}
+            write_json(path, replace(manifest, sections={**manifest.sections, network.SECTION: facts}).to_json())
 
 
 def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:

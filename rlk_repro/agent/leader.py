@@ -40,11 +40,12 @@ from rlk_repro.agent.resume import find_open_trials, find_whole_pairs, set_aside
 from rlk_repro.agent.rollouts import count_stored, lay_out_rollouts, store_rollouts
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
-from rlk_repro.agent.trial import Outcome, TrialWatch, make_scrubber, run_command, run_trial
+from rlk_repro.agent.trial import Outcome, TrialWatch, run_command, run_trial
 from rlk_repro.base.disk import Unwritable
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError, code_after
 from rlk_repro.base.files import write_bytes, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.secrets import Scrubber
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import RunDir
@@ -66,7 +67,7 @@ class Leader:
         self._place = place
         self._parts = parts
         self._stop = Stop()
-        scrubber = make_scrubber(profile_env(plan)[1], os.environ)
+        scrubber = Scrubber.from_environment(named=profile_env(plan)[1].values())
         self._journal = Journal(run_dir, place.allocation, place.node, scrubber.text)
         self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
         self._limits = StopTimes(time_limit_s=plan.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
@@ -157,7 +158,7 @@ class Leader:
             resolve_env(self._make_command(trial), os.environ)
         record_prepared(self._plan, self._run_dir)
         self._findings = describe_node(self._plan, self._run_dir, self._place, self._parts, self._stop)
-        others = self._collect_followers()
+        others = [finding for node in self._place.followers for finding in self._collect_follower(node)]
         self._note(find_unlike_nodes(self._plan, self._run_dir, self._place))
         if not self._find_blocking(others):
             self._progress.enter(Phase.PREFLIGHT, "all-reduce over all ranks")
@@ -177,9 +178,6 @@ class Leader:
     def _list_ended(self) -> list[str]:
         """Return the followers whose agents have ended."""
         return [node for node in self._place.followers if has_ended(self._run_dir, node, self._place.allocation)]
-
-    def _collect_followers(self) -> list[Finding]:
-        return [finding for node in self._place.followers for finding in self._collect_follower(node)]
 
     def _collect_follower(self, node: str) -> list[Finding]:
         """Return the preflight findings of a follower; a follower without a preflight record is a blocking finding."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from rlk_repro.agent.gpu_sensors import open_sensors
 from rlk_repro.agent.own_patch import with_own_patch
 from rlk_repro.agent.parts import NodePlace, Parts, Role
 from rlk_repro.agent.preflight import checking as preflight
-from rlk_repro.agent.preflight.checks import compare_nodes
+from rlk_repro.agent.preflight.network import compare_nodes
 from rlk_repro.agent.resume import set_node_aside
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current, Sampler
-from rlk_repro.agent.trial import make_scrubber
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.secrets import Scrubber
 from rlk_repro.plan import Plan
 from rlk_repro.probes import folder
 from rlk_repro.rundir.manifest import Manifest, diff_manifests
@@ -42,7 +42,7 @@ def describe_node(
     with trainer_path(plan):
         manifest = with_run_directory(parts.probe_node(place.node), run_dir)
     if place.role is Role.LEADER:
-        manifest = with_own_patch(manifest, run_dir, make_scrubber(profile_env(plan)[1], os.environ))
+        manifest = with_own_patch(manifest, run_dir, Scrubber.from_environment(named=profile_env(plan)[1].values()))
     write_json(node.manifest, manifest.to_json())
     busy = preflight.wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
     findings = [
@@ -63,23 +63,22 @@ def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
 
 def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
     """Find the facts of this node that differ from those that an earlier agent recorded."""
-    try:
-        before = Manifest.from_json(load_json(earlier.manifest), str(earlier.manifest))
-    except BundleUnreadable:
-        return []
-    return [item for item in diff_manifests(before, manifest) if item.level is not Level.INFO]
+    before = load_manifest(earlier.manifest)
+    return [item for item in diff_manifests(before, manifest) if item.level is not Level.INFO] if before else []
 
 
 def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Finding]:
     """Find differences between the nodes of this job.  Another check reports a missing manifest."""
-    manifests = []
-    for node in place.nodes:
-        path = run_dir.node(node).manifest
-        try:
-            manifests.append(Manifest.from_json(load_json(path), str(path)))
-        except BundleUnreadable:
-            continue
-    return compare_nodes(manifests, plan.profile.preflight)
+    found = [load_manifest(run_dir.node(node).manifest) for node in place.nodes]
+    return compare_nodes([manifest for manifest in found if manifest is not None], plan.profile.preflight)
+
+
+def load_manifest(path: Path) -> Manifest | None:
+    """Load a node's manifest; return None if the node's agent has not written it."""
+    try:
+        return Manifest.from_json(load_json(path), str(path))
+    except BundleUnreadable:
+        return None
 
 
 def write_preflight(run_dir: RunDir, place: NodePlace, findings: Iterable[Finding]) -> None:

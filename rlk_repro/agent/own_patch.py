@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import rlk_repro
 from rlk_repro.base.files import write_bytes
@@ -26,7 +25,9 @@ def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> M
     own = manifest.sections.get(SECTION, {}).get(OURSELVES.section)
     if not isinstance(own, dict) or own.get("is_dirty") is not True:
         return manifest
-    return _with_fact(manifest, own, _write_patch(run_dir, scrubber))
+    facts = {**own, OWN_PATCH: _write_patch(run_dir, scrubber)}
+    code = {**manifest.sections[SECTION], OURSELVES.section: facts}
+    return dataclasses.replace(manifest, sections={**manifest.sections, SECTION: code})
 
 
 def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
@@ -42,8 +43,3 @@ def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
     clean = scrubber.bytes(patch)
     write_bytes(run_dir.own_patch, clean)
     return PATCH_IS_WHOLE if clean == patch else PATCH_IS_SCRUBBED
-
-
-def _with_fact(manifest: Manifest, own: Mapping[str, Any], fact: Fact) -> Manifest:
-    code = {**manifest.sections[SECTION], OURSELVES.section: {**own, OWN_PATCH: fact}}
-    return dataclasses.replace(manifest, sections={**manifest.sections, SECTION: code})

@@ -77,11 +77,6 @@ class TrialWatch:
     settle: Callable[[Outcome], Outcome] = lambda outcome: outcome
 
 
-def make_scrubber(from_env: Mapping[str, str], environ: Mapping[str, str]) -> Scrubber:
-    """Make a scrubber that knows the environment's secrets, and the values of ``from_env`` under any name."""
-    return Scrubber.from_environment(environ, from_env.values())
-
-
 def run_trial(
     command: Command,
     run_dir: RunDir,
@@ -128,7 +123,7 @@ def run_command(
     """Run a command and write its output to ``log``, without secrets and with this machine's folders as names."""
     hide = make_hider() if hide is None else hide
     env = resolve_env(command, os.environ)
-    scrubber = make_scrubber(command.from_env, os.environ)
+    scrubber = Scrubber.from_environment(named=command.from_env.values())
     num_oom_kills = count_oom_kills()
     started_unix_s = time.time()
     with LogWriter(log, lambda block: hide(scrubber.bytes(block)), utc_now, scrubber.find_open) as writer:
@@ -154,14 +149,14 @@ def run_command(
 
 def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
     """Return the content of ``command.json``, with this machine's folders as names: ``{run_dir}``, ``{python}``."""
-    scrubber = make_scrubber(command.from_env, os.environ)
+    scrubber = Scrubber.from_environment(named=command.from_env.values())
     argv = [scrubber.text(part) for part in scrub_argv(command.argv)]
     return {"schema": SCHEMA, "argv": [hide_places(part, run_dir.root) for part in argv]}
 
 
 def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of ``env.json``: what the command sets, and the inherited variables that steer a run."""
-    scrubber = make_scrubber(command.from_env, os.environ)
+    scrubber = Scrubber.from_environment(named=command.from_env.values())
     recorded = environment.select(env) | {name: scrubber.text(value) for name, value in command.env.items()}
     recorded |= {name: f"<from {source}>" for name, source in command.from_env.items()}
     return {"schema": SCHEMA, "env": {name: hide_places(value, run_dir.root) for name, value in recorded.items()}}

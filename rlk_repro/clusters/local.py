@@ -179,8 +179,9 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     Raises:
         SpecError: the profile names hardware that is not known.
     """
+    from rlk_repro.agent.preflight.base import Situation, judge_node
     from rlk_repro.agent.preflight.checking import check_hardware
-    from rlk_repro.agent.preflight.checks import CHECKS, Situation, judge_node
+    from rlk_repro.agent.preflight.checks import CHECKS
     from rlk_repro.probes.node import probe_node
 
     hardware = load_all_hardware()

@@ -17,7 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.agent.preflight.checks import CHECKS, Situation, find_level, judge_node
+from rlk_repro.agent.preflight.base import Situation, find_level, judge_node
+from rlk_repro.agent.preflight.checks import CHECKS
 from rlk_repro.agent.preflight.image import check_image, find_record
 from rlk_repro.agent.preflight.imports import check_imports
 from rlk_repro.agent.preflight.parts import check_prepared

@@ -3,8 +3,7 @@
 from typing import Final
 
 from rlk_repro.agent.preflight import gpu, host, network
-from rlk_repro.agent.preflight.base import OTHER_POLICIES, Check, Situation, find_level, judge_node
-from rlk_repro.agent.preflight.network import compare_nodes
+from rlk_repro.agent.preflight.base import OTHER_POLICIES, Check
 from rlk_repro.spec import CheckName, Policy
 
 CHECKS: Final[tuple[Check, ...]] = (*gpu.CHECKS, *host.CHECKS, *network.CHECKS)
@@ -13,6 +12,3 @@ CHECKS: Final[tuple[Check, ...]] = (*gpu.CHECKS, *host.CHECKS, *network.CHECKS)
 def default_policies() -> dict[CheckName, Policy]:
     """Return the default policy of every check; a profile can replace it."""
     return {**OTHER_POLICIES, **{check.name: check.policy for check in CHECKS}}
-
-
-__all__ = ["CHECKS", "Check", "Situation", "compare_nodes", "default_policies", "find_level", "judge_node"]

@@ -29,7 +29,8 @@ def check_imports(plan: Plan) -> Iterator[Finding]:
     if not names:
         return
     where = f"import {', '.join(names)}"
-    done = proc.run([sys.executable, str(SCRIPT), *names], env=_make_environment(plan), timeout_s=TIMEOUT_S)
+    env = {**os.environ, **profile_env(plan)[0]}
+    done = proc.run([sys.executable, str(SCRIPT), *names], env=env, timeout_s=TIMEOUT_S)
     missing = _read_answer(done.stdout)
     if missing:
         wanted = " ".join(DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in missing)
@@ -40,10 +41,6 @@ def check_imports(plan: Plan) -> Iterator[Finding]:
         yield Finding(Level.WARNING, where, f"done in {TIMEOUT_S:g} s", "the import still runs")
     elif not done.is_ok:
         yield Finding(Level.BLOCKING, where, "no error", hide_places(done.last_words)[:MAX_CHARS])
-
-
-def _make_environment(plan: Plan) -> dict[str, str]:
-    return {**os.environ, **profile_env(plan)[0]}
 
 
 def _read_answer(output: str) -> list[str]:

@@ -14,8 +14,8 @@ from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, find_store_bytes, rend
 from rlk_repro.agent.ray.marks import RayOrder, Use
 from rlk_repro.agent.ray.node import RayNode
 from rlk_repro.agent.stop import Stop
-from rlk_repro.agent.trial import make_scrubber
 from rlk_repro.base.findings import Level
+from rlk_repro.base.secrets import Scrubber
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Command
@@ -68,7 +68,7 @@ class RayMember:
     def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
         """End Ray on this node and collect its logs.  Return the GPUs that are still busy after the allowed time."""
         node.end()
-        scrubber = make_scrubber(self.find_command(order.use).from_env, os.environ)
+        scrubber = Scrubber.from_environment(named=self.find_command(order.use).from_env.values())
         node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)
         if self.plan.num_gpus == 0:
             return ()

@@ -9,8 +9,10 @@ from typing import Any, get_args
 
 import pytest
 
-from rlk_repro.agent.preflight.checks import CHECKS, Situation, compare_nodes, judge_node
+from rlk_repro.agent.preflight.base import Situation, judge_node
+from rlk_repro.agent.preflight.checks import CHECKS
 from rlk_repro.agent.preflight.gpu import find_toolkit, serves
+from rlk_repro.agent.preflight.network import compare_nodes
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.probes import gpu_amd, gpu_nvidia, host, network
 from rlk_repro.rundir.manifest import Manifest, Unknown
