@@ -11,7 +11,7 @@ from rlk_repro.base.units import format_duration
 SAFETY: Final = 1.1
 """The remaining time must be at least this many times the duration of the longest pair so far."""
 EARLY_S: Final = 90.0
-"""Work that stops in the last 90 s was stopped by the time limit: Slurm sends its signal up to 60 s before it."""
+"""Work that stops in the last 90 s was stopped by the time limit: Slurm sends its signal up to 60 s early."""
 
 
 class OutOfTime(RlkReproError):

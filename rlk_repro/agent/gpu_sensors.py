@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs.  amdsmi needs 0.1 s for the throttling of a GPU, so each call asks for one GPU's."""
+    """Read the GPUs from sysfs.  amdsmi reads throttling, in 0.1 s per GPU, so each call asks it about one GPU only."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

@@ -96,7 +96,7 @@ def run_guarded(
 
 
 class _Group:
-    """One guarded process group while it runs."""
+    """The process group of one trainer and its guard, while they run."""
 
     def __init__(
         self,

@@ -44,8 +44,7 @@ class ProcessSampler:
         self._scanned = 0.0
 
     def read(self, session: int | None, now: float) -> tuple[float | None, int | None]:
-        """Return CPU percent since the last reading, and bytes.  Without a process both are None.  At the first
-        reading CPU is None."""
+        """Return CPU percent since the last reading (at first None), and bytes of memory; None without a process."""
         if session is None:
             self._session = None
             return None, None

@@ -26,7 +26,7 @@ MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
 """Limit for a file that lists many files, such as ``SHA256SUMS`` or ``prepared.json``."""
 MAX_ANALYSIS_BYTES: Final = 64 << 20
-"""Limit for an analysis, whose numbers take little more memory than their text."""
+"""Limit for an analysis; it is higher, because numbers take little more memory than their text."""
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20

@@ -58,7 +58,7 @@ def run(
     """Run a short command to its end; with ``is_binary`` its output goes to ``data`` instead of text.
 
     A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
-    Processes that it started in another session are neither killed nor waited for.
+    Processes that the command started in another session are neither killed nor waited for.
 
     Raises:
         EnvironmentMissing: the program is not on PATH or cannot be executed.

@@ -96,7 +96,7 @@ def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
     if name is None:
         raise SpecError(Problem("--hardware", "missing; the profile has no hardware", expected=menu))
     if name not in run.layouts:
-        raise SpecError(Problem("--hardware", f"run {run.run} has no such layout", got=name, expected=menu))
+        raise SpecError(Problem("--hardware", f"run {run.run} has no layout of this name", got=name, expected=menu))
     return name
 
 

@@ -207,7 +207,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
         if not found:
             return
     shown = [finding for finding in found if finding.level is not Level.INFO]
-    rest = f"{len(found) - len(shown)} for information only (--dry-run --json lists them)"
+    rest = f"{count(len(found) - len(shown), 'difference')} for information only (--dry-run --json lists them)"
     if not shown:
         say(f"this machine against the recorded one: no drift that matters, {rest}")
         return

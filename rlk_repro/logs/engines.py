@@ -114,7 +114,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine; log-probs and layers also by case, such as another batch size.
+    """The record of one rank, by step and engine; log-probs and layers also by case, such as ``alone`` (no batch).
 
     ``num_dropped`` counts the lines that could not be read.
     """

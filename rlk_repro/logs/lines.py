@@ -42,7 +42,7 @@ def open_log(path: Path, buffering: int = -1) -> Iterator[IO[bytes]]:
 
 
 def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Read lines with their numbers, counted from 1; a line longer than ``max_bytes`` is cut to one byte more."""
+    """Read lines with their numbers, counted from 1; a longer line is cut to ``max_bytes`` + 1."""
     number = 0
     while text := stream.readline(max_bytes + 1):
         number += 1

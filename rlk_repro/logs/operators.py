@@ -1,7 +1,7 @@
 """Read the operator tier's log: the device's own rates, times per cell and sweep, and checks.
 
-A cell is one implementation in one case.  ``bench.operators`` writes the lines.  The log of another person may hold
-anything, so sizes and counts are limited, and other lines are refused with their number.
+A cell is one implementation in one case; a sweep times each cell.  ``bench.operators`` writes the lines.  A stranger's
+log may hold anything, so sizes and counts are limited, and unreadable lines are refused with their number.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discrimi
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorLog:
-    """The log of one process.  ``times`` have a log line, by cell in the order first seen, then by sweep."""
+    """The log of one process.  ``times``, each with its line, are by cell in the order of the log, then by sweep."""
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]
@@ -186,7 +186,7 @@ class _Reader:
             return "the same record was read before" if event.key in self.checks else None
         if event.sweep in self.times.get(event.key, {}):
             return "the same record was read before"
-        return "exceeds the number of records that are read" if self._is_full() else None
+        return "more records than are read" if self._is_full() else None
 
     def _is_full(self) -> bool:
         is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES

@@ -27,9 +27,9 @@ MAX_KERNELS_BYTES: Final = 1 << 20
 """Limit for the line of kernel names, which compilers make long."""
 MAX_DECISIONS: Final = 100
 MAX_METRICS: Final = 40
-"""Limit for names of timers and memory in a trial; each becomes a series over all steps."""
+"""Limit for the number of timers and memory values in a trial; each becomes a series over all steps."""
 MAX_SHADOWS: Final = 64
-"""Limit for the shadows of a rank; the first ones are kept."""
+"""Limit for the shadow comparisons of a rank; the first 64 are kept."""
 
 _AGREEMENT: Final = b'"agreement"'
 _DECISION: Final = b'"decision"'
@@ -53,7 +53,7 @@ class RankOps:
 
 
 class TimerSample(NamedTuple):
-    """The largest value of all ranks, with its rank, file and line."""
+    """The largest value of a timer or of memory over all ranks, with its rank, file and line."""
 
     value: float
     rank: int
@@ -62,7 +62,7 @@ class TimerSample(NamedTuple):
 
 
 class ShadowSample(NamedTuple):
-    """One shadow comparison of one rank, with its file and line."""
+    """One comparison of RL-Kernel with the trainer's own function on a rank, with its file and line."""
 
     rank: int
     step: int

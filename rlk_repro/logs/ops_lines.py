@@ -28,7 +28,7 @@ RECORD: Final[Any] = {
 
 @record(**RECORD)
 class OpCount:
-    """Calls that RL-Kernel served, their rows of logits, and calls that fell back to the trainer's function."""
+    """Calls that RL-Kernel served, the rows of logits in them, and calls that fell back to the trainer's function."""
 
     calls: Count = 0
     tokens: Count = 0

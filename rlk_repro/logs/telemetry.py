@@ -74,7 +74,7 @@ def parse_telemetry(path: Path) -> Telemetry:
             else:
                 name = sample.trial
                 if name is not None and name not in trials and len(trials) >= MAX_TRIALS:
-                    rejects.add(number, "not a sample", "names a trial more than a run has")
+                    rejects.add(number, "not a sample", "the file names too many trials")
                 elif name is not None:
                     trials[name] = trials.get(name, TrialTelemetry()) + sample.summarise()
     return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals)

@@ -82,7 +82,7 @@ class ParsedLog:
 
 
 def parse_log(path: Path) -> ParsedLog:
-    """Read a trial's ``stdout.log``, stamped by the node agent or not.
+    """Read a trial's ``stdout.log``, with or without the time stamps of the node agent.
 
     Raises:
         BundleUnreadable: the file is absent or cannot be read.  The file's content never raises an error.

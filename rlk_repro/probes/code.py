@@ -133,7 +133,7 @@ def normalise(name: str) -> str:
 
 
 def _recorded_commits(root: Path) -> dict[str, str]:
-    """Return the commits that the image's record names, by pin."""
+    """Return the commits that the image's record names, by the name of the pin."""
     record = load_provenance(root)
     commits = {} if isinstance(record, Unknown) else record.get("commits")
     return commits if isinstance(commits, dict) else {}

@@ -34,7 +34,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact]:
         reason = Unknown(f"no GPU on the PCI bus; {nvidia.reason}; {amd.reason}")
         return {"vendor": NO_VENDOR, "count": 0, "devices": [], "driver": reason}
     refusal = nvidia.reason if vendors[0] == gpu_nvidia.VENDOR else amd.reason
-    missing = Unknown(f"on the PCI bus: {len(vendors)}, but {refusal}")
+    missing = Unknown(f"GPUs on the PCI bus: {len(vendors)}, but {refusal}")
     return {"vendor": vendors[0], "count": missing, "devices": missing, "driver": missing}
 
 

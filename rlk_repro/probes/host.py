@@ -130,7 +130,7 @@ def _moment(root: Path) -> dict[str, Fact]:
 
 
 def _control_group(root: Path) -> dict[str, Fact]:
-    """Return the smallest limits of this process's control group and of the groups above it."""
+    """Return this process's limits of CPU and memory: the smallest of its control group and the groups above."""
     if locate(root, "/sys/fs/cgroup/cgroup.controllers").exists():
         folders = _ancestors(root, "/sys/fs/cgroup", "")
         cpu = [parse_cpu_max(text) for text in _present(root, folders, "cpu.max")]

@@ -115,7 +115,7 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
         ([*from_hub(), "--offline"], 3, "is not in the mirror, and --offline forbids the hub"),
         ([*from_hub(), "--mirror", "/nowhere/at/all"], 2, "--mirror: no such folder"),
         (["--set", "workload.model.arguments.vocab-size=100"], 2, "is too small for the byte tokenizer, got 100"),
-        (["--hardware", "cpu"], 2, "--hardware: run vime-smoke has no such layout, got 'cpu'"),
+        (["--hardware", "cpu"], 2, "--hardware: run vime-smoke has no layout of this name, got 'cpu'"),
     ],
 )
 def test_each_failed_download_is_reported(

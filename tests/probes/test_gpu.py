@@ -246,7 +246,7 @@ def test_a_gpu_without_a_driver_is_not_the_same_as_none(
     write_tree(tmp_path, {f"{device}/vendor": vendor, f"{device}/class": device_class})
     write_tree(tmp_path, {f"{bridge}/vendor": vendor, f"{bridge}/class": "0x068000"})
     facts = gpu.probe(tmp_path)
-    assert (facts["vendor"], facts["count"]) == (name, Unknown(f"on the PCI bus: 1, but {reason}"))
+    assert (facts["vendor"], facts["count"]) == (name, Unknown(f"GPUs on the PCI bus: 1, but {reason}"))
     assert isinstance(gpu.busy_gpus(tmp_path), Unknown)
 
 

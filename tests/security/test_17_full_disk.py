@@ -214,5 +214,5 @@ def test_the_id_of_a_changed_bundle_is_computed_from_its_files_and_printed_first
     code, out, _ = call("verify", str(source), "--id", claimed)
     first, second, third, *_ = out.splitlines()
     assert (code, first) == (1, f"id {honest}")
-    assert second.endswith(f"its SHA256SUMS gives another id, {claimed}")
+    assert second.endswith(f"the bundle's SHA256SUMS gives another id, {claimed}")
     assert third == f"  but --id expects {claimed}"

@@ -45,7 +45,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
 }
-"""Next steps by the names of preflight checks."""
+"""The doctor's next step for each preflight check that complains."""
 
 
 class Health(StrEnum):

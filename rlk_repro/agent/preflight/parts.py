@@ -1,4 +1,4 @@
-"""Record the files that a run needs once, in its run directory, and check them on every node before the first trial."""
+"""Record, in the run directory, the files that a run needs, and check them on every node before the first trial."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class RayClusters:
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """Keep Ray up inside the block, where the command needs Ray.
+        """Keep Ray up inside the block if the command needs Ray.
 
         Raises:
             EnvironmentMissing: Ray did not come up on every node, or Ray takes commands without a token.

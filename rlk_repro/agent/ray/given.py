@@ -27,7 +27,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import JOB_CONFIG, OVERRIDE_JOB_CONFIG, resolve_env
 
 ADDRESS_VARIABLE: Final = "RLK_REPRO_RAY_ADDRESS"
-"""Variable set by the process that started the agent.  Where it is set, Ray is already up and stays up."""
+"""Variable set by the process that started the agent.  If the variable is set, Ray is already up and stays up."""
 CENSUS_S: Final = 5.0
 PAUSE_S: Final = 1.0
 
@@ -57,7 +57,7 @@ class GivenRay:
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """Run the block once Ray has every node.
+        """Run the block as soon as Ray has every node.
 
         Raises:
             EnvironmentMissing: Ray did not have every node in time.
@@ -84,7 +84,7 @@ class GivenRay:
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
-        """Count a trial that failed because a node was lost as interrupted: it says nothing about its variant."""
+        """If a trial failed because a node was lost, call the trial interrupted: it says nothing about its variant."""
         trouble = "" if outcome.status is TrialStatus.OK else self._find_trouble()
         return outcome.with_trouble(trouble, is_interrupted=True)
 
