@@ -169,7 +169,7 @@ def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
 
 
 def find_floor(plan: Plan) -> float | None:
-    """Return the least acceptable GB/s; None if the run uses a part of a node, because fewer GPUs have fewer links."""
+    """Return the least all-reduce bandwidth in GB/s; None for a part of a node, because fewer GPUs have fewer links."""
     floors, layout = plan.hardware.all_reduce, plan.layout
     if floors is None or layout.gpus_per_node < plan.hardware.gpus_per_node:
         return None

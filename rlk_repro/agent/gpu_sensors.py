@@ -18,7 +18,7 @@ class Sensors(Protocol):
     """The sensors of all GPUs of one vendor."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return one telemetry object per GPU."""
+        """Return the present values of each GPU."""
 
     def close(self) -> None:
         """Release the driver."""

@@ -106,7 +106,7 @@ class Leader:
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
-        """Show the followers that they share this file system and that this agent lives."""
+        """Write files that show the followers that they share this file system and that this agent is alive."""
         if not self._place.followers:
             return nullcontext()
         write_text(self._run_dir.canary, self._place.allocation)

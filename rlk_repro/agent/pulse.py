@@ -16,7 +16,7 @@ _WIDTH: Final = 20
 
 
 class Pulse:
-    """Change the pulse file from a thread; use as a context manager.  ``text`` is written below the changing line."""
+    """Write the time to the pulse file again and again, and ``text`` below it, in a thread; a context manager."""
 
     def __init__(self, path: Path, interval_s: float, text: str = "") -> None:
         self._path = path

@@ -46,7 +46,7 @@ def explain(done: proc.Completed) -> str:
 
 
 def require(what: str, done: proc.Completed, hint: str | None = None) -> str:
-    """Return git's output.
+    """Return the output of a git command that succeeded.
 
     Raises:
         EnvironmentMissing: git failed; the message is git's own.

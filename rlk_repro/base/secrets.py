@@ -240,7 +240,7 @@ class Scrubber:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
-        """Learn the values of secret-named variables of ``environ``, by default this process's environment.
+        """Learn the values of variables with the name of a secret, from ``environ`` or this process's environment.
 
         Learn also the values of ``named``, and the passwords in the addresses (URLs) that variables hold.
         """

@@ -79,7 +79,7 @@ class Index(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class PartMissing(Answer):
-    """A part that ``prepare --dry-run`` reports as missing."""
+    """A part that a run needs, as ``prepare --dry-run`` reports it."""
 
     kind: str
     folder: str
@@ -146,7 +146,7 @@ class Verified(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class EnginesCompared(Answer):
-    """A summary in one sentence, the result of every check, and whether the contract differs from this version's."""
+    """The answer of ``agreement``: a sentence, all checks, and whether the contract differs from this version's."""
 
     summary: str
     checks: tuple[AgreementCheck, ...]

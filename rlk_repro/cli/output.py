@@ -42,7 +42,7 @@ def note(line: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print one answer, or a list of them."""
+    """Print one answer, or a list of answers, as JSON."""
     from rlk_repro.base.answer import to_plain
     from rlk_repro.base.files import dump_json
 

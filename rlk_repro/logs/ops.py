@@ -197,7 +197,7 @@ def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
 
 
 def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
-    """Read one file.  ``metrics`` are the names found so far, in this rank and earlier ones."""
+    """Read one rank's file.  ``metrics`` are the names of timers and memory values found so far in all ranks."""
     source, rejects = f"{path.parent.name}/{path.name}", RejectLog()
     install: Install | None = None
     decisions: list[tuple[int, Decided]] = []

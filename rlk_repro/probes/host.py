@@ -199,7 +199,7 @@ def parse_os_release(text: str) -> str | Unknown:
 
 
 def parse_cpu_model(text: str) -> str | Unknown:
-    """Return the field ``model name``; an Arm core has its name by implementer and part number instead."""
+    """Return the field ``model name``; of an Arm core, the name that belongs to its implementer and part number."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")

@@ -18,7 +18,7 @@ U = TypeVar("U")
 
 
 def locate(root: Path, path: str) -> Path:
-    """Return an absolute path of the machine below ``root``."""
+    """Return the file below ``root`` that stands for an absolute path of the machine."""
     return root / path.lstrip("/")
 
 

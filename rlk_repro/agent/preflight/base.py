@@ -44,7 +44,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The facts of one node and the requirements of the plan."""
+    """What a check judges: the facts of one node, and the requirements of the plan."""
 
     manifest: Manifest
     hardware: Hardware

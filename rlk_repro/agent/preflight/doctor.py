@@ -74,7 +74,7 @@ class Diagnoses(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """Facts that this process finds in addition to the manifest."""
+    """Facts about this machine that its manifest does not hold."""
 
     disk_free_bytes: int
     can_make_runs: bool
