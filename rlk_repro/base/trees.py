@@ -39,7 +39,7 @@ def hash_python(package: Path) -> str:
 def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return git's hash of the files in ``names`` alone, relative to ``folder``; absent files are left out.
 
-    ``links`` are folders with a hash of their own: the commit of a repository inside this one.
+    ``links`` are folders with a hash of their own: the commit of a repository inside ``folder``.
     """
     linked = {folder / name: digest for name, digest in links.items()}
     listed = {*(folder / name for name in names), *linked}

@@ -160,7 +160,7 @@ def read_engines(folder: TrialDir) -> EngineLog | None:
     """Return the record of a trial's first rank, or None if the trial has no such record.
 
     Raises:
-        BundleUnreadable: a newer version wrote it, it holds no contract, it is too large, or it cannot be read.
+        BundleUnreadable: the record is too new or too large, holds no contract, or cannot be read.
     """
     path = next(iter(folder.engines_files().values()), None)
     if path is None:

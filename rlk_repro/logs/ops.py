@@ -76,9 +76,9 @@ class ShadowSample(NamedTuple):
 class OpsLog:
     """All ranks of a trial.
 
-    ``timers`` and ``memory`` are metric -> step -> the largest value over ranks, because the slowest rank sets a step's
-    time and the largest its memory.  A step that no rank wrote is absent.  ``energy`` is step -> joules of all ranks
-    together, with the first rank's file and line; a step is absent if one of its ranks has no energy.
+    ``timers`` and ``memory`` are metric -> step -> the largest value over ranks, because the slowest rank sets the time
+    of a step, and the rank with most memory its need.  A step that no rank wrote is absent.  ``energy`` is step ->
+    joules of all ranks together, with the first rank's file and line; a step is absent if one rank has no energy.
     """
 
     ranks: tuple[RankOps, ...]
@@ -171,7 +171,7 @@ def read_ops(trial_dir: TrialDir) -> OpsLog:
 
 
 def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
-    """Read only the decisions of the files, rank by rank.
+    """Read only the decisions in a trial's ops files, rank by rank.
 
     Raises:
         BundleUnreadable: a file cannot be read.
@@ -183,7 +183,7 @@ def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
 
 
 def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
-    """Read only the records that compare log-probs of training and rollout; yield the rank and the step of each.
+    """Read only records that compare log-probs of training and rollout; yield the rank and the step of each.
 
     Raises:
         BundleUnreadable: a file cannot be read.

@@ -18,7 +18,7 @@ Gpu = TypeVar("Gpu")
 
 
 def select_given(gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, object]]) -> list[Gpu]:
-    """Select the ``gpus`` whose number or uuid is in the variable; ``identify`` returns number and uuid of a GPU.
+    """Select the ``gpus`` that ``CUDA_VISIBLE_DEVICES`` lists by number or uuid; ``identify`` returns both of a GPU.
 
     As in CUDA, an entry that is neither number nor uuid ends the list, and a uuid may be shortened.  A list that names
     no GPU selects all of them, because the machine has them.  GPUs and numbers are in the driver's order; that is

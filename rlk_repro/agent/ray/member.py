@@ -26,7 +26,7 @@ SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (its size alone)
 
 @dataclass(frozen=True, kw_only=True)
 class RayMember:
-    """One agent as a member of Ray clusters."""
+    """What an agent's work with Ray needs: the plan, the run directory, the agent's place and its functions."""
 
     plan: Plan
     run_dir: RunDir
