@@ -106,7 +106,7 @@ def test_a_good_node_has_nothing_to_advise():
         ("gpus", {"gpu": {"count": Unknown("no driver")}}, "fail", "nvidia: no driver", "install the driver"),
         ("gpu_fabric", {"gpu": {"fabric": {"state": "Not Started", "status": "x"}}}, "fail", "Not Started", "restart"),
         ("rl-kernel", {"code": {"rl_kernel": {"is_compiled": False}}}, "warn", "without its", "GPU is visible"),
-        ("rl-kernel", {"code": {"rl_kernel": {"is_compiled": Unknown("no")}}}, "warn", "no", "install RL-Kernel, or"),
+        ("rl-kernel", {"code": {"rl_kernel": {"is_compiled": Unknown("no")}}}, "warn", "no", "install RL-Kernel for"),
     ],
 )
 def test_each_fault_is_named_with_one_next_step(name, changes, status, found, advice):
