@@ -98,6 +98,8 @@ def _advise(run_dir: RunDir, job: JobState, progress: Progress | None) -> str:
         return ""
     if job is JobState.DONE:
         return f"the bundle is not on this machine yet; fetch it with rlk-repro collect {run_dir.run_id}"
+    if job is JobState.FAILED and finishing.is_end_elsewhere(run_dir, progress):
+        return f"the last message of the agent is in the cluster; fetch it with rlk-repro collect {run_dir.run_id}"
     end = "cancelled" if job is JobState.CANCELLED else "killed from outside"
     return f"the run was {end}; resume with rlk-repro submit --resume {run_dir.run_id}"
 

@@ -29,7 +29,7 @@ from rlk_repro.workloads.differences import list_differences, read_differences
 
 if TYPE_CHECKING:
     from rlk_repro.report import Context
-from rlk_repro.submit.sending import Launched, load_plan, poll
+from rlk_repro.submit.sending import Launched, load_plan, load_submission, poll
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +118,14 @@ def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
     """Tell whether an ended run is worth resuming: its agent was killed or was asked to stop."""
     code = None if state is None else state.exit_code
     return not run_dir.is_sealed and (code is None or code not in _REFUSALS)
+
+
+def is_end_elsewhere(run_dir: RunDir, state: Progress | None) -> bool:
+    """Tell whether only the cluster has the agent's last message, because nothing was collected yet."""
+    submission = load_submission(run_dir)
+    has_end = state is not None and state.exit_code is not None
+    is_remote = submission is not None and get_backend(submission.cluster).IS_REMOTE
+    return is_remote and not has_end and not run_dir.bundle.is_file()
 
 
 def _explain_end(launched: Launched) -> RlkReproError:

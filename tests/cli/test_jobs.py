@@ -112,6 +112,21 @@ def test_the_hint_for_a_run_without_its_bundle_follows_the_end_of_its_job(
     assert call("logs")[2] == f"{run_dir.run_id}: {expected}\n"
 
 
+def test_a_failed_job_whose_last_message_was_not_fetched_is_not_called_killed(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that preflight ends after two seconds is gone before the first poll."""
+    run_dir = make_submitted()
+    monkeypatch.setattr(local, "IS_REMOTE", True)
+    monkeypatch.setattr(local, "poll", lambda *_: JobStatus(state=JobState.FAILED))
+    hint = (
+        f"  hint: the last message of the agent is in the cluster; fetch it with rlk-repro collect {run_dir.run_id}\n"
+    )
+    assert hint in call("status")[1]
+    write_text(run_dir.bundle, "")
+    assert "the run was killed from outside" in call("status")[1]
+
+
 def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:
     run_dir = make_submitted()
     write_text(run_dir.trial("00-p1-baseline").stdout, 'one "é"\ntwo\n')
