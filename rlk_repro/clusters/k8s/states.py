@@ -191,7 +191,8 @@ def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
                 ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with {found['exitCode']}"
                 # an error of this tool ends with the problem and the next step
                 last = str(found.get("message", "")).splitlines()[-2:]
-                yield ": ".join(part for part in (ended, " ".join(" ".join(last).split())) if part)
+                words = "; ".join(" ".join(line.split()) for line in last)
+                yield ": ".join(part for part in (ended, words) if part)
 
 
 def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
