@@ -126,8 +126,8 @@ def _find_window(record: ExitRecord) -> Window | None:
 def _read_agents(run_dir: RunDir) -> dict[str, Window]:
     """Return when the leading agent of each allocation began and ended.
 
-    A killed agent may have written its last line before its last trial ended.  Its end is therefore the first line of
-    the next agent, if there is one.
+    A killed agent may have written its last line before its last trial ended.  The agent's end is therefore the first
+    line of the next agent, if another agent ran.
     """
     found: dict[str, Window] = {}
     last = ""
@@ -158,7 +158,7 @@ def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
 
 
 def _list_agents(run_dir: RunDir) -> Iterator[tuple[str, NodeDir]]:
-    """Yield the folder of every agent, with the name of its node."""
+    """Yield the name of a node and a folder of that node, for every agent that ran there."""
     for node in run_dir.node_dirs():
         for agent in (node, *node.earlier_dirs()):
             yield node.path.name, agent

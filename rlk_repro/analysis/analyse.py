@@ -221,7 +221,7 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    """Tell whether a trial ran as planned: its RL-Kernel is proved, or fell back in every call and was allowed to."""
+    """Tell whether a trial ran as planned: RL-Kernel is proved, or every call fell back in a run that allows this."""
     if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"
@@ -237,7 +237,7 @@ def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
 
 
 def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
-    """Return the readable manifests, and findings of preflight, of unreadable records and of nodes that differ."""
+    """Return the readable manifests; the findings are preflight's, unreadable records, and nodes that differ."""
     manifests: list[Manifest] = []
     findings: list[Finding] = []
     for node in run_dir.node_dirs():
@@ -265,7 +265,7 @@ def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
 
 
 def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """Yield a finding for each missing record that shows how a trial of these pairs was started."""
+    """Yield a finding for each missing record of how a trial of these pairs was started."""
     for pair in (name for name in pairs if name in records):
         for where, found in records[pair].missing.items():
             yield Finding(Level.WARNING, where, "a record to compare", found)

@@ -1,7 +1,7 @@
 """Compare what engines computed from the same tokens: inputs, weights, layers and log-probs.
 
-An engine is also compared with itself in other cases, such as another batch.  The record of the trial holds all values
-and the contract, whose bounds decide.
+An engine is also compared with itself in other cases, such as another batch.  The trial's record holds all values, and
+the contract with the allowed differences.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Place = tuple[str, str, int]
 
 
 def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
-    """Yield every check of a run that compares engines; another run has no checks."""
+    """Yield every check of a run that compares engines; a run of another kind has no checks."""
     for pair, trials in plan.pairs().items() if plan.run.workload.compares_engines else ():
         logs = {trial.name: read_engines(run_dir.trial(trial.name)) for trial in trials}
         yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials])
 
 
 def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
-    """Tell whether a trial recorded another contract than the one that this version ships."""
+    """Tell whether a trial recorded a contract that differs from this version's."""
     shipped = load_contract()
     return any(read_contract(run_dir.trial(trial.name)) not in {None, shipped} for trial in plan.trials)
 
@@ -94,7 +94,7 @@ def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) ->
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """Yield the checks of each two engines as they ran, then those of each engine against itself in other cases."""
+    """Yield the checks of each two engines as they ran, then the checks of an engine against itself in other cases."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
     inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
@@ -224,7 +224,7 @@ def _first_reason(sides: Iterable[object]) -> str:
 
 
 def _find_dtype(one: str, other: str) -> str:
-    """Return the less precise of two number types: it limits how well both engines can agree."""
+    """Return the less precise of two number types, which limits how well two engines can agree."""
     return max((one, other), key=lambda name: DTYPES.index(name) if name in DTYPES else len(DTYPES))
 
 
@@ -239,7 +239,7 @@ def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -
 
 @dataclass(frozen=True)
 class _Gap:
-    """The largest difference of two sets of rows, with its place; it is None where a value is not finite."""
+    """How two sets of rows differ, and where most; ``largest`` and ``mean`` are None if a value is not finite."""
 
     num: int
     num_unequal: int
@@ -305,7 +305,7 @@ def _compare_layers(
     names: tuple[str, str],
     sides: tuple[Mapping[str, Layer], Mapping[str, Layer]],
 ) -> AgreementCheck:
-    """Compare the relative difference at each point that both engines have; the first above its bound is named."""
+    """Compare two engines at each point of their layers; the finding names the first point outside the contract."""
     one, other = sides
     points = [point for point in one if point in other]
     if not points:

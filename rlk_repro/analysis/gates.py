@@ -1,8 +1,9 @@
 """Decide the gates, which are the conditions of a speed verdict: passed, failed, undecided or n/a.
 
-A measured gate passes when the upper bound of the mean loss over scored pairs is within the margin.  It fails when the
-lower bound is beyond the margin.  A gate that fails by chance would condemn a run, so the four measured gates together
-fail by chance no more often than one test would.  No gate depends on the speed result.
+A measured gate reads the mean loss over scored pairs: how much worse enabled is than baseline.  The gate passes when
+the upper bound of this mean is within the margin, and fails when the lower bound is beyond the margin.  A gate that
+fails by chance would condemn a run, so the four measured gates together fail by chance no more often than one test
+would.  No gate depends on the speed result.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NUM_MEASURED_GATES: Final = 4
 RATIO: Final = "mean ratio enabled / baseline"
 DIFFERENCE: Final = "mean difference enabled - baseline"
 GIVEN_TO_BOTH: Final = {"module": "both variants compute on the same random batches"}
-ONE_POLICY: Final = "both variants train one policy; measure.design: parallel measures it"
+ONE_POLICY: Final = "both variants of a session train one policy; only measure.design: parallel compares this metric"
 LENIENT_FIRST: Final = (GateStatus.PASSED, GateStatus.UNDECIDED, GateStatus.FAILED)
 
 Reading = Callable[[PairMetric], float | None]
@@ -64,10 +65,10 @@ class Evidence:
         pairs: all planned pairs or sessions, also the void, dropped and fallen-back ones.
         trials: the trials of the pairs, by name.
         differences: differences of the variants outside the declared switches; None if they were not compared.
-        missing: names of records of scored pairs that are needed for that comparison and absent.
+        missing: the records of scored pairs that this comparison needs and that are absent.
         blocks: the blocks of sessions; a run in pairs has none.
         shadows: the comparisons of both routes in sessions.
-        switch: the difference between the variants, if they do not differ in RL-Kernel.
+        switch: what the variants differ in, if not in RL-Kernel.
         has_rollout_log_probs: whether a rollout engine computed log-probs to compare with the trainer's.
     """
 
@@ -152,10 +153,10 @@ def _reward_gate(evidence: Evidence) -> Gate:
 
 
 def _abs_diff_gate(evidence: Evidence) -> Gate:
-    """Decide the gate on the log-prob difference: it fails if both the ratio and the difference are worse.
+    """Decide the gate on the log-prob difference: it fails if ratio and difference of the variants are both worse.
 
     The gate also fails above vime's own cap.  In a session both variants train one policy, so there the cap counts only
-    if baseline stays below it.
+    if baseline stays below the cap.
     """
     if not evidence.has_rollout_log_probs:
         return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)
@@ -182,7 +183,7 @@ def _above_cap(evidence: Evidence) -> str:
     if not found:
         return ""
     name, worst = max(found, key=lambda entry: entry[1].second or 0)
-    also = ", as baseline's is" if (worst.first or 0) > cap else ""
+    also = ", as is the mean of baseline" if (worst.first or 0) > cap else ""
     size = format_number(worst.second or 0)
     return f"the mean of enabled is {size} in {evidence.unit} {name}, above the cap {cap:g}{also}"
 
@@ -220,7 +221,7 @@ def _non_inferior(
     num_sides: int = 1,
     bound: Bound = t_interval,
 ) -> Gate:
-    """Decide whether the mean loss (larger is worse) is in the margin: ``low`` decides a failure, ``high`` a pass."""
+    """Decide whether the mean loss is within the margin: its bound ``low`` decides a failure, ``high`` a pass."""
     alpha, n = evidence.measure.alpha, len(losses)
     passing = bound(losses, 1 - 2 * alpha)
     failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
@@ -297,14 +298,17 @@ def _stored_gate(evidence: Evidence, name: str) -> Gate:
 
 def _manifests_gate(evidence: Evidence) -> Gate:
     if evidence.differences is None:
-        return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, "were not compared", len(evidence.scored))
+        return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, "the variants were not compared", len(evidence.scored))
     blocking = [item.where for item in evidence.differences if item.level is Level.BLOCKING]
     if blocking:
-        return _plain_gate(MANIFESTS, GateStatus.FAILED, f"differ in {name_some(blocking)}", len(evidence.scored))
+        detail = f"the variants differ in {name_some(blocking)}"
+        return _plain_gate(MANIFESTS, GateStatus.FAILED, detail, len(evidence.scored))
     if evidence.missing:
-        detail = f"not compared, because of missing {name_some(evidence.missing)}"
+        detail = f"the variants were not compared; missing: {name_some(evidence.missing)}"
         return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, detail, len(evidence.scored))
-    detail = "the same processes ran both variants" if evidence.is_crossover else "equal outside the declared switches"
+    detail = "the same processes ran both variants"
+    if not evidence.is_crossover:
+        detail = "the variants are equal outside the declared switches"
     return _plain_gate(MANIFESTS, GateStatus.PASSED, detail, len(evidence.scored))
 
 
@@ -320,7 +324,7 @@ def _steps_gate(evidence: Evidence) -> Gate:
     short = [f"{name} ({number} of {expected})" for name, number in found.items() if number != expected]
     if short:
         return _plain_gate(STEPS, GateStatus.FAILED, f"scored steps missing in {name_some(short)}", n)
-    return _plain_gate(STEPS, GateStatus.PASSED, f"all {expected} scored steps in every trial", n)
+    return _plain_gate(STEPS, GateStatus.PASSED, f"every trial has all {expected} scored steps", n)
 
 
 def _active_gate(evidence: Evidence) -> Gate:
@@ -345,7 +349,7 @@ def _active_gate(evidence: Evidence) -> Gate:
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if not n:
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, f"no scored {evidence.unit}", 0)
-    return _plain_gate(ACTIVE, GateStatus.PASSED, f"proved in every scored {evidence.unit}", n)
+    return _plain_gate(ACTIVE, GateStatus.PASSED, f"RL-Kernel is proved to run in every scored {evidence.unit}", n)
 
 
 def _blocks_gate(evidence: Evidence) -> Gate:
@@ -357,7 +361,7 @@ def _blocks_gate(evidence: Evidence) -> Gate:
     few = [f"{pair.pair} ({counted[pair.pair]})" for pair in evidence.scored if counted[pair.pair] < MIN_BLOCKS]
     detail = f"{n} of {count(len(found), 'block')} count"
     if few:
-        detail += f"; a session needs {MIN_BLOCKS}, fewer are in {name_some(few)}"
+        detail += f"; fewer than the {MIN_BLOCKS} blocks that a session needs: {name_some(few)}"
     if lost:
         shown = name_some(f"{block.session} block {block.number}: {block.reason}" for block in lost)
         detail += f"; lost: {shown}"

@@ -34,7 +34,7 @@ WORDS: Final = {
     Place.WITHIN: MemoryWord.SAME,
     Place.ACROSS: MemoryWord.INCONCLUSIVE,
 }
-NOT_RESERVED: Final = "; both variants of a session share reserved memory, which measure.design: parallel measures"
+NOT_RESERVED: Final = "; the variants of a session share reserved memory; only measure.design: parallel compares that"
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:
@@ -49,9 +49,9 @@ def judge_memory(analysis: Analysis) -> MemoryVerdict:
     word = WORDS[place_interval(effect, beyond=smallest, within=smallest)]
     share = f"{format_number(100 * smallest, 3)} %"
     meaning = {
-        MemoryWord.SMALLER: f"enabled needs less by more than {share}",
-        MemoryWord.LARGER: f"enabled needs more by more than {share}",
-        MemoryWord.SAME: f"both variants are within {share}",
+        MemoryWord.SMALLER: f"enabled's peak is lower by more than {share}",
+        MemoryWord.LARGER: f"enabled's peak is higher by more than {share}",
+        MemoryWord.SAME: f"the variants differ by less than {share}",
         MemoryWord.INCONCLUSIVE: f"too noisy to tell whether the change is within or beyond {share}",
     }[word]
     return MemoryVerdict(

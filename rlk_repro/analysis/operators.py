@@ -61,7 +61,7 @@ def _find_median(records: Sequence[tuple[int, Time]]) -> float | None:
 
 
 def _find_status(records: Sequence[Time], check: OracleCheck | None) -> tuple[OperatorStatus, str]:
-    """Return the first failure of a scored sweep or of the check, or ``passed`` with the remark of the check."""
+    """Return the first failure of the scored sweeps or of the float64 check, or ``passed`` with the check's remark."""
     if not records:
         return OperatorStatus.FAILED, "the process ended before a scored sweep"
     for record in (*records, *(() if check is None else (check,))):
@@ -131,7 +131,7 @@ def _make_result(
 
 
 def _find_kind(times: Iterable[Time]) -> OperatorKind:
-    """Return the kind of a cell; one process that ran native code makes the cell native."""
+    """Return the kind of a cell; a cell is native if any of its processes ran native code."""
     kinds = {time.kind for time in times}
     order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.TRAINER)
     return next(kind for kind in order if kind in kinds)

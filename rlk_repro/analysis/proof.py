@@ -39,7 +39,7 @@ _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIV
 
 
 def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> str:
-    """Return why a step does not prove its variant; the text is empty for a step that does.
+    """Return why a step's record does not show that the planned variant ran; empty if the record shows this.
 
     A step of enabled must have calls of the operator, and a step of baseline none.  ``planned`` is the variant of the
     step in the schedule of a session; it is None in a trial of one variant.
@@ -63,8 +63,8 @@ def prove(
 ) -> Proof:
     """Judge by the ops files of a trial whether RL-Kernel ran.
 
-    A baseline gets ``not requested`` if its files do not mention RL-Kernel; with any other status the trial is not a
-    clean baseline.
+    A baseline gets ``not requested`` if its files do not mention RL-Kernel; with any other status, RL-Kernel may have
+    run in the baseline.
 
     Args:
         planned: the steps of a session that count, each with its variant; None in a trial of one variant.
@@ -106,7 +106,7 @@ def _find_gap(ops_log: OpsLog) -> str:
 
 
 def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
-    """Return the operator that another RL-Kernel commit than the planned one served; empty without such a one."""
+    """Return which operator a commit of RL-Kernel other than ``commit`` served; empty without such an operator."""
     served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
     other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
     return "" if other is None else f"{other.op} is of RL-Kernel {other.version}, planned is {commit[:12]}"

@@ -92,7 +92,7 @@ class Session:
 
 
 def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> Session:
-    """Read the records of one planned session."""
+    """Read what one session recorded: its steps, proof, blocks and shadow steps."""
     record = read_record(plan, folder)
     schedule = make_schedule(plan.run.measure, trial.seed)
     step_times = next((item.values for item in record.series if item.metric == STEP_TIME), ())
@@ -159,7 +159,7 @@ def _find_fault(
 
 
 def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapping[int, str]) -> TrialResult:
-    """Make one arm; its summaries cover the scored steps of blocks that compare variants."""
+    """Make the arm of one variant; its summaries cover the scored steps of blocks that compare variants."""
     own = {step for step, rollout in enumerate(schedule.rollouts) if rollout.variant == variant}
     scored = [step for step in schedule.list_compared(faults) if step in own]
     series = tuple(_keep_steps(item, own) for item in whole.series)
@@ -257,7 +257,7 @@ def _make_metric(name: str, log_ratio: float) -> PairMetric:
 
 
 def _list_blocks(session: Session, slope: float) -> Iterator[BlockResult]:
-    """Yield the blocks in the order in which they ran, each with its effect on step time, adjusted for its tokens."""
+    """Yield the blocks in the order in which they ran, each with its effect on step time, adjusted for tokens."""
     for number, block in enumerate(session.schedule.blocks):
         log_ratio, tokens = session.effect(STEP_TIME, number), session.effect(_TOKENS, number)
         yield BlockResult(

@@ -1,4 +1,4 @@
-"""Judge the shadow steps, in which both routes compute the same microbatch on every rank."""
+"""Judge the shadow steps, in which RL-Kernel and the trainer's own functions compute the same microbatch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlk_repro.spec import Margins
 
 SHADOWS: Final = "same_numbers"
 CASES: Final = ("as trained", "peaked")
+ROUTES: Final = "RL-Kernel and the trainer's own functions"
 
 
 def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
@@ -51,29 +52,29 @@ def _worst(values: Iterable[float | None]) -> float | None:
 def make_shadow_gate(
     shadows: Sequence[ShadowResult], *, sessions: Sequence[str], is_planned: bool, margins: Margins
 ) -> Gate:
-    """Decide whether both routes give the same log-probs and gradients, in both cases of every scored session."""
+    """Decide whether RL-Kernel gives the trainer's own log-probs and gradients, in all cases of scored sessions."""
     found = [item for item in shadows if item.session in sessions]
     if not is_planned:
         return _make(GateStatus.NOT_APPLICABLE, "no shadow step was planned", found)
     beyond = [item for item in found if _is_beyond(item, margins)]
     if beyond:
-        return _make(GateStatus.FAILED, f"the routes differ in {_name(beyond[0], margins)}", found)
+        return _make(GateStatus.FAILED, f"{ROUTES} differ beyond a margin: {_name(beyond[0], margins)}", found)
     missing = [
-        f"{session} {case}"
+        f"{session}, case {case}"
         for session in sessions
         for case in CASES
         if not any((item.session, item.case) == (session, case) for item in found)
     ]
     if missing:
-        return _make(GateStatus.UNDECIDED, f"no comparison of both routes in {missing[0]}", found)
+        return _make(GateStatus.UNDECIDED, f"{ROUTES} were not compared in {missing[0]}", found)
     unknown = [item for item in found if item.error or item.log_prob_max is None or item.gradient_share is None]
     if unknown:
-        reason = unknown[0].error or "one of its numbers is not finite"
-        return _make(GateStatus.UNDECIDED, f"{unknown[0].session}, {unknown[0].case}: {reason}", found)
+        reason = unknown[0].error or "a difference is not finite"
+        return _make(GateStatus.UNDECIDED, f"{unknown[0].session}, case {unknown[0].case}: {reason}", found)
     if not found:
         return _make(GateStatus.UNDECIDED, "no scored session", found)
     worst = max(found, key=lambda item: item.log_prob_max or 0.0)
-    detail = f"both routes agree on one microbatch of every rank, at worst {_name(worst, margins)}"
+    detail = f"{ROUTES} agree on one microbatch of every rank; largest difference: {_name(worst, margins)}"
     return _make(GateStatus.PASSED, detail, found)
 
 
@@ -87,8 +88,8 @@ def _name(item: ShadowResult, margins: Margins) -> str:
         "unknown" if value is None else format_number(value, 2) for value in (item.log_prob_max, item.gradient_share)
     )
     return (
-        f"{item.session}, {item.case}: log-probs by up to {log_prob} (margin {margins.shadow_log_prob:g}), gradients "
-        f"at the logits by up to {gradient} of the largest (margin {margins.shadow_gradient_share:g})"
+        f"{item.session}, case {item.case}: log-probs {log_prob} (margin {margins.shadow_log_prob:g}), gradients at "
+        f"the logits {gradient} of the largest gradient (margin {margins.shadow_gradient_share:g})"
     )
 
 

@@ -27,7 +27,7 @@ PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """What the folder of a trial holds, without summaries and proof."""
+    """What the records in a trial's folder say; summaries and proof come later."""
 
     status: TrialStatus
     reason: str
@@ -37,7 +37,7 @@ class TrialRecord:
     rejects: dict[str, int]
 
     def to_result(self, plan: Plan, trial: Trial, proof: Proof, telemetry: TrialTelemetry | None) -> TrialResult:
-        """Make the result of the trial, without summaries."""
+        """Make the trial's result from this record; the result has no summaries yet."""
         return TrialResult(
             index=trial.index,
             name=trial.name,
@@ -60,7 +60,7 @@ class TrialRecord:
 
 
 def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
-    """Read exit record, log and ops files of a trial or session; the status is ``missing`` if it never started."""
+    """Read exit record, log and ops files of a trial or session; if it never started, its status is ``missing``."""
     ended = read_exit(folder)
     status, reason = ended.status, ended.reason
     ops = read_ops(folder)
@@ -139,7 +139,6 @@ def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
 
 
 def _place(folder: TrialDir, path: Path) -> str:
-    """Return the path of a file within the bundle."""
     return path.relative_to(folder.path.parent.parent).as_posix()
 
 

@@ -54,7 +54,7 @@ NOTHING_COMPARED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The part of an analysis that is computed from its pairs."""
+    """What an analysis concludes from its pairs or sessions."""
 
     effects: tuple[Effect, ...]
     noise_floor: NoiseFloor
@@ -208,7 +208,7 @@ def _choose_word(case: _Case) -> VerdictWord:
 
 
 def _speed_word(effect: Effect, case: _Case) -> VerdictWord:
-    """Choose the word by the interval; a high noise floor makes ``faster`` and ``slower`` harder to reach."""
+    """Return the word that an effect's interval gives; ``faster`` and ``slower`` must exceed the noise floor too."""
     return SPEED_WORDS[place_interval(effect, beyond=case.threshold, within=case.smallest)]
 
 
@@ -222,7 +222,7 @@ def _mean_disagrees(case: _Case) -> bool:
 
 def _headline(case: _Case, word: VerdictWord) -> str:
     if not case.evidence.comparisons:
-        return f"no {case.unit} was meant to compare: {_show_noise(case)}"
+        return f"no {case.unit} was planned to compare the variants: {_show_noise(case)}"
     if case.never_ran:
         fallen = (
             f"it fell back in {len(case.fallen_back)} of {count(case.evidence.num_planned, f'planned {case.unit}')}"
@@ -242,7 +242,7 @@ def _headline(case: _Case, word: VerdictWord) -> str:
 
 
 def _show_small_change(case: _Case) -> str:
-    """Return the small change of an equivalent result of sessions, if its interval excludes 1."""
+    """Return enabled's small change where sessions are equivalent and the interval of the ratio excludes 1."""
     effect = case.primary
     if not case.evidence.is_crossover or None in (effect.low, effect.high, effect.ratio):
         return ""
@@ -261,9 +261,9 @@ def _why_inconclusive(case: _Case) -> str:
     if case.primary.n < case.least:
         return f"{count(case.primary.n, f'scored {case.unit}')}, at least {case.least} are needed"
     if undecided:
-        return f"undecided on {name_some(gate.name for gate in undecided)}"
+        return f"undecided gates: {name_some(gate.name for gate in undecided)}"
     if _mean_disagrees(case):
-        return "median and mean of the step time do not agree"
+        return "the medians and the means of the step time give different words"
     if case.threshold > case.smallest:
         return (
             f"the interval is not wholly beyond {_show_threshold(case)}, nor wholly within {_show_size(case.smallest)}"
@@ -316,7 +316,7 @@ def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
         return ""
     if (median < 1) is (by_mean.ratio < 1):
         return ""
-    return f"; with rare slow steps counted, by means, {_show_ratio(by_mean, case.unit)}"
+    return f"; means, which count rare slow steps, give {_show_ratio(by_mean, case.unit)}"
 
 
 def _name_lost(case: _Case) -> str:
@@ -344,12 +344,12 @@ def _reasons(case: _Case, *, is_exploratory: bool) -> Iterator[str]:
     if case.floor.is_measured or not case.evidence.is_crossover:
         yield _reason_for_floor(case)
     if case.by_mean is not None and _mean_disagrees(case):
-        yield f"with rare slow steps counted, by means, not medians: {_show_effect(case.by_mean, case.unit)}"
+        yield f"means, which count rare slow steps, instead of medians: {_show_effect(case.by_mean, case.unit)}"
     yield from _reasons_from_trials(case)
     p = case.primary.p_value
     if _speed_word(case.primary, case) in SHOWN and p is not None and p > case.evidence.measure.alpha:
         what = "randomisation" if case.evidence.is_crossover else "sign-flip"
-        yield f"the exact {what} p is {format_number(p, 3)}: the interval alone carries the difference"
+        yield f"the exact {what} p is {format_number(p, 3)}: only the interval shows the difference"
 
 
 def _reasons_from_gates(case: _Case) -> Iterator[str]:
@@ -377,7 +377,7 @@ def _reasons_from_trials(case: _Case) -> Iterator[str]:
         yield f"{case.unit} {pair.pair} void: {pair.reason}"
     for reason in dict.fromkeys(pair.control_reason for pair in case.fallen_back):
         names = name_some((pair.pair for pair in case.fallen_back if pair.control_reason == reason), limit=12)
-        yield f"used as control {case.unit}s: {names}: {reason}"
+        yield f"counted as control {case.unit}s: {names}: {reason}"
     for pair in case.evidence.scored:
         for name in (pair.first, pair.second):
             share = case.evidence.trials[name].throttled_fraction or 0.0

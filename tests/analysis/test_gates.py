@@ -211,13 +211,17 @@ def test_margins_come_from_the_measurement_plan() -> None:
 @pytest.mark.parametrize(
     ("differences", "status", "detail"),
     [
-        (None, UNDECIDED, "were not compared"),
-        ((), PASSED, "equal outside the declared switches"),
-        ((Finding(Level.WARNING, "host.kernel", "6.8", "6.9"),), PASSED, "equal outside the declared switches"),
+        (None, UNDECIDED, "the variants were not compared"),
+        ((), PASSED, "the variants are equal outside the declared switches"),
+        (
+            (Finding(Level.WARNING, "host.kernel", "6.8", "6.9"),),
+            PASSED,
+            "the variants are equal outside the declared switches",
+        ),
         (
             tuple(Finding(Level.BLOCKING, f"gpu.{i}", "a", "b") for i in range(5)),
             FAILED,
-            "differ in gpu.0, gpu.1, gpu.2 and 2 more",
+            "the variants differ in gpu.0, gpu.1, gpu.2 and 2 more",
         ),
     ],
 )
@@ -235,7 +239,7 @@ def test_every_scored_step_must_be_recorded() -> None:
 @pytest.mark.parametrize(
     ("proof", "status", "detail"),
     [
-        (ProofStatus.PROVED, PASSED, "proved in every scored pair"),
+        (ProofStatus.PROVED, PASSED, "RL-Kernel is proved to run in every scored pair"),
         (
             ProofStatus.NATIVE,
             UNDECIDED,

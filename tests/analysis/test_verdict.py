@@ -167,7 +167,7 @@ def test_a_headline_quotes_a_failed_gate_and_no_speed() -> None:
 def test_an_undecided_gate_is_named() -> None:
     verdict = judge_pairs(make_pairs(*around(0.95), without=("raw_reward", "peak_memory_bytes"))).verdict
     assert verdict.word is INCONCLUSIVE
-    assert verdict.headline.startswith("inconclusive: undecided on raw_reward, peak_memory_bytes; step time ratio")
+    assert verdict.headline.startswith("inconclusive: undecided gates: raw_reward, peak_memory_bytes; step time ratio")
     assert "undecided: raw_reward: mean difference enabled - baseline is not recorded" in verdict.reasons
 
 
@@ -204,7 +204,7 @@ def test_enabled_that_never_ran_shows_noise_and_no_speed() -> None:
         "no pair was scored, so nothing else could be measured",
         "noise floor 0.152 %, the farther end of the 95 % interval of 6 control pairs",
     )
-    assert "used as control pairs: p1, p2, p3, p4, p5, p6: logp fell back everywhere" in judgement.verdict.reasons
+    assert "counted as control pairs: p1, p2, p3, p4, p5, p6: logp fell back everywhere" in judgement.verdict.reasons
     assert (judgement.effects[0].n, judgement.noise_floor.n, judgement.verdict.num_pairs) == (0, 6, 0)
 
 
@@ -278,14 +278,17 @@ def test_control_pairs_alone_measure_noise() -> None:
     judgement = judge_pairs(make_controls(1.01, 0.99, 1.0))
     assert judgement.verdict.word is INCONCLUSIVE
     assert judgement.verdict.headline == (
-        "no pair was meant to compare: 3 control pairs show noise in step time of up to 2.52 % (95 % interval)"
+        "no pair was planned to compare the variants: 3 control pairs show noise in step time of up to 2.52 % "
+        "(95 % interval)"
     )
     assert "pairs: 0 of 0 planned pairs scored" in [f"{gate.name}: {gate.detail}" for gate in judgement.gates]
 
 
 def test_a_run_without_pairs_is_inconclusive() -> None:
     judgement = judge_pairs([])
-    assert judgement.verdict.headline == "no pair was meant to compare: noise not measured, 0 control pairs"
+    assert (
+        judgement.verdict.headline == "no pair was planned to compare the variants: noise not measured, 0 control pairs"
+    )
     assert judgement.verdict.word is INCONCLUSIVE
 
 
@@ -297,8 +300,12 @@ def test_a_mean_that_is_shown_slower_withholds_the_word() -> None:
     pairs = [make_pair(f"p{i}", steps=stalling(ratio, 600.0)) for i, ratio in enumerate(around(0.95))]
     verdict = judge_pairs(pairs).verdict
     assert verdict.word is INCONCLUSIVE
-    assert verdict.headline.startswith("inconclusive: median and mean of the step time do not agree; step time ratio")
-    assert any(reason.startswith("with rare slow steps counted, by means, not medians: ") for reason in verdict.reasons)
+    assert verdict.headline.startswith(
+        "inconclusive: the medians and the means of the step time give different words; step time ratio"
+    )
+    assert any(
+        reason.startswith("means, which count rare slow steps, instead of medians: ") for reason in verdict.reasons
+    )
 
 
 def test_a_mean_that_only_seems_slower_is_in_the_headline() -> None:
@@ -306,7 +313,7 @@ def test_a_mean_that_only_seems_slower_is_in_the_headline() -> None:
     pairs = [make_pair(f"p{i}", steps=stalling(ratio, slow[i])) for i, ratio in enumerate(around(0.95))]
     verdict = judge_pairs(pairs).verdict
     assert verdict.word is FASTER
-    assert "; with rare slow steps counted, by means, 1." in verdict.headline
+    assert "; means, which count rare slow steps, give 1." in verdict.headline
 
 
 def test_secondary_effects_are_corrected_among_themselves() -> None:
@@ -344,7 +351,7 @@ def test_a_verdict_without_a_small_sign_flip_p_says_so() -> None:
     pairs = make_pairs(0.95, 0.94, 0.95, 0.96, 0.94, 1.001)
     verdict = judge_pairs(pairs, measure=MEASURE.model_copy(update={"smallest_effect_pct": 0.5})).verdict
     assert verdict.word is FASTER
-    assert verdict.reasons[-1] == "the exact sign-flip p is 0.0625: the interval alone carries the difference"
+    assert verdict.reasons[-1] == "the exact sign-flip p is 0.0625: only the interval shows the difference"
 
 
 def test_every_gate_status_gives_a_verdict() -> None:

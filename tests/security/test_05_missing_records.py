@@ -43,8 +43,8 @@ def test_a_bundle_without_any_record_is_never_faster_and_its_report_says_what_is
     code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
     assert code == 0
     assert "INCONCLUSIVE" in out
-    assert "undecided on manifests" in " ".join(out.split())
-    assert "equal outside the declared switches" not in out
+    assert "undecided gates: manifests" in " ".join(out.split())
+    assert "are equal outside the declared switches" not in " ".join(out.split())
     page = (tmp_path / "out" / "report.md").read_text()
     assert "- variants differ in: planned, but not recorded: VIME_RL_KERNEL" in page
     assert "## What differs between the variants, as planned" in page
@@ -54,7 +54,9 @@ def test_a_bundle_without_any_record_is_never_faster_and_its_report_says_what_is
 def test_missing_records_are_named_up_to_a_limit(tmp_path: Path) -> None:
     analysis = analyse(make_run(tmp_path / "id", GAIN, strip))
     assert gate_of(analysis).status is GateStatus.UNDECIDED
-    assert gate_of(analysis).detail.startswith(f"not compared, because of missing trials/{BASELINE}/command.json, ")
+    assert gate_of(analysis).detail.startswith(
+        f"the variants were not compared; missing: trials/{BASELINE}/command.json, "
+    )
     found = [item.found for item in analysis.findings]
     assert found[:20] == ["missing"] * 20
     assert found[20:] == ["missing, and 16 more alike"]
@@ -94,7 +96,7 @@ def swap_node(run_dir: RunDir) -> None:
 def test_every_single_record_is_needed(tmp_path: Path, change: Change, where: str) -> None:
     analysis = analyse(make_run(tmp_path / "id", GAIN, change))
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
-    assert gate_of(analysis).detail == f"not compared, because of missing {where}"
+    assert gate_of(analysis).detail == f"the variants were not compared; missing: {where}"
     assert where in {item.where for item in analysis.findings}
 
 
@@ -114,7 +116,7 @@ def test_the_libraries_of_every_rank_are_needed(two_ranks: RunDir) -> None:
     two_ranks.trial(BASELINE).libraries_file(1).unlink()
     analysis = analyse(two_ranks)
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
-    assert gate_of(analysis).detail == f"not compared, because of missing trials/{BASELINE}/libraries/1.json"
+    assert gate_of(analysis).detail == f"the variants were not compared; missing: trials/{BASELINE}/libraries/1.json"
 
 
 def test_the_libraries_of_every_rank_are_compared(two_ranks: RunDir) -> None:

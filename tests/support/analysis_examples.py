@@ -279,9 +279,9 @@ def _make_gates(n: int) -> tuple[Gate, ...]:
         make("train_rollout_logprob_abs_diff", ratio, (1.004, 0.991, 1.017, 1.05)),
         make("peak_memory_bytes", ratio, (0.981, 0.978, 0.984, 1.02)),
         make("response_length_mean", ratio, (1.001, 0.994, 1.008, 1.02)),
-        make("manifests", "equal outside the declared switches"),
+        make("manifests", "the variants are equal outside the declared switches"),
         make("steps", "every scored step present"),
-        make("rl_kernel_active", "proved in every scored pair"),
+        make("rl_kernel_active", "RL-Kernel is proved to run in every scored pair"),
         make("pairs", f"{n} of {n} planned pairs scored"),
     )
 

@@ -39,7 +39,7 @@ SURVIVORS = {
         MARGIN: "none is left free",
         REWARD_MARGIN: "a reward must not fall at all",
         "measure.pairs": "sessions are run, and no pairs",
-        "measure.shadow_steps": "no comparison of both routes",
+        "measure.shadow_steps": "the trainer's own functions were not compared",
         "measure.warmup_steps": "every step is scored",
         "workload.rollouts_seed": "a seed like any other",
         "workload.model.arguments.moe-aux-loss-coeff": "as upstream's scripts have it",
