@@ -1,4 +1,4 @@
-"""Write the tar of a bundle in exactly one form, and read it with checks; the whole is never held in memory.
+"""Write the tar of a bundle in exactly one form, and read a tar with checks; memory never holds a whole bundle.
 
 tarfile's own reader is not used, because its behaviour depends on Python's patch release: 3.11.7 reads beyond the end
 of a pax record, and a broken header after the first member silently ends the archive. seal.py decides which files a
@@ -107,7 +107,7 @@ class ArchiveWriter:
         self._gzip = GzipWriter(stream)
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write one file and return its number of bytes; if that differs from its size, the archive is invalid."""
+        """Write one file and return how many bytes it had; unless these are ``size_bytes``, the archive is invalid."""
         self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:
@@ -129,9 +129,8 @@ class ArchiveReader:
 
     Attributes:
         is_own: whether the header says that ``ArchiveWriter`` packed the archive.
-        foreign_member: the first member whose header or padding ``ArchiveWriter`` would have written differently.  It
-        is
-            used only for other tools' archives; ``is_as_packed`` covers our own.
+        foreign_member: in an archive of another tool, the first member whose header or padding ``ArchiveWriter`` would
+            have written differently.
     """
 
     def __init__(self, stream: BinaryIO, archive: str, *, limits: Limits | None = None) -> None:
@@ -154,7 +153,7 @@ class ArchiveReader:
 
     @property
     def is_as_packed(self) -> bool:
-        """Whether no byte of an own archive changed since it was packed; known after the iteration."""
+        """Whether no byte of an archive of ``ArchiveWriter`` changed since; known after the iteration."""
         return self._gzip.is_as_packed
 
     def data(self) -> Iterator[memoryview]:
@@ -190,7 +189,7 @@ class ArchiveReader:
             blocks += body
             body = body[: info.size]
             overrides |= self._parse_pax(body) if info.type == tarfile.XHDTYPE else {"path": _parse_long_name(body)}
-        return self._place.refuse("refused, too many headers for one member")
+        return self._place.refuse("refused: too many headers for one member")
 
     def _parse_header(self, block: bytes) -> tarfile.TarInfo:
         try:
@@ -204,7 +203,7 @@ class ArchiveReader:
     def _take_extension(self, num_bytes: int) -> bytes:
         if num_bytes > _MAX_EXTENSION_BYTES:
             limit = format_bytes(_MAX_EXTENSION_BYTES)
-            self._place.refuse("refused, name too long", got=format_bytes(num_bytes), expected=f"at most {limit}")
+            self._place.refuse("refused: name too long", got=format_bytes(num_bytes), expected=f"at most {limit}")
         return self._take(num_bytes + -num_bytes % _BLOCK_BYTES)
 
     def _parse_pax(self, body: bytes) -> dict[str, str]:
@@ -230,7 +229,7 @@ class ArchiveReader:
         size_bytes = self._find_size(info, overrides)
         self._gzip.check_room(size_bytes)
         if is_folder and size_bytes:
-            self._place.refuse("refused, a folder entry with content")
+            self._place.refuse("refused: a folder entry with content")
         self._place.member = name or "."
         self._register(name, is_file=not is_folder)
         if not self.is_own and self.foreign_member is None and blocks != render_header(name, size_bytes):
@@ -239,9 +238,9 @@ class ArchiveReader:
 
     def _check_type(self, kind: bytes, overrides: dict[str, str]) -> None:
         if kind not in _FILE_TYPES and kind != tarfile.DIRTYPE:
-            self._place.refuse(f"refused, {_REFUSED_TYPES.get(kind, f'a tar entry of type {kind!a}')}")
+            self._place.refuse(f"refused: {_REFUSED_TYPES.get(kind, f'a tar entry of type {kind!a}')}")
         if any(key.startswith("GNU.sparse") for key in overrides):
-            self._place.refuse("refused, a sparse file")
+            self._place.refuse("refused: a sparse file")
 
     def _check_path(self, path: str, is_folder: bool) -> str:
         """Return the name in the run directory, without a leading ``./``, which ``tar -C folder .`` writes."""
@@ -250,13 +249,13 @@ class ArchiveReader:
         name = path.removeprefix("./")
         unsafe = find_unsafe(name)
         if unsafe is not None:
-            self._place.refuse(f"refused, {unsafe}")
+            self._place.refuse(f"refused: {unsafe}")
         return name
 
     def _find_size(self, info: tarfile.TarInfo, overrides: dict[str, str]) -> int:
         text = overrides.get("size", str(info.size))
         if not re.fullmatch("[0-9]{1,20}", text):
-            self._place.refuse("refused, size is not a number", got=text)
+            self._place.refuse("refused: size is not a number", got=text)
         return int(text)
 
     def _register(self, name: str, *, is_file: bool) -> None:
@@ -265,16 +264,16 @@ class ArchiveReader:
         ``_is_file`` holds True for files, False for folders, None for folders known only as part of a path.
         """
         if name in self._is_file and (is_file or self._is_file[name] is not None):
-            self._place.refuse("refused, appears twice")
+            self._place.refuse("refused: appears twice")
         self._is_file[name] = is_file
         while name:
             name = name.rpartition("/")[0]
             if name in self._is_file and not self._is_file[name]:
                 break  # this folder and all folders above it are known already
             if self._is_file.setdefault(name, None):
-                self._place.refuse("refused, lies inside a file")
+                self._place.refuse("refused: lies inside a file")
         if len(self._is_file) > self._gzip.most_members:
-            self._place.refuse("refused, too many members", expected=f"at most {self._gzip.most_members}")
+            self._place.refuse("refused: too many members", expected=f"at most {self._gzip.most_members}")
 
     def _note_foreign(self, name: str) -> None:
         self.foreign_member = self.foreign_member or name or "."

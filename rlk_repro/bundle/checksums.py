@@ -26,7 +26,7 @@ _PLAIN: Final = {escape: plain for plain, escape in _ESCAPES.items()}
 
 
 def render_checksums(digests: Mapping[str, str]) -> bytes:
-    """One line per file, sorted by the bytes of its name; a name with a line break or backslash is escaped."""
+    """Return one line per file, sorted by the bytes of the name; a name with a line break or backslash is escaped."""
     return b"".join(_render_line(name, digests[name]) for name in sorted(digests, key=sort_key))
 
 
@@ -42,7 +42,7 @@ def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
     for number, line in enumerate(io.BytesIO(data), start=1):
         if len(findings) >= MAX_FINDINGS:
             findings.append(
-                _line_finding(number, "few wrong lines", "too many: this line and all later lines were not read")
+                _line_finding(number, "few wrong lines", "too many: this line and the lines after it were not read")
             )
             break
         parsed = _parse_line(line)

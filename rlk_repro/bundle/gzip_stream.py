@@ -58,17 +58,17 @@ class Limits:
     small_num_lines: int = 500_000
 
     def most_bytes(self, file_bytes: int) -> int:
-        """The largest number of inflated bytes that a file of that size may hold."""
+        """Return the largest number of bytes that a file of this size may inflate to."""
         beyond_bytes = max(0, file_bytes - self.small_file_bytes)
         return min(self.total_bytes, self.small_total_bytes + self.ratio * beyond_bytes)
 
     def most_members(self, file_bytes: int) -> int:
-        """The largest number of entries that a file of that size may hold."""
+        """Return the largest number of entries that a file of this size may hold."""
         is_small = file_bytes <= self.small_file_bytes
         return min(self.num_members, self.small_num_members) if is_small else self.num_members
 
     def most_lines(self, file_bytes: int) -> float:
-        """Most lines that a small file may hold; in larger files lines are not counted, to save time."""
+        """Return the largest number of lines that a file of this size may hold; in large files no line is counted."""
         return self.small_num_lines if file_bytes <= self.small_file_bytes else math.inf
 
 
@@ -113,7 +113,7 @@ class GzipReader:
         return piece
 
     def check_room(self, size_bytes: int) -> None:
-        """Refuse a member of that size before a byte of it is read."""
+        """Refuse a member that would exceed a limit, before any byte of the member is read."""
         limits, expected_bytes = self._limits, self._num_inflated_bytes + size_bytes
         if expected_bytes > limits.total_bytes:
             self._refuse_size(expected_bytes)
@@ -154,7 +154,7 @@ class GzipReader:
         self._place.refuse("gzip header is damaged (a name without end)")
 
     def _read_compressed(self) -> bytes:
-        """Read one step; steps grow with the position: small files locate damage well, large ones read fast."""
+        """Read the next compressed bytes: few at first, which locates damage well, and more later, which is fast."""
         step_bytes = min(max(self._num_read_bytes >> 6, 256), CHUNK_BYTES >> 3)
         data = self._stream.read(step_bytes)
         self._num_read_bytes += len(data)
@@ -193,22 +193,22 @@ class GzipReader:
         self._num_lines_left -= piece.count(b"\n")
         if self._num_lines_left < 0:
             limit = f"at most {self._limits.small_num_lines} in a file of {format_bytes(self._file_bytes)}"
-            self._place.refuse("refused, too many lines", expected=limit)
+            self._place.refuse("refused: too many lines", expected=limit)
 
     def _check_most(self, num_bytes: int) -> None:
         most_bytes = self._limits.most_bytes(self._file_bytes)
         if num_bytes > most_bytes:
             limit = f"at most {format_bytes(most_bytes)} from a file of {format_bytes(self._file_bytes)}"
-            self._place.refuse("refused, a compression bomb", got=format_bytes(num_bytes), expected=limit)
+            self._place.refuse("refused: a compression bomb", got=format_bytes(num_bytes), expected=limit)
 
     def _refuse_size(self, num_bytes: int) -> NoReturn:
         limit = format_bytes(self._limits.total_bytes)
-        self._place.refuse("refused, too large in all", got=format_bytes(num_bytes), expected=f"at most {limit}")
+        self._place.refuse("refused: too large in all", got=format_bytes(num_bytes), expected=f"at most {limit}")
 
     def _refuse_ratio(self, num_bytes: int, num_compressed_bytes: int) -> NoReturn:
         found = f"{format_bytes(num_bytes)} from {format_bytes(num_compressed_bytes)}"
         limit = f"at most {self._limits.ratio} to 1"
-        self._place.refuse("refused, a compression bomb", got=found, expected=limit)
+        self._place.refuse("refused: a compression bomb", got=found, expected=limit)
 
     def _check_trailer(self, tail: bytes, crc: int) -> None:
         while len(tail) <= _TRAILER_BYTES and (more := self._read_compressed()):

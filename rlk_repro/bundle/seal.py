@@ -182,7 +182,7 @@ class FolderReader:
 
 
 def seal(run_dir: RunDir) -> str:
-    """Write SHA256SUMS over every packed file and return the bundle id, its sha256.
+    """Write SHA256SUMS over every packed file and return the bundle id, which is the sha256 of SHA256SUMS.
 
     Raises:
         CheckFailed: the directory holds a link or device, or it was sealed before and differs now.
@@ -227,7 +227,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
 
 
 def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> RunDir:
-    """Unpack into a new folder, which becomes the run directory; on failure it does not appear.
+    """Unpack into a new folder, which becomes the run directory; after a failure there is no such folder.
 
     Raises:
         BundleUnreadable: the bundle is broken, unsafe or beyond the limits.
@@ -297,7 +297,7 @@ def is_folder(path: Path) -> bool:
     """Tell whether the path is a run directory instead of a packed bundle.
 
     Raises:
-        BundleUnreadable: this user may not read it, or it is another folder.
+        BundleUnreadable: this user may not read the path, or the path is a folder of another kind.
     """
     try:
         if not path.is_dir():
@@ -393,7 +393,6 @@ def _read_status(pieces: Iterable[Piece]) -> str:
 
 
 def _load_own(pieces: Iterable[Piece], max_bytes: int = files.MAX_JSON_BYTES) -> Any:
-    """Load a JSON file of the bundle; return None if it cannot be read."""
     try:
         return parse_json("", read_own(pieces, max_bytes) or b"", max_bytes=max_bytes)
     except BundleUnreadable:

@@ -65,7 +65,7 @@ class Verification:
 
 @dataclass
 class _Contents:
-    """The result of one pass over the members."""
+    """What one pass over a bundle's members found."""
 
     digests: dict[str, str] = field(default_factory=dict)
     checksums: bytes | None = None
@@ -159,7 +159,7 @@ def _read(reader: ArchiveReader | FolderReader, contents: _Contents) -> None:
 
 
 def _find_schema(name: str) -> int | None:
-    """Return the newest schema of a file that rlk-repro writes; None for other files."""
+    """Return the newest schema number of a file that rlk-repro writes; None for other files."""
     parts = name.split("/")
     if len(parts) == _PARTS_OF_NODE_AND_TRIAL_FILES:
         parts[1] = "*"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -83,7 +83,7 @@ class Testbed(Model):
     __test__ = False
 
     gpu: Text
-    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name its driver reports")
+    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the GPU's name in its driver")
     num_gpus: Count = 1
     stack: Text
     unknown: tuple[Text, ...] = ()
@@ -227,7 +227,8 @@ def claim_problems(claim: Claim) -> list[PathProblem]:
 
 def _source_problems(claim: Claim) -> Iterator[PathProblem]:
     if claim.source.document is None and claim.source.thread is None:
-        yield ("source",), "has no source to look it up", claim.source.repository, "a document or a thread"
+        what = "does not say where the claim was published"
+        yield ("source",), what, claim.source.repository, "a document or a thread"
 
 
 def _row_problems(claim: Claim) -> Iterator[PathProblem]:
@@ -247,18 +248,15 @@ def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem
     measurable = MEASURABLE[check.operator]
     if set(check.settings) != set(measurable.settings):
         expected = ", ".join(measurable.settings) or "none"
-        yield ("check", "settings"), "differ from the settings of this operator", sorted(check.settings), expected
+        what = "the settings are not those of the operator"
+        yield ("check", "settings"), what, sorted(check.settings), expected
     if claim.dtype is None:
-        yield ("check", "operator"), "has no number type", None, "dtype in the claim"
+        yield ("check", "operator"), "the claim has no number type", None, "dtype in the claim"
     for index, row in enumerate(claim.rows):
         if set(row.shape) != set(measurable.dimensions):
             expected = ", ".join(measurable.dimensions)
-            yield (
-                ("rows", str(index), "shape"),
-                "differ from the dimensions of this operator",
-                sorted(row.shape),
-                expected,
-            )
+            what = "the dimensions are not those of the operator"
+            yield ("rows", str(index), "shape"), what, sorted(row.shape), expected
 
 
 def _comparison_problems(
@@ -273,11 +271,12 @@ def _comparison_problems(
     if quantity.unit not in units:
         yield ("quantity",), "has another unit", quantity.unit, f"one in {', '.join(sorted(units))}"
     if quantity.pass_ not in measurable.passes:
-        yield ("quantity",), "belongs to a pass that is not measured", quantity.pass_, ", ".join(measurable.passes)
+        what = "the quantity's pass is not measured for this operator"
+        yield ("quantity",), what, quantity.pass_, ", ".join(measurable.passes)
     for name in comparison.implementations:
         if name not in measurable.implementations:
             menu = f"one of {', '.join(measurable.implementations)}"
-            yield (), "no such implementation of this operator", name, menu
+            yield (), "the operator has no such implementation", name, menu
     yield from _chosen_rows_problems(claim, comparison)
 
 
@@ -287,8 +286,8 @@ def _chosen_rows_problems(claim: Claim, comparison: SpeedComparison | MemoryComp
         if name not in names:
             yield ("rows",), "no such row", name, f"one of {', '.join(names)}"
     if all(find_published(claim, row, comparison) is None for row in chosen_rows(claim, comparison)):
-        what: Any = comparison.quantity
-        yield ("quantity",), "no row has published values to compare", what, "values of these implementations"
+        what = "no row has published values to compare"
+        yield ("quantity",), what, comparison.quantity, "values of these implementations"
 
 
 def chosen_rows(claim: Claim, comparison: SpeedComparison | MemoryComparison) -> list[Row]:

@@ -1,6 +1,6 @@
 """Compare measurements of this machine with published ones: ratios of times, and memory.
 
-On other hardware than the published one a word is only about the ratio on this hardware.
+On hardware other than the claim's, a word only compares the ratio on this hardware with the published ratio.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from rlk_repro.rundir.operator_results import OperatorStatus
 # A published "~0 MB" or "0.00 GB" may hide this much memory: workspaces, and one value per row.
 ZERO_BYTES: Final = 32 << 20
 NO_GPU: Final = "this machine has no GPU, and speed is not checked on a CPU"
-COMPUTED: Final = "only its memory formula was checked; no measurement ran"
+COMPUTED: Final = "only the formula of the published memory was checked; nothing was measured"
 _HOLDS: Final = {True: Word.ARITHMETIC, False: Word.REPRODUCED}
-NOTHING_COMPARED: Final = "the published run went out of memory, so there is no value to compare with"
+NOTHING_COMPARED: Final = "the published run ran out of memory, so no published value can be compared"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,7 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
         return NO_GPU
     for measurement in measurements:
         if measurement is None:
-            return "was not measured"
+            return "a measurement is missing"
         if measurement.status is OperatorStatus.OOM:
             return f"{measurement.cell.implementation} ran out of memory here"
         if measurement.status is not OperatorStatus.PASSED:
@@ -233,6 +233,6 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Return the word for a comparison without numbers: only out of memory on the published hardware is a result."""
+    """Return the word for a comparison without numbers: only running out of memory on the claim's hardware counts."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

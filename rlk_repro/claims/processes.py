@@ -1,7 +1,7 @@
-"""Run ``python -m rlk_repro.bench.claims`` and collect its measurements, even if a cell kills the process.
+"""Run ``python -m rlk_repro.bench.claims`` and collect its measurements, even if a measurement kills the process.
 
-The process answers cell by cell.  When it dies, the current cell has failed and a new process measures the other cells.
-An implementation that gave no answer in time is not tried again.
+The process answers cell by cell; a cell is one measurement.  When the process dies, the current cell has failed and a
+new process measures the other cells.  An implementation that gave no answer in time is not tried again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
 
 
 def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Sequence[Cell]:
-    """Return the unanswered cells that no other process is to measure."""
+    """Return the cells without an answer that another process must not try again."""
     if not is_started:
         return rest
     if is_silent:
@@ -115,12 +115,12 @@ def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Measurement]]:
 
 def _failed(cell: Cell, done: proc.Completed) -> Measurement:
     if done.is_timeout:
-        reason = "no answer in time"
+        reason = "the measuring process gave no answer in time"
     elif done.returncode < 0:
-        reason = f"its process was killed by {Signals(-done.returncode).name}"
+        reason = f"the measuring process was killed by {Signals(-done.returncode).name}"
     else:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[-1] if lines else f"its process ended with {done.returncode}"
+        reason = lines[-1] if lines else f"the measuring process ended with exit code {done.returncode}"
     return Measurement(
         cell=cell, status=OperatorStatus.FAILED, reason=hide_places(" ".join(reason.split()))[:MAX_REASON]
     )

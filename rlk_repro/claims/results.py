@@ -76,7 +76,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The request to a measuring process: cells of one claim, and the shape of each of its rows."""
+    """The request to a measuring process: the cells of one claim, and the shape of each row of that claim."""
 
     operator: str
     settings: Mapping[str, float]
@@ -120,7 +120,7 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """The result of one claim; ``is_same_hardware`` is None without a GPU here or hardware in the claim."""
+    """The result of one claim; ``is_same_hardware`` is None if this machine has no GPU or the claim names none."""
 
     claim: str
     title: str

@@ -26,7 +26,7 @@ def check_lines(check: ClaimsCheck) -> Iterator[str]:
     counts = check.count()
     yield ", ".join(f"{number} {word}" for word, number in counts.items()) + " (rows)"
     if any(_is_elsewhere(result) for result in check.results):
-        yield "on other hardware a word is about ratios and bytes here, and says nothing about the published hardware"
+        yield "on other hardware, a word is about this machine's ratios and bytes, not about the published hardware"
 
 
 def _list_tools(check: ClaimsCheck) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _hardware_word(result: ClaimResult) -> str:
 
 
 def _is_elsewhere(result: ClaimResult) -> bool:
-    """Whether a claim was measured on hardware other than the claim's."""
+    """Tell whether the check measured on hardware other than the claim's."""
     return bool(result.measurements) and not result.is_same_hardware
 
 

@@ -47,7 +47,7 @@ class Match(StrEnum):
 
 
 MEANINGS: Final = {
-    Match.UNDECIDED: "cannot prove that the same code ran: hashes missing",
+    Match.UNDECIDED: "hashes are missing, so nothing proves that the same code ran",
     Match.NOT_COMPARABLE: "the two results cannot be compared",
 }
 
@@ -127,7 +127,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """One quantity of both results, and whether its two values are compatible."""
+    """A quantity that both results have, in words, and whether its two values are compatible."""
 
     is_compatible: bool
     text: str
@@ -142,7 +142,7 @@ def compare_analyses(
 ) -> Comparison:
     """Compare two results bitwise where all seeded metrics are equal, else by speed and training levels.
 
-    Operators are compared cell by cell and never bitwise, because the record of an operator is a time.
+    Operators are never compared bitwise, because the record of an operator is a time.
     ``code`` lists how the code that ran differs.  ``margin``, a fraction, is the run's margin for replays, by default
     the verdict's smallest effect.  A trial that failed on either side, or whose proof differs, makes the results not
     comparable.
@@ -158,7 +158,7 @@ def compare_analyses(
     obstacles += [] if is_bitwise else find_other_hardware(recorded, new)
     judged = _describe_bitwise(recorded, new) if is_bitwise else _judge(recorded, new, matches, margin)
     if judged is None:
-        obstacles.append("not identical, and a side has no interval of the step time ratio")
+        obstacles.append("the results are not identical, and one of them has no interval of the step time ratio")
     level, meaning = judged or (Match.NOT_COMPARABLE, "")
     if obstacles or unidentified:
         level = Match.NOT_COMPARABLE if obstacles else Match.UNDECIDED
@@ -184,14 +184,14 @@ def compare_analyses(
 
 
 def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
-    """Return the level of identical numbers; the difference in speed is reported with it and decides nothing."""
+    """Return the level of results with identical numbers, and why; the reason mentions speed, which decides nothing."""
     speed = _compare_speed(recorded, new)
     text = "losses and rewards are identical, step by step"
     return Match.BITWISE, text if speed is None else f"{text}; {speed[1]}"
 
 
 def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:
-    """Return the level of two results that are not identical, and why; None where no ratio has two intervals."""
+    """Return the level of two results that are not identical, and why; None where a result has no interval."""
     apart = next((match.text for match in matches if not match.is_compatible), None)
     if recorded.operators:
         return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
@@ -212,7 +212,7 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
 
 
 def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[RatioDifference, str] | None:
-    """Return the difference between the step time ratios, and its text; None where a side has no interval."""
+    """Return the difference between the step time ratios, also in words; None where a result has no interval."""
     old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)
     difference = None if old is None or now is None else find_difference(old, now)
     if old is None or now is None or difference is None:
@@ -243,7 +243,7 @@ def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
-    """Report the machines' own speed and noise; they are not judged, because a replay has to reproduce the effect."""
+    """Yield lines on both machines' speed and noise, which no level depends on: a replay must reproduce the effect."""
     old, now = (_baseline_step_time_s(analysis) for analysis in (recorded, new))
     if old and now:
         yield f"baseline step time: recorded {format_number(old)} s, now {format_number(now)} s (mean of trial medians)"
@@ -266,7 +266,7 @@ def _find_obstacles(recorded: Analysis, new: Analysis) -> Iterator[str]:
     for old in recorded.trials:
         trial = by_name.get(old.name)
         if trial is None:
-            yield f"{old.name}: not in the new result"
+            yield f"{old.name}: the new result lacks this trial"
         elif (old.status, trial.status) != (TrialStatus.OK, TrialStatus.OK):
             yield f"{old.name}: recorded {old.status}, now {trial.status}"
         elif old.proof is not trial.proof:
@@ -299,7 +299,7 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
             text = f"{name}: recorded {format_percent(was)} (n={old.n}), now {format_percent(is_now)} (n={now.n})"
             yield f"{text}; {find_difference(old, now) or 'no interval'}"
         elif was is not is_now:
-            yield f"{name}: on one side only"
+            yield f"{name}: only one of the results has a ratio"
 
 
 def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
@@ -318,7 +318,7 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
 
 
 def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """Match the operators: a cell must have the same status, and a similar speedup over vime's function.
+    """Match the operators: an implementation must have the same status and a similar speedup in every case.
 
     The speedups may differ by ``OPERATOR_TOLERANCE`` plus the spread between the processes of either result.
     """

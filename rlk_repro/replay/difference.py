@@ -63,7 +63,7 @@ class RatioDifference:
 
 
 def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
-    """Compute Welch's t with Welch and Satterthwaite's degrees of freedom; None where a side has no interval."""
+    """Compare two effects by Welch's t with Welch and Satterthwaite's degrees of freedom; None without an interval."""
     sides = [(effect.n, error) for effect in (old, new) if (error := _standard_error(effect)) is not None]
     if old.ratio is None or new.ratio is None or len(sides) < 2:
         return None
@@ -91,7 +91,7 @@ def _standard_error(effect: Effect) -> float | None:
 
 
 def compare_fabric(recorded: Analysis, new: Analysis) -> tuple[tuple[str, ...], bool]:
-    """Return the bus bandwidths in words, where both runs measured one, and whether they differ by noise at most."""
+    """Return both runs' bus bandwidths in words, if measured, and whether noise alone explains their difference."""
     try:
         was, now = (float(analysis.facts[BANDWIDTH]) for analysis in (recorded, new))
     except (KeyError, ValueError):

@@ -26,7 +26,7 @@ from rlk_repro.spec.values import dump_model
 from rlk_repro.statistics.stats import STEP_TIME
 
 SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "gc_freeze", "rl_kernel", "switch", "workload")
-"""These parts of a run must be the same; its stack, margins and number of pairs or sessions may differ."""
+"""The parts of a run that must be the same; stack, margins and the number of pairs or sessions may differ."""
 MOST_SHOWN: Final = 3
 
 
@@ -47,8 +47,8 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
     reference's replay margin, both towards more time.
 
     Raises:
-        CheckFailed: one of them was sealed and has been changed.
-        BundleUnreadable: one of them is broken or unsafe.
+        CheckFailed: one of the bundles was sealed and has been changed.
+        BundleUnreadable: one of the bundles is broken or unsafe.
     """
     unsealed = [str(source) for source in (reference, later) if require_intact(source) is None]
     with open_bundle(reference) as left, open_bundle(later) as right:
@@ -61,7 +61,7 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
 def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Sequence[str] = ()) -> DiffGate:
     """Decide the gate for two results of one experiment; ``margin`` is a fraction; any of ``obstacles`` closes it."""
     if obstacles:
-        is_open, text = False, f"cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
+        is_open, text = False, f"the results cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
     else:
         is_open, text = _judge(was, now, margin)
     return DiffGate(
@@ -76,15 +76,15 @@ def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
     old, new = was.effect(STEP_TIME), now.effect(STEP_TIME)
     difference = None if old is None or new is None else find_difference(old, new)
     if old is None or new is None or difference is None:
-        return False, "cannot be judged: a step time ratio has no interval"
+        return False, "the results cannot be judged: a step time ratio has no interval"
     ratios = [format_number(effect.ratio or 0.0) for effect in (old, new)]
     figures = f"step time ratio {ratios[0]} in the reference, {ratios[1]} later; {difference}"
     limit = f"{format_number(100 * margin)} %"
     if difference.estimate > 0 and difference.is_beyond(margin):
-        return False, f"worse by more than {limit}: {figures}"
+        return False, f"the later result is worse by more than {limit}: {figures}"
     if difference.estimate + difference.half_width > math.log1p(margin):
-        return True, f"not shown to be worse, and not shown to be within {limit} either: {figures}"
-    return True, f"not worse than {limit}: {figures}"
+        return True, f"the later result is not shown to be worse, and not shown to be within {limit} either: {figures}"
+    return True, f"the later result is not worse by more than {limit}: {figures}"
 
 
 def _find_obstacles(plans: Sequence[Plan], was: Analysis, now: Analysis) -> Iterator[str]:

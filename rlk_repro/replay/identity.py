@@ -1,4 +1,4 @@
-"""Identify what ran in a bundle's trials: the sources of vime, Megatron-LM and RL-Kernel, and each operator's choice.
+"""Identify the code that ran in a bundle's trials: sources of vime, Megatron-LM and RL-Kernel, and operators' choices.
 
 Two equal results confirm each other only if the same code made them and both bundles name that code.
 """
@@ -110,9 +110,7 @@ def _read_package_tree(module: str, manifest: Manifest) -> str | None:
 
 
 def compare_identities(old: Identity, new: Identity) -> list[Finding]:
-    """Compare two identities: a different value is blocking, a missing one a warning, an older format's gap
-    information.
-    """
+    """Compare two identities: a different value is blocking, a missing value a warning, or info in an older format."""
     return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 
 
@@ -148,7 +146,7 @@ def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Compare the classes always, and the other fields only where the source files do not prove them equal."""
+    """Compare each operator's class, and its version only where equal source files do not prove equal versions."""
     has_same_files = bool(files := old.sources.get(RL_KERNEL.module)) and files == new.sources.get(RL_KERNEL.module)
     for op in sorted(old.decisions.keys() | new.decisions.keys()):
         where = f"{DECISIONS}.{op}"
@@ -163,7 +161,7 @@ def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Read the values of a field; the set is empty where no version has the field."""
+    """Return the values of one field in an operator's decisions; empty where no version has the field."""
     if field == IMPLEMENTATION:
         return frozenset(name for name, _ in resolved)
     found = (match[field] for _, version in resolved if (match := _VERSION.fullmatch(version)))
@@ -171,7 +169,7 @@ def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[st
 
 
 def _describe(where: str, *sides: tuple[Identity, frozenset[str]]) -> Finding:
-    """Describe two values that differ, or of which at least one is missing."""
+    """Make the finding on two values that differ, or of which at least one is missing."""
     lacking = [side for side, values in sides if not values]
     level = Level.INFO if all(side.is_early for side in lacking) else Level.WARNING
     texts = (", ".join(sorted(values)) or (NOT_YET if side.is_early else MISSING) for side, values in sides)

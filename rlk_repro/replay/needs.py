@@ -18,7 +18,7 @@ NUM_GPUS: Final = "gpu.count"
 
 
 def find_needs(prepared: PreparedReplay, bundle: Path) -> Iterator[Problem]:
-    """Find what is missing: scheduler client, GPUs, the trials' input; the trainer's modules are checked elsewhere."""
+    """Yield what this machine lacks: the scheduler's client, GPUs, the trials' input, but not the trainer's modules."""
     plan = prepared.launch.plan
     reason = get_backend(plan.cluster).available()
     if reason is not None:

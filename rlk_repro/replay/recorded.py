@@ -60,7 +60,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
-    """Return lines that say how to get the rlk-repro that ran, where its checkout had changes."""
+    """Return lines that say how to get the code of rlk-repro that ran; without changes to its commit, no line."""
     own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.section) if manifests else None
     patch = own.get(OWN_PATCH) if isinstance(own, dict) else None
     if not isinstance(own, dict) or patch is None:
@@ -75,12 +75,12 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     apply = f"git apply {source}/{name}" if is_folder(bundle) else f"tar xzOf {source} {name} | git apply"
     lines = [f"rlk-repro ran with changes; in a clone of it: git checkout {commit} && {apply}"]
     if patch != PATCH_IS_WHOLE:
-        lines.append("  secrets were taken out of these changes, so they give other code than ran, or none")
+        lines.append("  secrets were taken out of these changes, so they may not apply, or give code that never ran")
     return lines
 
 
 def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
-    """Compare a plan with the bundled files and flags that it claims as its source.
+    """Compare a plan with the bundled files and flags from which the plan claims to be made.
 
     Raises:
         CheckFailed: a value comes from neither; the error names each.

@@ -63,11 +63,11 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedReplay:
-    """A replay that is ready to run; ``drift`` is None where a scheduler chooses the nodes, because only the run finds
-    it.
+    """A replay that is ready to run.
 
-    ``parts`` lists how model, data and stored rollouts differ, where this machine sees the run's files.  ``missing``
-    lists facts about the recorded nodes that the bundle lacks.
+    ``drift`` is None where a scheduler chooses the nodes, so that only the run can find the drift.  ``parts`` lists how
+    model, data and stored rollouts differ, where this machine sees the run's files.  ``missing`` lists facts about the
+    recorded nodes that the bundle lacks.
     """
 
     recorded: Recorded
@@ -86,7 +86,7 @@ class PreparedReplay:
 
 
 def reanalyse(bundle: Path) -> Recorded:
-    """Verify, analyse the logs again, and require the sealed bytes; another version may use other words.
+    """Verify a bundle, analyse its logs again, and require the sealed analysis; another version may use other words.
 
     Raises:
         CheckFailed: a file differs from what was sealed, the logs do not give the sealed analysis, or the author's
@@ -162,11 +162,9 @@ def require_consent(*, is_accepted: bool) -> None:
         SpecError: no terminal could ask the user, and no option says yes.
     """
     if not is_accepted:
-        raise SpecError(
-            Problem("replay", "would run the bundle's code, which you have not confirmed", expected="--yes, or a "
-            "terminal",
-                    hint="--dry-run shows what would run; --yes runs it")
-        )  # fmt: skip
+        what = "would run the bundle's code, which you have not confirmed"
+        hint = "--dry-run shows what would run; --yes runs it"
+        raise SpecError(Problem("replay", what, expected="--yes, or a terminal", hint=hint))
 
 
 def run(
@@ -218,7 +216,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """Return the recorded result as a result of the plan that runs here; the drift lists how the experiments differ."""
+    """Return the recorded analysis with the hash of the reduced plan that runs here; the drift lists the reductions."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis

@@ -1,4 +1,4 @@
-"""Define the classes by which tokens are counted: how far the trainer's and the rollout's log-probs differ.
+"""Define how tokens are counted by the difference between the trainer's and the rollout's log-prob.
 
 The trainer writes a table for every step and rank.  ``analysis.agreement`` adds the tables up, and a report shows the
 sum.  In an agreement run the trainer also records its engines, and ``analysis.checks`` compares the records.
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 LADDER: Final = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Bounds of \\|training minus rollout\\|.  A token of class i exceeds the first i bounds and no other bound."""
+"""Bounds of the difference between a token's two log-probs; a token of class i exceeds exactly the first i bounds."""
 NUM_CLASSES: Final = len(LADDER) + 1
 NUM_POSITIONS: Final = 17
 """Number of bands of positions in a response.  Band i holds positions 2^i - 1 to 2^(i+1) - 2, the first position is 0.
@@ -21,7 +21,7 @@ NUM_POSITIONS: Final = 17
 The last band has no upper end.
 """
 LOG_PROBS: Final = (-10.0, -3.0, -1.0, -0.1, -0.01)
-"""Bounds between the bands of the rollout's own log-prob; the first band holds the least probable tokens."""
+"""Bounds of the rollout's log-prob that sort tokens into bands; the first band holds the least probable tokens."""
 NUM_LOG_PROBS: Final = len(LOG_PROBS) + 1
 MOST_CHANGED: Final = 5
 
@@ -77,7 +77,7 @@ ALONE: Final = "alone"
 
 
 class CheckKind(StrEnum):
-    """What is compared.  A failure of one kind explains failures of later kinds."""
+    """What a check compares.  Where one kind fails, its failure explains failures of the kinds listed after it."""
 
     INPUTS = "inputs"
     WEIGHTS = "weights"
@@ -137,12 +137,12 @@ def list_failures(checks: Iterable[AgreementCheck]) -> list[AgreementCheck]:
 
 
 def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:
-    """Yield which checks have another result than the recorded ones; without checks there is no text."""
+    """Yield lines on the checks whose result differs from the recorded result; without checks, yield nothing."""
     was, now = _number(recorded), _number(new)
     keys = list(was | now)
     changed = [key for key in keys if was.get(key) != now.get(key)]
     if keys:
-        yield f"engines: {len(changed)} of {len(keys)} checks have another word"
+        yield f"engines: {len(changed)} of {len(keys)} checks have another result"
     for key in changed[:MOST_CHANGED]:
         yield f"engines: {', '.join(key[0])}: recorded {was.get(key, 'absent')}, now {now.get(key, 'absent')}"
 

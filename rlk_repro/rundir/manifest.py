@@ -178,7 +178,7 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Return whether equal Python files prove that the sources are equal.
+    """Return whether ``path`` describes sources, and equal Python files prove that these sources are equal.
 
     An unpacked archive has no commit, and an installed package has no tree, but both have Python files.
     """
@@ -188,7 +188,7 @@ def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str
 
 
 def _has_same(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Return whether both sides know a fact and it is equal."""
+    """Return whether both sides know a fact and have the same value."""
     was, now = left.get(path), right.get(path)
     return was is not None and was == now and not isinstance(was, Unknown)
 

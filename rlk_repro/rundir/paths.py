@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """A path with a fixed name inside the folder that a class stands for."""
+    """An attribute of a folder's class: the path of the file or folder with a fixed name in that folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -120,7 +120,7 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
-        """The name by which commands find the run.  The plan records it too, for a folder that was moved."""
+        """The name by which commands find the run.  The plan records this name too, because a folder may be moved."""
         return self.root.absolute().name
 
     # the author's files, byte for byte
@@ -149,8 +149,7 @@ class RunDir:
         return RolloutDir(self.rollouts / str(seed))
 
     def session_rollouts(self, trial: str) -> RolloutDir:
-        """Return the folder with a session's rollouts, by number; the plan determines them, so they are never
-        packed."""
+        """Return the folder with a session's rollouts; the plan determines the rollouts, so they are never packed."""
         return RolloutDir(self.root / f".rollouts-{trial}")
 
     nodes = Within(NODES)
@@ -228,7 +227,7 @@ class RunDir:
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:
-        """Return the file for the received part of a bundle.  Its name has the checksum, so two bundles never mix."""
+        """Return the file for the received part of a bundle; its name has the bundle's checksum, so none are mixed."""
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")

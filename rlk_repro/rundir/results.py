@@ -1,6 +1,6 @@
 """Define the values of an analysis.  Only ``analysis`` makes them; reports, comparison and replay read them.
 
-All are frozen, and their JSON gives the same values again.  Times are seconds, memory is bytes.  A missing number is
+All values are frozen and survive a round trip through JSON.  Times are seconds, memory is bytes.  A missing number is
 None with a reason or an ``n``, and never 0.
 """
 
@@ -61,7 +61,7 @@ class VerdictWord(StrEnum):
 
     @property
     def is_of_speed(self) -> bool:
-        """Whether the run could compare the two variants, with any result."""
+        """Whether the run compared the speed of the two variants, decided or not."""
         return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
 
 
@@ -194,8 +194,8 @@ class BlockResult:
     """One block of a session.  A block that does not count has a ``reason``; a block that counts has an empty one.
 
     ``log_ratio`` is ln(B / A) of the step time over the scored steps; in the lane ``live`` it is adjusted for the
-    number of tokens.  ``first_log_ratio`` is that of the first step of each period.  In a control block, A and B are
-    both the baseline.
+    number of tokens.  ``first_log_ratio`` is the same over the first step of each period.  In a control block, A and B
+    are both the baseline.
     """
 
     session: str
@@ -323,7 +323,7 @@ class Analysis:
 
     @property
     def unit(self) -> str:
-        """What is counted: ``session`` in the design crossover, otherwise ``pair``."""
+        """The unit of statistics: ``session`` in the design crossover, otherwise ``pair``."""
         return "session" if self.is_crossover else "pair"
 
     @property
@@ -331,14 +331,14 @@ class Analysis:
         return any(trial.name != trial.folder for trial in self.trials)
 
     def compare_checks(self, new: Analysis) -> Iterator[str]:
-        """Yield which checks of engines have another result in the new analysis."""
+        """Yield lines on the checks of engines whose result differs in the new analysis."""
         return compare_checks(self.checks, new.checks)
 
     def effect(self, metric: str) -> Effect | None:
         return next((item for item in self.effects if item.metric == metric), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values.  A key that only some runs have is left out if it is empty."""
+        """Return plain JSON values; a key that only some runs have is absent where its value is empty."""
         fields = dataclasses.asdict(self)
         for name in ("operators", "blocks", "shadows", "pooled", "agreement", "checks", "switch"):
             if not fields[name]:

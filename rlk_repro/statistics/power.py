@@ -19,7 +19,7 @@ HODGES_LEHMANN_EFFICIENCY: Final = 3 / math.pi
 TRIMMED_EFFICIENCY: Final = 0.9
 """The efficiency of the 20 % trimmed mean, relative to the mean, where noise is normal."""
 STEP_AND_TRIAL_SD: Final = {"raw_reward": (0.02, 0.006), "response_length_mean": (0.03, 0.008)}
-"""The assumed standard deviations of one step and of a trial; a length's are fractions of the length."""
+"""Assumed standard deviations between steps and between trials; those of the length are fractions of the length."""
 MAX_PAIRS_SUGGESTED: Final = 200
 LARGEST_LOG_EFFECT: Final = 4.0
 _NODES: Final = 200
@@ -137,7 +137,7 @@ def power_of(
 
 
 class _Plan:
-    """The planned pairs with their noise, and equally likely thresholds (log ratios) that control pairs may measure."""
+    """The planned pairs with their noise, and equally likely noise floors that their control pairs may measure."""
 
     def __init__(self, num_pairs: int, sd: float, smallest: float, alpha: float, num_control_pairs: int) -> None:
         self._df = num_pairs - 1

@@ -132,8 +132,8 @@ def write_operator(folder: Path, body: str) -> Path:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was killed by SIGSEGV"),
-        ("os._exit(7)", "its process ended with 7"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "the measuring process was killed by SIGSEGV"),
+        ("os._exit(7)", "the measuring process ended with exit code 7"),
     ],
 )
 def test_a_cell_that_kills_its_process_says_how_it_ended(tmp_path: Path, body: str, reason: str) -> None:
@@ -161,7 +161,7 @@ def test_an_implementation_that_hangs_is_given_up_once_and_for_all(tmp_path: Pat
     bench = make_bench(write_operator(tmp_path, "time.sleep(90)"), timeout_s=20.0)  # the others import torch meanwhile
     found = measure_claim(make_claim(TWO_ROWS), bench).measurements
     assert {(item.status, item.reason) for item in found.values() if item.cell.implementation == "native"} == {
-        (OperatorStatus.FAILED, "no answer in time")
+        (OperatorStatus.FAILED, "the measuring process gave no answer in time")
     }
     assert {item.status for item in found.values() if item.cell.implementation == "triton"} == {OperatorStatus.BLOCKED}
 

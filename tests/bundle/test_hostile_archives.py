@@ -42,69 +42,69 @@ HARMLESS = entry("a", b"a")
 
 # Each entry has tar blocks before the end mark, the member, and the text of the message.
 HOSTILE: dict[str, tuple[bytes, str, str]] = {
-    "absolute": (entry("/etc/owned"), "/etc/owned", "refused, absolute path"),
-    "absolute after a dot": (entry(".//owned"), ".//owned", "refused, absolute path"),
-    "drive after a dot": (entry("./C:/owned"), "./C:/owned", "refused, path with a drive or share"),
-    "dot that is a file": (entry("."), ".", "refused, path with an empty part"),
-    "dot with a slash that is a file": (entry("./"), "./", "refused, path with an empty part"),
-    "link after a dot": (entry("./a", kind=tarfile.SYMTYPE, link="/etc"), "./a", "refused, a symbolic link"),
-    "twice, once after a dot": (HARMLESS + entry("./a"), "a", "refused, appears twice"),
-    "the root twice": (2 * entry(".", kind=tarfile.DIRTYPE), ".", "refused, appears twice"),
-    "the root as a link": (entry(".", kind=tarfile.SYMTYPE, link="/etc"), ".", "refused, a symbolic link"),
-    "absolute after a harmless member": (HARMLESS + entry("/owned"), "/owned", "refused, absolute path"),
-    "parent": (entry("../owned"), "../owned", "refused, path leaves the bundle"),
-    "parent inside": (entry("a/b/../../../owned"), "a/b/../../../owned", "refused, path leaves the bundle"),
-    "parent after a dot": (entry("./../owned"), "./../owned", "refused, path leaves the bundle"),
+    "absolute": (entry("/etc/owned"), "/etc/owned", "refused: absolute path"),
+    "absolute after a dot": (entry(".//owned"), ".//owned", "refused: absolute path"),
+    "drive after a dot": (entry("./C:/owned"), "./C:/owned", "refused: path with a drive or share"),
+    "dot that is a file": (entry("."), ".", "refused: path with an empty part"),
+    "dot with a slash that is a file": (entry("./"), "./", "refused: path with an empty part"),
+    "link after a dot": (entry("./a", kind=tarfile.SYMTYPE, link="/etc"), "./a", "refused: a symbolic link"),
+    "twice, once after a dot": (HARMLESS + entry("./a"), "a", "refused: appears twice"),
+    "the root twice": (2 * entry(".", kind=tarfile.DIRTYPE), ".", "refused: appears twice"),
+    "the root as a link": (entry(".", kind=tarfile.SYMTYPE, link="/etc"), ".", "refused: a symbolic link"),
+    "absolute after a harmless member": (HARMLESS + entry("/owned"), "/owned", "refused: absolute path"),
+    "parent": (entry("../owned"), "../owned", "refused: path leaves the bundle"),
+    "parent inside": (entry("a/b/../../../owned"), "a/b/../../../owned", "refused: path leaves the bundle"),
+    "parent after a dot": (entry("./../owned"), "./../owned", "refused: path leaves the bundle"),
     "parent in a pax header": (
         pax(record("path", "a/../../owned")) + HARMLESS,
         "a/../../owned",
-        "refused, path leaves the bundle",
+        "refused: path leaves the bundle",
     ),
     "parent in a long name": (
         entry("././@LongLink", b"a/../../owned\0", tarfile.GNUTYPE_LONGNAME) + HARMLESS,
         "a/../../owned",
-        "refused, path leaves the bundle",
+        "refused: path leaves the bundle",
     ),
-    "drive": (entry("C:/owned"), "C:/owned", "refused, path with a drive or share"),
-    "share": (entry("\\\\host\\owned"), "\\\\host\\owned", "refused, path with a drive or share"),
-    "dot": (entry("././a"), "././a", "refused, path with an empty part"),
-    "double slash": (entry("b//a"), "b//a", "refused, path with an empty part"),
-    "NUL": (pax(record("path", "a\0b")) + HARMLESS, r"a\x00b", "refused, NUL in the name"),
-    "symbolic link": (entry("a", kind=tarfile.SYMTYPE, link="/etc"), "a", "refused, a symbolic link"),
-    "hard link": (entry("a", kind=tarfile.LNKTYPE, link="b"), "a", "refused, a hard link"),
-    "harmless link": (entry("a", kind=tarfile.SYMTYPE, link="b"), "a", "refused, a symbolic link"),
-    "character device": (entry("a", kind=tarfile.CHRTYPE), "a", "refused, a device"),
-    "block device": (entry("a", kind=tarfile.BLKTYPE), "a", "refused, a device"),
-    "named pipe": (entry("a", kind=tarfile.FIFOTYPE), "a", "refused, a named pipe"),
-    "sparse file": (entry("a", kind=tarfile.GNUTYPE_SPARSE), "a", "refused, a sparse file"),
-    "sparse file by pax": (pax(record("GNU.sparse.major", "1")) + HARMLESS, "a", "refused, a sparse file"),
-    "global header": (entry("g", kind=tarfile.XGLTYPE), "g", "refused, a global pax header"),
-    "unknown type": (entry("a", kind=b"Z"), "a", "refused, a tar entry of type b'Z'"),
-    "twice": (HARMLESS + HARMLESS, "a", "refused, appears twice"),
-    "file and folder": (HARMLESS + entry("a", kind=tarfile.DIRTYPE), "a", "refused, appears twice"),
-    "inside a file": (HARMLESS + entry("a/b"), "a/b", "refused, lies inside a file"),
-    "folder that was a path": (entry("a/b") + HARMLESS, "a", "refused, appears twice"),
-    "folder with content": (entry("a", b"a", tarfile.DIRTYPE), "a", "refused, a folder entry with content"),
-    "long part": (entry("x" * 256), "x" * 256, "refused, name too long"),
-    "long path": (entry("x/" * 600 + "a"), "x/" * 600 + "a", "refused, name too long"),
+    "drive": (entry("C:/owned"), "C:/owned", "refused: path with a drive or share"),
+    "share": (entry("\\\\host\\owned"), "\\\\host\\owned", "refused: path with a drive or share"),
+    "dot": (entry("././a"), "././a", "refused: path with an empty part"),
+    "double slash": (entry("b//a"), "b//a", "refused: path with an empty part"),
+    "NUL": (pax(record("path", "a\0b")) + HARMLESS, r"a\x00b", "refused: NUL in the name"),
+    "symbolic link": (entry("a", kind=tarfile.SYMTYPE, link="/etc"), "a", "refused: a symbolic link"),
+    "hard link": (entry("a", kind=tarfile.LNKTYPE, link="b"), "a", "refused: a hard link"),
+    "harmless link": (entry("a", kind=tarfile.SYMTYPE, link="b"), "a", "refused: a symbolic link"),
+    "character device": (entry("a", kind=tarfile.CHRTYPE), "a", "refused: a device"),
+    "block device": (entry("a", kind=tarfile.BLKTYPE), "a", "refused: a device"),
+    "named pipe": (entry("a", kind=tarfile.FIFOTYPE), "a", "refused: a named pipe"),
+    "sparse file": (entry("a", kind=tarfile.GNUTYPE_SPARSE), "a", "refused: a sparse file"),
+    "sparse file by pax": (pax(record("GNU.sparse.major", "1")) + HARMLESS, "a", "refused: a sparse file"),
+    "global header": (entry("g", kind=tarfile.XGLTYPE), "g", "refused: a global pax header"),
+    "unknown type": (entry("a", kind=b"Z"), "a", "refused: a tar entry of type b'Z'"),
+    "twice": (HARMLESS + HARMLESS, "a", "refused: appears twice"),
+    "file and folder": (HARMLESS + entry("a", kind=tarfile.DIRTYPE), "a", "refused: appears twice"),
+    "inside a file": (HARMLESS + entry("a/b"), "a/b", "refused: lies inside a file"),
+    "folder that was a path": (entry("a/b") + HARMLESS, "a", "refused: appears twice"),
+    "folder with content": (entry("a", b"a", tarfile.DIRTYPE), "a", "refused: a folder entry with content"),
+    "long part": (entry("x" * 256), "x" * 256, "refused: name too long"),
+    "long path": (entry("x/" * 600 + "a"), "x/" * 600 + "a", "refused: name too long"),
     "endless name": (
         entry("././@LongLink", b"", tarfile.GNUTYPE_LONGNAME, size=10 << 30),
         "",
-        "refused, name too long, got '10.0 GiB', expected at most 64.0 KiB",
+        "refused: name too long, got '10.0 GiB', expected at most 64.0 KiB",
     ),
     "endless pax header": (
         entry("pax", b"", tarfile.XHDTYPE, size=10 << 30),
         "",
-        "refused, name too long, got '10.0 GiB', expected at most 64.0 KiB",
+        "refused: name too long, got '10.0 GiB', expected at most 64.0 KiB",
     ),
-    "headers without end": (3 * pax(b""), "", "refused, too many headers for one member"),
+    "headers without end": (3 * pax(b""), "", "refused: too many headers for one member"),
     "broken pax header": (pax(b"99 path=x\n") + HARMLESS, "", "a pax header is missing or broken"),
-    "pax size": (pax(record("size", "-1")) + HARMLESS, "a", "refused, size is not a number, got '-1'"),
+    "pax size": (pax(record("size", "-1")) + HARMLESS, "a", "refused: size is not a number, got '-1'"),
     "negative size": (entry("a", size=-512), "", "a tar header is missing or broken (negative size)"),
     "huge size": (
         HARMLESS + entry("b", size=1 << 60),
         "b",
-        "refused, too large in all, got '1048576.0 TiB', expected at most 64.0 GiB",
+        "refused: too large in all, got '1048576.0 TiB', expected at most 64.0 GiB",
     ),
     "not a header": (HARMLESS + b"x" * 512, "a", "a tar header is missing or broken (invalid header)"),
     "data after the end": (HARMLESS + END + HARMLESS, "", "data after the end of the archive"),
@@ -192,11 +192,11 @@ def test_a_failed_opening_leaves_no_temporary_folder(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("blocks", "what"),
     [
-        (entry("a") + entry("b") + entry("c"), "c: refused, too many members, expected at most 3"),
-        (entry("1/2/3/4/5"), "1/2/3/4/5: refused, too many members, expected at most 3"),
+        (entry("a") + entry("b") + entry("c"), "c: refused: too many members, expected at most 3"),
+        (entry("1/2/3/4/5"), "1/2/3/4/5: refused: too many members, expected at most 3"),
         (
             entry("a", bytes((1 << 20) + 1)),
-            "a: refused, too large in all, got '1.0 MiB', expected at most 1.0 MiB",
+            "a: refused: too large in all, got '1.0 MiB', expected at most 1.0 MiB",
         ),
     ],
 )
@@ -208,7 +208,7 @@ def test_limits_hold_before_anything_is_read(blocks: bytes, what: str, tmp_path:
 def test_zeros_after_the_end_count_too(tmp_path: Path) -> None:
     bundle = write_gzip(tmp_path / "large.tgz", HARMLESS + bytes(1 << 21))
     limits = Limits(total_bytes=1 << 20)
-    expected = f"{bundle}: refused, too large in all, got '1.0 MiB', expected at most 1.0 MiB"
+    expected = f"{bundle}: refused: too large in all, got '1.0 MiB', expected at most 1.0 MiB"
     assert refusal(bundle, lambda path: unpack(path, tmp_path / "out", limits=limits)) == expected
 
 
@@ -240,13 +240,13 @@ def refusal_in_little_memory(bundle: Path, act: Callable[[Path], object]) -> str
 def test_a_bomb_of_10_gb_is_refused_before_it_inflates(act: Callable[[Path], object], tmp_path: Path) -> None:
     bundle = write_bomb(tmp_path / "bomb.tgz", 1, 10 << 30)
     assert bundle.stat().st_size < 11 << 20
-    expected = f"{bundle}: 0: refused, a compression bomb, got '10.0 GiB from 10.1 MiB', expected at most 200 to 1"
+    expected = f"{bundle}: 0: refused: a compression bomb, got '10.0 GiB from 10.1 MiB', expected at most 200 to 1"
     assert refusal_in_little_memory(bundle, act) == expected
 
 
 def test_a_bomb_in_many_members_is_refused_at_the_floor(tmp_path: Path) -> None:
     bundle = write_bomb(tmp_path / "bomb.tgz", 10, 1 << 30)
-    expected = f"{bundle}: 0: refused, a compression bomb, got '1.0 GiB from 1.0 MiB', expected at most 200 to 1"
+    expected = f"{bundle}: 0: refused: a compression bomb, got '1.0 GiB from 1.0 MiB', expected at most 200 to 1"
     assert refusal_in_little_memory(bundle, inspect_bundle) == expected
 
 
@@ -265,4 +265,4 @@ def test_a_million_members_are_refused_at_the_limit_in_little_memory(tmp_path: P
             stream.write(engine.compress(name + header[8:148] + checked + header[154:]))
         stream.write(engine.compress(END) + engine.flush())
     message = refusal_in_little_memory(bundle, lambda path: unpack(path, tmp_path / "out"))
-    assert message == f"{bundle}: 00099999: refused, too many members, expected at most 100000"
+    assert message == f"{bundle}: 00099999: refused: too many members, expected at most 100000"

@@ -83,7 +83,7 @@ def test_claims_of_unknown_names_are_all_named_with_the_nearest() -> None:
         ("quantity: time, baseline", "quantity: peak, baseline",
          "example.yaml:19: check.compare[0].quantity: has another unit, got 'MB', expected one in ms, s, x"),
         ("candidate: triton", "candidate: sm90",
-         "example.yaml:19: check.compare[0]: no such implementation of this operator, got 'sm90', "
+         "example.yaml:19: check.compare[0]: the operator has no such implementation, got 'sm90', "
          "expected one of native, triton\n"
          "example.yaml:19: check.compare[0].quantity: no row has published values to compare, got 'time', "
          "expected values of these implementations"),
@@ -92,14 +92,14 @@ def test_claims_of_unknown_names_are_all_named_with_the_nearest() -> None:
          "example.yaml:19: check.compare[0].quantity: no row has published values to compare, got 'time', "
          "expected values of these implementations"),
         ("{sequences: 2, tokens: 4, vocab: 4096}", "{tokens: 4, vocab: 4096}",
-         "example.yaml:13: rows[0].shape: differ from the dimensions of this operator, got ['tokens', 'vocab'], "
+         "example.yaml:13: rows[0].shape: the dimensions are not those of the operator, got ['tokens', 'vocab'], "
          "expected sequences, tokens, vocab"),
         ("native: {time: 8, peak: 3}", "native: {tmie: 8, peak: 3}",
          "example.yaml:14: rows[0].published.native.tmie: no such quantity, got 'tmie', expected one of time, peak\n"
          "example.yaml:19: check.compare[0].quantity: no row has published values to compare, got 'time', "
          "expected values of these implementations"),
         ("document: README.md", "commit: 202f0e30e567",
-         "example.yaml:5: source: has no source to look it up, got 'example.org/kernels', "
+         "example.yaml:5: source: does not say where the claim was published, got 'example.org/kernels', "
          "expected a document or a thread"),
     ],
 )  # fmt: skip
@@ -152,7 +152,7 @@ def test_about_nothing_may_be_a_workspace() -> None:
 def test_without_a_gpu_memory_is_computed_where_the_shape_demands_it_and_speed_is_not_judged() -> None:
     row = judge(CPU)
     assert row.word is Word.ARITHMETIC
-    assert row.reason == f"{NO_GPU}; only its memory formula was checked; no measurement ran"
+    assert row.reason == f"{NO_GPU}; only the formula of the published memory was checked; nothing was measured"
     assert [item.basis for item in row.compared if item.here is not None] == [Basis.ARITHMETIC]
 
 
@@ -214,7 +214,7 @@ def test_other_hardware_is_named_and_refutes_nothing() -> None:
     assert "  here:      NVIDIA H200, other hardware" in lines
     assert lines[-2:] == [
         "0 reproduced, 0 reproduced in part, 1 not reproduced, 0 arithmetic only, 0 not runnable here (rows)",
-        "on other hardware a word is about ratios and bytes here, and says nothing about the published hardware",
+        "on other hardware, a word is about this machine's ratios and bytes, not about the published hardware",
     ]
 
 

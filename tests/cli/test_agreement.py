@@ -41,7 +41,7 @@ def test_the_engines_of_a_sealed_run_agree_here_and_elsewhere(call: Call, bundle
 
     assert call("verify", str(bundle))[0] == 0
     assert call("replay", str(bundle), "--analyze-only")[0] == 0
-    assert f"engines: 0 of {len(checks)} checks have another word" in call("diff", str(bundle), str(elsewhere))[1]
+    assert f"engines: 0 of {len(checks)} checks have another result" in call("diff", str(bundle), str(elsewhere))[1]
     assert call("report", str(bundle), "-o", str(tmp_path / "report"))[0] == 0
     page = next((tmp_path / "report").glob("*.html")).read_text()
     assert "Where drift starts" in page

@@ -78,7 +78,10 @@ def test_the_json_of_a_report_is_as_its_schema_says(call: Call) -> None:
 def test_the_gate_opens_for_a_result_that_is_not_worse(call: Call) -> None:
     code, out, _ = call("diff", "--gate", REPLAY, SESSIONS)
     assert code == 0
-    assert out.startswith("gate open: not worse than 1 %: step time ratio 0.2212 in the reference, 0.219 later;")
+    assert out.startswith(
+        "gate open: the later result is not worse by more than 1 %: step time ratio 0.2212 in the reference, "
+        "0.219 later;"
+    )
     gate = json.loads(call("diff", "--gate", SESSIONS, SESSIONS, "--json")[1])
     assert (gate["is_open"], gate["reference_verdict"], gate["later_verdict"]) == (True, "faster", "faster")
 
@@ -87,7 +90,7 @@ def test_the_gate_closes_for_another_experiment(call: Call) -> None:
     other = str(EVIDENCE / "module-qwen3-4b-sessions-entropy-h200.tgz")
     assert call("diff", "--gate", SESSIONS, other) == (
         1,
-        "gate closed: cannot be judged: run.entropy_metric: False in the reference, True later\n",
+        "gate closed: the results cannot be judged: run.entropy_metric: False in the reference, True later\n",
         "",
     )
 
@@ -101,10 +104,10 @@ def test_the_gate_closes_where_nothing_was_compared(call: Call) -> None:
 @pytest.mark.parametrize(
     ("change", "is_open", "words"),
     [
-        (1.0, True, "gate open: not worse than 1 %"),
-        (0.9, True, "gate open: not worse than 1 %"),
-        (1.009, True, "gate open: not shown to be worse"),
-        (1.03, False, "gate closed: worse by more than 1 %"),
+        (1.0, True, "gate open: the later result is not worse by more than 1 %"),
+        (0.9, True, "gate open: the later result is not worse by more than 1 %"),
+        (1.009, True, "gate open: the later result is not shown to be worse"),
+        (1.03, False, "gate closed: the later result is worse by more than 1 %"),
     ],
 )
 def test_only_a_shown_loss_beyond_the_margin_closes_the_gate(

@@ -90,7 +90,7 @@ def test_sources_that_are_missing_leave_the_level_undecided(tmp_path: Path) -> N
     assert difference.comparison.level is Match.UNDECIDED
     assert not difference.comparison.is_ok
     assert difference.comparison.lines()[:2] == [
-        "replay level: undecided (cannot prove that the same code ran: hashes missing)",
+        "replay level: undecided (hashes are missing, so nothing proves that the same code ran)",
         "  sources.rl_engine: not recorded in the old bundle, not recorded in the new one",
     ]
     assert difference.comparison.describe().unidentified

@@ -26,9 +26,9 @@ NAMED = {
     "plan: 256 trials of 110000 steps": "expected at most 20000 steps in all trials, including warm-up",
     "nodes: 20000 facts, 2000 others": f"more facts than a node has, got 20000, expected at most {MAX_FACTS}",
     "log: a row that grows with each line": "",
-    "command: 100 MB of lists": "refused, a compression bomb, got '100.",
+    "command: 100 MB of lists": "refused: a compression bomb, got '100.",
     "command: 30 MB of lists": "",
-    "ops: one line of 100 MB": "refused, a compression bomb, got '100.",
+    "ops: one line of 100 MB": "refused: a compression bomb, got '100.",
     "ops: one line of 30 MB": "",
 }
 
@@ -62,9 +62,9 @@ def read_all(path: Path, limits: Limits) -> None:
 def test_a_small_archive_holds_few_lines_and_members(tmp_path: Path) -> None:
     bundle = write_lines(tmp_path / "lines.tgz", 2000)
     read_all(bundle, Limits(small_num_lines=2000))
-    with pytest.raises(BundleUnreadable, match="refused, too many lines, expected at most 1999 in a file of"):
+    with pytest.raises(BundleUnreadable, match="refused: too many lines, expected at most 1999 in a file of"):
         read_all(bundle, Limits(small_num_lines=1999))
-    with pytest.raises(BundleUnreadable, match="refused, too many members, expected at most 1"):
+    with pytest.raises(BundleUnreadable, match="refused: too many members, expected at most 1"):
         read_all(bundle, Limits(small_num_members=1))
     read_all(bundle, Limits(small_file_bytes=0, small_num_members=1, small_num_lines=1))
 
