@@ -148,8 +148,7 @@ def _reward_gate(evidence: Evidence) -> Gate:
         return _stored_gate(evidence, RAW_REWARD)
     margin = evidence.measure.margins.raw_reward
     drops = _readings(evidence, RAW_REWARD, lambda item: _difference(item.second, item.first))
-    gate = _non_inferior(evidence, RAW_REWARD, drops, margin)
-    return _present(gate, lambda drop: -drop, DIFFERENCE)
+    return _present(_non_inferior(evidence, RAW_REWARD, drops, margin, DIFFERENCE), lambda drop: -drop)
 
 
 def _abs_diff_gate(evidence: Evidence) -> Gate:
@@ -163,10 +162,9 @@ def _abs_diff_gate(evidence: Evidence) -> Gate:
     margins = evidence.measure.margins
     ratios = _readings(evidence, ABS_DIFF, lambda item: item.log_ratio)
     differences = _readings(evidence, ABS_DIFF, lambda item: _difference(item.first, item.second))
-    by_ratio = _non_inferior(evidence, ABS_DIFF, ratios, math.log(margins.logprob_abs_diff_ratio))
-    by_difference = _non_inferior(evidence, ABS_DIFF, differences, margins.logprob_abs_diff_difference)
-    by_ratio = _present(by_ratio, to_ratio, RATIO)
-    by_difference = _present(by_difference, float, DIFFERENCE)
+    by_ratio = _non_inferior(evidence, ABS_DIFF, ratios, math.log(margins.logprob_abs_diff_ratio), RATIO)
+    by_ratio = _present(by_ratio, to_ratio)
+    by_difference = _non_inferior(evidence, ABS_DIFF, differences, margins.logprob_abs_diff_difference, DIFFERENCE)
     if above := _above_cap(evidence):
         return replace(by_difference, status=GateStatus.FAILED, detail=above)
     return min(by_ratio, by_difference, key=lambda gate: LENIENT_FIRST.index(gate.status))
@@ -190,8 +188,8 @@ def _above_cap(evidence: Evidence) -> str:
 
 def _memory_gate(evidence: Evidence) -> Gate:
     ratios = _readings(evidence, PEAK_MEMORY, lambda item: item.log_ratio)
-    gate = _non_inferior(evidence, PEAK_MEMORY, ratios, math.log(evidence.measure.margins.peak_memory_ratio))
-    return _present(gate, to_ratio, RATIO)
+    gate = _non_inferior(evidence, PEAK_MEMORY, ratios, math.log(evidence.measure.margins.peak_memory_ratio), RATIO)
+    return _present(gate, to_ratio)
 
 
 def _length_gate(evidence: Evidence) -> Gate:
@@ -217,6 +215,7 @@ def _non_inferior(
     name: str,
     losses: Sequence[float],
     margin: float,
+    what: str,
     *,
     num_sides: int = 1,
     bound: Bound = t_interval,
@@ -226,20 +225,20 @@ def _non_inferior(
     passing = bound(losses, 1 - 2 * alpha)
     failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
     if passing is None or failing is None:
-        detail = f"has 1 {evidence.unit}, which gives no bound" if n else f"has no scored {evidence.unit}"
+        detail = f"{what} has 1 {evidence.unit}, which gives no bound" if n else f"{what} has no scored {evidence.unit}"
         if evidence.scored and not n:
-            detail = "is not recorded"
+            detail = f"{what} is not recorded"
         gate = _plain_gate(name, GateStatus.UNDECIDED, detail, n)
         return replace(gate, estimate=mean(losses) if losses else None, margin=margin)
-    status, detail = GateStatus.PASSED, "is within the margin"
+    status, detail = GateStatus.PASSED, f"{what} is within the margin"
     if failing.low > margin:
-        status, detail = GateStatus.FAILED, "is shown to be beyond the margin"
+        status, detail = GateStatus.FAILED, f"{what} is shown to be beyond the margin"
     elif passing.high > margin:
         status = GateStatus.UNDECIDED
-        detail = f"may be beyond the margin{_advice(passing, margin, alpha, evidence.unit)}"
+        detail = f"{what} may be beyond the margin{_advice(passing, margin, alpha, evidence.unit)}"
     elif n < len(evidence.scored):
         status = GateStatus.UNDECIDED
-        detail = f"is comparable in only {n} of {len(evidence.scored)} scored {evidence.unit}s"
+        detail = f"{what} is comparable in only {n} of {len(evidence.scored)} scored {evidence.unit}s"
     return Gate(
         name=name,
         status=status,
@@ -257,8 +256,9 @@ def _two_sided(
 ) -> Gate:
     """Decide whether the mean log ratio is within the margin on both sides of 0."""
     sign = 1 if log_ratios and mean(log_ratios) >= 0 else -1
-    gate = _non_inferior(evidence, name, [sign * value for value in log_ratios], margin, num_sides=2, bound=bound)
-    return _present(gate, lambda loss: to_ratio(sign * loss), what)
+    losses = [sign * value for value in log_ratios]
+    gate = _non_inferior(evidence, name, losses, margin, what, num_sides=2, bound=bound)
+    return _present(gate, lambda loss: to_ratio(sign * loss))
 
 
 def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
@@ -270,13 +270,12 @@ def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
     return f"; about {needed} {unit}s would decide at this spread" if needed > interval.n else ""
 
 
-def _present(gate: Gate, convert: Callable[[float], float], what: str) -> Gate:
-    """Convert the losses to the unit of the report; ``what`` names the unit."""
+def _present(gate: Gate, convert: Callable[[float], float]) -> Gate:
+    """Convert a gate's losses to the unit that its detail names."""
     bounds = sorted(convert(item) for item in (gate.low, gate.high) if item is not None)
     low, high = bounds or (None, None)
     return replace(
         gate,
-        detail=f"{what} {gate.detail}",
         estimate=None if gate.estimate is None else convert(gate.estimate),
         low=low,
         high=high,
@@ -383,12 +382,12 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
         detail = f"{len(values)} control blocks found in all sessions, {MIN_BLOCKS} are needed"
         return _plain_gate(CONTROL_BLOCKS, GateStatus.UNDECIDED, detail, len(values))
     margin = max(math.log1p(evidence.measure.smallest_effect_pct / 100), _nearest_end(evidence))
-    what = "trimmed mean ratio B / A, both baseline,"
+    what = "trimmed mean ratio B / A of the baseline's periods"
     return _two_sided(evidence, CONTROL_BLOCKS, values, margin, what, trimmed_interval)
 
 
 def _nearest_end(evidence: Evidence) -> float:
-    """Return how far the interval of the step time is from a log ratio of 0; the result is 0 if it contains 0."""
+    """Return how far the interval of the step time's log ratio is from 0, or 0 if the interval contains 0."""
     log_ratios = _readings(evidence, STEP_TIME, lambda item: item.log_ratio)
     interval = t_interval(log_ratios, 1 - evidence.measure.alpha)
     return 0.0 if interval is None else max(0.0, interval.low, -interval.high)

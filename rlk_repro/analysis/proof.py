@@ -85,7 +85,7 @@ def prove(
 
 
 def _find_gap(ops_log: OpsLog) -> str:
-    """Return what is missing in the ops files, so that they prove nothing; empty for complete files."""
+    """Return what the ops files lack to prove anything; empty for complete files."""
     if not ops_log.ranks:
         return "the trainer wrote no ops file"
     if ops_log.missing_ranks:

@@ -45,7 +45,7 @@ from rlk_repro.statistics.stats import (
 )
 
 ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
-"""These times are adjusted for the number of tokens where the rollouts differ."""
+"""The times that are adjusted for the number of tokens where the rollouts of the variants differ."""
 _TOKENS: Final = "tokens"
 _RATE, _RATE_TIME = "train_tokens_per_s", "actor_train_time_s"
 _COUNTS: Final = {

@@ -60,7 +60,7 @@ class TrialRecord:
 
 
 def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
-    """Read exit record, log and ops files of a trial or session; if it never started, its status is ``missing``."""
+    """Read exit record, log and ops files of a trial or session; a trial that never started is ``missing``."""
     ended = read_exit(folder)
     status, reason = ended.status, ended.reason
     ops = read_ops(folder)

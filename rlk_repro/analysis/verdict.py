@@ -224,10 +224,8 @@ def _headline(case: _Case, word: VerdictWord) -> str:
     if not case.evidence.comparisons:
         return f"no {case.unit} was planned to compare the variants: {_show_noise(case)}"
     if case.never_ran:
-        fallen = (
-            f"it fell back in {len(case.fallen_back)} of {count(case.evidence.num_planned, f'planned {case.unit}')}"
-        )
-        return f"enabled never ran RL-Kernel: {fallen}; {_show_noise(case)}"
+        fallen = f"{len(case.fallen_back)} of {case.num_planned}"
+        return f"enabled never ran RL-Kernel: it fell back in {fallen}; {_show_noise(case)}"
     if word is VerdictWord.NOT_COMPARABLE:
         return (
             f"not comparable: {name_some(_show_gate(gate, case.unit) for gate in case.gates_that(GateStatus.FAILED))}"

@@ -188,7 +188,10 @@ class ArchiveReader:
             body = self._take_extension(info.size)
             blocks += body
             body = body[: info.size]
-            overrides |= self._parse_pax(body) if info.type == tarfile.XHDTYPE else {"path": _parse_long_name(body)}
+            if info.type == tarfile.XHDTYPE:
+                overrides |= self._parse_pax(body)
+            else:
+                overrides["path"] = body.removesuffix(b"\0").decode(*CODEC)
         return self._place.refuse("refused: too many headers for one member")
 
     def _parse_header(self, block: bytes) -> tarfile.TarInfo:
@@ -286,7 +289,7 @@ class ArchiveReader:
             self._place.refuse("ends without an end-of-archive mark")
         while piece := self._gzip.next_piece(_BLOCK_BYTES << 7):
             if bytes(piece).strip(b"\0"):
-                self._place.refuse("data after the end of the archive")
+                self._place.refuse("data follows the end of the archive")
         self._check_layout()
 
     def _check_layout(self) -> None:
@@ -296,7 +299,7 @@ class ArchiveReader:
         folder = plan.removesuffix(_PLAN)
         if folder and all(name.startswith(folder) for name in files):
             command = f"tar czf bundle.tgz -C {shlex.quote(printable(folder))} ."
-            self._place.refuse("packed with the folder around it", got=plan,
+            self._place.refuse("packed together with the folder that holds the run", got=plan,
                                expected=f"{_PLAN} at the top", hint=f"pack it from inside: {command}")  # fmt: skip
 
 
@@ -309,7 +312,3 @@ def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYT
         if num_bytes <= max_bytes:
             data += piece
     return bytes(data) if num_bytes <= max_bytes else None
-
-
-def _parse_long_name(body: bytes) -> str:
-    return body.removesuffix(b"\0").decode(*CODEC)

@@ -1,6 +1,6 @@
 """Write SHA256SUMS, read it, and find files that differ from it.
 
-``sha256sum -c`` of GNU reads this format.  It has one canonical form: sorted, text mode, lower case.
+``sha256sum -c`` of GNU reads this format.  The format has one canonical form: sorted, text mode, lower case.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Itera
 
 
 def hash_through(name: str, pieces: Iterable[Piece], digests: dict[str, str]) -> Iterator[Piece]:
-    """Pass the pieces through; after the last one ``digests`` holds their sha256."""
+    """Yield the pieces unchanged; after the last piece, ``digests[name]`` is the sha256 of all pieces."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)

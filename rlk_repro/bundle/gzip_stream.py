@@ -74,7 +74,7 @@ class Limits:
 
 @dataclass
 class ReaderPlace:
-    """The position of a reader, for messages."""
+    """The archive, and the member in it that a reader has reached; error messages begin with both."""
 
     archive: str
     member: str = ""
@@ -215,7 +215,7 @@ class GzipReader:
             tail += more
         size = self._num_inflated_bytes & 0xFFFFFFFF
         if len(tail) > _TRAILER_BYTES:
-            self._place.refuse("data after the end of the archive")
+            self._place.refuse("data follows the end of the archive")
         if len(tail) < _TRAILER_BYTES:
             self._place.refuse("ends early: the file was cut off", hint=f"copy it again; {FIND_BUNDLE}")
         if tail != crc.to_bytes(4, "little") + size.to_bytes(4, "little"):

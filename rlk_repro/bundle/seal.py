@@ -30,7 +30,6 @@ from rlk_repro.bundle.gzip_stream import Limits
 from rlk_repro.rundir.paths import FIND_BUNDLE, NODES, TRIALS, RunDir
 from rlk_repro.rundir.results import TrialStatus
 
-EXPECTED: Final = "a bundle or a run directory"
 _LAYOUT: Final = RunDir(Path())
 _PLAN: Final = str(_LAYOUT.plan)
 _ANALYSIS: Final = str(_LAYOUT.analysis)
@@ -52,7 +51,7 @@ _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """The content of a bundle.  ``bundle_id`` is None if it was never sealed; ``trials`` are names with exit status.
+    """The content of a bundle.  ``bundle_id`` is None for a bundle without a seal; ``trials`` maps names to statuses.
 
     ``facts`` are values of plan and analysis, by the names of ``_FACTS``; None where they are not recorded.
     """
@@ -185,7 +184,7 @@ def seal(run_dir: RunDir) -> str:
     """Write SHA256SUMS over every packed file and return the bundle id, which is the sha256 of SHA256SUMS.
 
     Raises:
-        CheckFailed: the directory holds a link or device, or it was sealed before and differs now.
+        CheckFailed: the directory holds a link or device, or differs from what an earlier seal lists.
     """
     reader = FolderReader(run_dir)
     digests: dict[str, str] = {}
@@ -264,7 +263,7 @@ def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
     """Describe a bundle or run directory without checking it.  A bundle is inflated once and not unpacked.
 
     Raises:
-        BundleUnreadable: as ``verify_bundle``.
+        BundleUnreadable: as ``open_archive``.
     """
     if is_folder(path):
         return _inspect(FolderReader(RunDir(path)), RunDir(path).run_id)
@@ -282,7 +281,8 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
     """
     try:
         if not path.exists():
-            raise SpecError(Problem(str(path), "no such file", expected=EXPECTED, hint=FIND_BUNDLE))
+            expected = "a bundle or a run directory"
+            raise SpecError(Problem(str(path), "no such file", expected=expected, hint=FIND_BUNDLE))
         if not path.is_file():
             raise BundleUnreadable(Problem(str(path), "a device, socket or named pipe", expected="a regular file"))
         with path.open("rb") as stream:

@@ -199,12 +199,12 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
     """Load the shipped claims with these names, in this order; without names, load all.
 
     Raises:
-        SpecError: no claim has a name, or a file has problems.
+        SpecError: a name belongs to no claim, or a file has problems.
     """
     known = list_names([claims_dir()])
     unknown = [name for name in dict.fromkeys(names) if name not in known]
     if unknown:
-        hint = "rlk-repro claims list shows them all"
+        hint = "rlk-repro claims list shows all claims"
         raise SpecError(*(Problem("ID", "no claim of this name", got=name, hint=suggest(name, known) or hint)
                           for name in unknown))  # fmt: skip
     chosen = dict.fromkeys(names) if names else known

@@ -120,7 +120,7 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """The result of one claim; ``is_same_hardware`` is None if this machine has no GPU or the claim names none."""
+    """The result of one claim; ``is_same_hardware`` is None if this machine or the claim names no GPU."""
 
     claim: str
     title: str

@@ -18,6 +18,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
 from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_fabric, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
+from rlk_repro.rundir.agreement import compare_checks
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.results import Analysis, TrialResult, TrialStatus
@@ -175,7 +176,7 @@ def compare_analyses(
             *(match.text for match in matches),
             *(fabric if has_same_fabric else ()),
             *differing[:MAX_DETAILS],
-            *recorded.compare_checks(new),
+            *compare_checks(recorded.checks, new.checks),
         ),
         num_blocking_drift=sum(item.level is Level.BLOCKING for item in drift),
         unidentified=unidentified,
@@ -208,7 +209,8 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
     unit = f"{recorded.unit}s"
     needed = difference.find_needed(margin)
     number = f"more than {MAX_PAIRS_SUGGESTED}" if needed is None else f"about {needed}"
-    return Match.IMPRECISE, f"{text}; {number} {unit} on each side would show whether it is within {_percent(margin)}"
+    enough = f"{number} {unit} on each side would show whether the difference is within {_percent(margin)}"
+    return Match.IMPRECISE, f"{text}; {enough}"
 
 
 def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[RatioDifference, str] | None:
@@ -227,7 +229,7 @@ def _percent(fraction: float) -> str:
 
 def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
     """Write one line for each finding of this level, with the values of both bundles."""
-    form = "recorded {}, now {}" if level is Level.BLOCKING else "{} in the old bundle, {} in the new one"
+    form = "recorded {}, now {}" if level is Level.BLOCKING else "{} in the old bundle, {} in the new bundle"
     for item in findings:
         if item.level is level:
             yield f"{item.where}: {form.format(item.expected, item.found)}"

@@ -42,8 +42,8 @@ class Identity:
     """The code that ran; ``sources`` has the hashes of each module's Python files, or an empty set.
 
     ``decisions`` holds implementation and version of each operator that RL-Kernel served.  ``is_early`` says that the
-    recording format did not hash modules yet; it may not have named commits either.  ``networks`` names the networks by
-    which ranks reached other nodes.
+    recording format did not hash modules yet; that format may not have named commits either.  ``networks`` names the
+    networks by which ranks reached other nodes.
     """
 
     sources: Mapping[str, frozenset[str]]
@@ -117,9 +117,10 @@ def compare_identities(old: Identity, new: Identity) -> list[Finding]:
 def find_source_drift(
     recorded: Identity, here: Manifest, known: Iterable[Finding], left_out: Collection[str] = ()
 ) -> list[Finding]:
-    """Find modules whose sources on this machine differ from those that ran, unless ``known`` reports it already.
+    """Find modules whose sources on this machine differ from the sources that ran, unless ``known`` has the finding.
 
-    Ranks may have loaded sources that their node's manifest did not see.  ``left_out`` modules come from elsewhere.
+    Ranks may have loaded sources that their node's manifest did not see.  Modules in ``left_out`` are not compared,
+    because a replay takes them from another place.
     """
     places = {finding.where for finding in known}
     findings = []

@@ -44,7 +44,7 @@ def _find_gpus(prepared: PreparedReplay, bundle: Path) -> Iterator[Problem]:
 
 
 def _name_prepare(prepared: PreparedReplay, bundle: Path) -> str:
-    """Name the run to prepare: a shipped run by its name, else by the file in the bundle."""
+    """Return the command that prepares the run: a shipped run by name, another run by its file in the bundle."""
     plan = prepared.launch.plan
     name, first = plan.run.run, ""
     if name not in list_names(run_folders()):

@@ -36,7 +36,7 @@ def require_verified(source: Path) -> None:
     """Check every file of a bundle or run directory against its seal.
 
     Raises:
-        CheckFailed: a file differs from what was sealed, or the seal is missing; the error names each.
+        CheckFailed: the seal is missing, or files differ from what was sealed; the error names each of them.
         BundleUnreadable: the source is broken or unsafe.
     """
     _refuse(verify(source).findings)
@@ -46,7 +46,7 @@ def require_intact(source: Path) -> str | None:
     """Check a bundle or run directory against its seal; return the bundle's id, or None where there is no seal.
 
     Raises:
-        CheckFailed: a file differs from what was sealed; the error names each.
+        CheckFailed: files differ from what was sealed; the error names each of them.
         BundleUnreadable: the source is broken or unsafe.
     """
     verification = verify(source)
@@ -73,7 +73,7 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     name = RunDir(Path()).own_patch.name
     source = shlex.quote(str(bundle.absolute()))
     apply = f"git apply {source}/{name}" if is_folder(bundle) else f"tar xzOf {source} {name} | git apply"
-    lines = [f"rlk-repro ran with changes; in a clone of it: git checkout {commit} && {apply}"]
+    lines = [f"rlk-repro ran with changes; in a clone of rlk-repro: git checkout {commit} && {apply}"]
     if patch != PATCH_IS_WHOLE:
         lines.append("  secrets were taken out of these changes, so they may not apply, or give code that never ran")
     return lines
@@ -83,7 +83,7 @@ def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
     """Compare a plan with the bundled files and flags from which the plan claims to be made.
 
     Raises:
-        CheckFailed: a value comes from neither; the error names each.
+        CheckFailed: values come from neither; the error names each of them.
     """
     _refuse(find_rewritten(plan, run_dir), "differs from what the author's files and the recorded flags give")
 

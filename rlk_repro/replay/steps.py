@@ -115,7 +115,7 @@ def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> L
     """Return the profile of this machine's user; the bundle only names the default cluster.
 
     Raises:
-        SpecError: a real cluster has no profile given, no such profile exists, or it belongs to another cluster.
+        SpecError: a real cluster needs a profile, no such profile exists, or the profile is for another cluster.
     """
     return planning.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
@@ -126,7 +126,7 @@ def prepare(
     """Render the experiment for this user's site, and find how this machine differs from the recorded one.
 
     Raises:
-        SpecError: the profile does not exist or belongs to another cluster, or the recorded nodes cannot be requested.
+        SpecError: the profile does not exist or is for another cluster, or the recorded nodes cannot be requested.
     """
     site = find_site(recorded, cluster, profile)
     plan = dataclasses.replace(recorded.plan, profile=site.model)
@@ -151,7 +151,8 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
     if blocking and not is_accepted:
         problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
                     for item in blocking]  # fmt: skip
-        last = dataclasses.replace(problems[-1], hint="--yes runs it anyway; the comparison will list the differences")
+        hint = "--yes runs the replay anyway; the comparison will list the differences"
+        last = dataclasses.replace(problems[-1], hint=hint)
         raise CheckFailed(*problems[:-1], last)
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 
 class Tone(StrEnum):
-    """The colour of a word; it only repeats what the word says."""
+    """The colour of a word; the colour only repeats what the word says."""
 
     PLAIN = "plain"
     GOOD = "good"

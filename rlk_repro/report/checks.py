@@ -51,7 +51,7 @@ def name_check(check: AgreementCheck) -> str:
 def make_checks(view: View, *, is_brief: bool = False) -> Section:
     """Make the section: the failed checks, the matrices of engines, and a table per kind of check.
 
-    With ``is_brief`` only the layers have a table, and another table counts the checks by kind and word.
+    With ``is_brief`` only the layers have a table, and another table counts the checks by kind and result.
     """
     checks = view.analysis.checks
     failed = list_failures(checks)
@@ -64,7 +64,7 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
     blocks: tuple[Block, ...] = (
         Text(text="A check compares what two engines compute from the same tokens; the contract sets the bounds."),
         Text(text=f"{start_sentence(describe_checks(checks))}."),
-        *(Text(text=f"{name}: RL-Kernel did not run, so the trainer's own functions trained.") for name in idle),
+        *(Text(text=f"{name}: RL-Kernel did not run; the trainer's own functions computed the loss.") for name in idle),
         *((Bullets(items=tuple(names)),) if names else ()),
         *make_matrices(checks),
         *(table for table in tables if table.rows),
@@ -73,7 +73,7 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
 
 
 def _count_words(checks: Sequence[AgreementCheck]) -> Table:
-    """Make a table that counts checks by kind and word, with the reasons of checks that were not measured."""
+    """Make a table that counts checks by kind and result, with the reasons of checks that were not measured."""
     rows = []
     for kind in CheckKind:
         found = [item for item in checks if item.kind is kind]

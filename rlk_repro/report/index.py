@@ -56,10 +56,9 @@ def write_index(entries: Sequence[Entry], folder: Path) -> Path:
 def render_index(entries: Sequence[Entry]) -> str:
     """Render the page; the order of the bundles does not change it."""
     ordered = sorted(entries, key=lambda item: (item.analysis.run, item.analysis.run_id, item.context.bundle_id))
-    about = "each analysed again from its logs. The id of a bundle is the sha256 of its checksums."
-    return render_page(
-        "Results", f"{count(len(ordered), 'bundle')}, {about}", [*_list_hardware(ordered), *_list_trends(ordered)]
-    )
+    number = count(len(ordered), "bundle")
+    about = f"{number}, analysed again from the logs. A bundle's id is the sha256 of the bundle's checksums."
+    return render_page("Results", about, [*_list_hardware(ordered), *_list_trends(ordered)])
 
 
 def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:

@@ -83,7 +83,7 @@ _PRINTED: Final = {metric.name: metric for metric in METRICS}
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLabel:
-    """The label of a metric; ``sources`` names its keys in the log, and is empty for a metric of the ops files."""
+    """The label of a metric; ``sources`` names the metric's keys in the log, or is empty for a metric of ops files."""
 
     label: str
     unit: str
@@ -174,7 +174,7 @@ class Numbers:
 
 
 def format_fixed(value: float, decimals: int) -> str:
-    """Format with separated thousands, or in scientific form where the value would be rounded to 0."""
+    """Format a number with separated thousands, or in scientific form where rounding would give 0."""
     text = f"{value:,.{decimals}f}"
     if value and math.isfinite(value) and not any(digit in text for digit in "123456789"):
         return f"{value:.{SIGNIFICANT - 1}e}"

@@ -74,7 +74,7 @@ def _render_summary(view: View) -> Iterator[str]:
 
 
 def _cut(section: Section, number: int) -> Iterator[str]:
-    """Render the first ``number`` rows of the section's tables, and how many more rows the report has."""
+    """Render the first ``number`` rows of the section's tables, and a line that counts the other rows."""
     for block in section.blocks:
         if isinstance(block, Table):
             yield from _render_table(replace(block, rows=tuple(block.rows[:number]), note=""))

@@ -153,7 +153,7 @@ def describe_median(result: OperatorResult) -> str:
 
 
 def find_speedup(result: OperatorResult) -> float | None:
-    """Return the geometric mean of the processes' speedups; it is None for the reference itself."""
+    """Return the geometric mean of the processes' speedups, or None for the reference itself."""
     speedups = [trial.speedup for trial in result.trials if is_drawable(trial.speedup) and trial.speedup > 0]
     if result.implementation == REFERENCE or not speedups:
         return None
@@ -283,7 +283,7 @@ def _describe_processes(results: Sequence[OperatorResult]) -> str:
     num_processes = len({trial.trial for result in results for trial in result.trials})
     spreads = sorted(result.process_spread for result in results if result.process_spread is not None)
     if not spreads:
-        return f"{num_processes}, too few to show the spread between them"
+        return f"{num_processes}, too few to show how far processes differ"
     middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
     return f"{num_processes}; their medians differ by {middle} in half of the measurements, by {largest} at most"
 

@@ -73,11 +73,11 @@ def plot_trials(view: View, metric: str) -> Figure:
     absent = [(place, trial) for place, trial, _ in found if place not in drawn_places]
     body += [marker("cross", x(place), BOTTOM - 8, 4, "absent", describe_absence(trial)) for place, trial in absent]
     steps = sorted({summary.n for _, _, summary in points})
-    what = "its highest scored step; the line reaches down to the lowest" if is_peak else (
-        "the mean of its scored steps; the line is ± 1 standard deviation of these steps"
+    what = "A point is the highest scored step of a trial; the line reaches down to the lowest." if is_peak else (
+        "A point is the mean of a trial's scored steps; the line is ± 1 standard deviation of these steps."
     )  # fmt: skip
     caption = (
-        f"A point is one trial: {what}. n = {len(points)} trials of {' or '.join(map(str, steps))} scored steps. "
+        f"{what} n = {len(points)} trials of {' or '.join(map(str, steps))} scored steps. "
         f"{describe_start(y)}{' A cross is a trial without a value.' if absent else ''}"
     )
     return make_figure(key, title, caption, HEIGHT, body)

@@ -139,8 +139,8 @@ def _pairs_caption(view: View, effect: Effect | None) -> str:
         parts.append("The noise floor was not measured.")
     if effect is not None and effect.low is not None:
         kind = "t" if view.analysis.is_crossover else "paired t"
-        bar = f"the bar is its {describe_confidence(effect)} interval ({kind} on log ratios)"
-        parts.append(f"The diamond is the effect over n = {effect.n} scored {view.analysis.unit}s, {bar}.")
+        interval = f"{describe_confidence(effect)} interval ({kind} on log ratios)"
+        parts.append(f"The diamond is the effect over n = {effect.n} scored {view.analysis.unit}s with its {interval}.")
     if view.analysis.blocks:
         parts.append("Small dots are the blocks of a session.")
     if any(pair.status is not PairStatus.SCORED for pair in view.analysis.pairs):

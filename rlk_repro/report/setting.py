@@ -30,9 +30,8 @@ OWN_NORMALISER: Final = (
 )
 FROZEN: Final = (
     "Python's garbage collector",
-    "skips the objects that exist after the warm-up (gc.freeze), in both variants, so that the trainer's collection "
-    "after every step takes milliseconds. Without gc.freeze a step takes longer, so that the same gain is a smaller "
-    "share of a step",
+    "frozen after the warm-up in both variants (gc.freeze), so that the trainer's collection after every step takes "
+    "milliseconds. Without gc.freeze a step takes longer, so that the same gain is a smaller share of a step",
 )
 _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 

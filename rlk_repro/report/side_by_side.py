@@ -45,7 +45,7 @@ def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
 
     return render_page(
         "Side by side",
-        f"{count(len(views), 'result')}, each analysed again from its logs.",
+        f"{count(len(views), 'result')}, analysed again from the logs.",
         [
             section("answers", "Answers", _list_answers, is_prose=True),
             section(

@@ -151,7 +151,7 @@ def make_differences(view: View) -> Iterator[Section]:
     )
     if view.context.is_as_planned:
         note, title = (
-            "No pair recorded how it was started, so the table shows what the plan requested.",
+            "No record shows how the trials were started, so the table shows what the plan requested.",
             PLANNED_VARIANTS,
         )
     table = Table(title="", columns=columns, rows=rows, note=note, is_folded=True)
@@ -212,7 +212,7 @@ def make_claims(view: View) -> Section:
         Text(text="What this report does not show:"),
         Bullets(items=(ELSEWHERE, *find_words(analysis.workload).may_not_claim, *context.may_not_claim)),
     ]
-    return Section(key="claims", title="What this may and may not claim", blocks=tuple(blocks))
+    return Section(key="claims", title="What this report may and may not claim", blocks=tuple(blocks))
 
 
 def make_commands(view: View) -> Commands:

@@ -81,7 +81,7 @@ class View:
 
     @cached_property
     def recorded(self) -> frozenset[str]:
-        """The metrics that any trial has."""
+        """The metrics for which any trial recorded a value."""
         return recorded_metrics(self.analysis)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Read from ``exit.json`` how a trial ended.  The analysis and an agent that resumes use it."""
+"""Read from ``exit.json`` how a trial ended, for the analysis and for an agent that resumes a run."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 RUNS_VARIABLE: Final = "RLK_REPRO_RUNS"
-FIND_BUNDLE: Final = "rlk-repro runs list --submitted shows your runs; rlk-repro collect ID brings the bundle of one"
+FIND_BUNDLE: Final = "rlk-repro runs list --submitted shows your runs; rlk-repro collect ID brings a run's bundle"
 TRIALS: Final = "trials"
 NODES: Final = "nodes"
 OPS_SUFFIX: Final = ".jsonl"
@@ -187,7 +187,7 @@ class RunDir:
     reserve = Within(".reserve")
     """A file that reserves disk space; on a full disk the leading agent removes it to write its last message."""
     state = Within(".state.json")
-    """The progress that ``status`` shows; it is no evidence."""
+    """The progress that ``status`` shows; no result comes from this file."""
     agent_output = Within(".agent.log")
     """The output of a local agent itself; it is empty unless the agent crashes."""
     cancelled = Within(".cancelled")
@@ -227,7 +227,7 @@ class RunDir:
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:
-        """Return the file for the received part of a bundle; its name has the bundle's checksum, so none are mixed."""
+        """Return the file for the received part of a bundle; the bundle's checksum in the name prevents mixtures."""
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")
@@ -254,7 +254,7 @@ class RunDir:
     again = Within(".again")
     """The name of an allocation that ended after complete pairs; another allocation continues the run."""
     lost = Within(".lost")
-    """The name of an allocation that ended because it lost nodes; an allocation with other nodes may continue."""
+    """The name of an allocation that lost nodes and ended; an allocation with other nodes may continue the run."""
 
     def end_marker(self, node: str) -> Path:
         """Return the file that names the allocation which this node's agent has finished."""

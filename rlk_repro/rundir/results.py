@@ -7,7 +7,6 @@ None with a reason or an ``n``, and never 0.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
 from rlk_repro.base.findings import Finding
-from rlk_repro.rundir.agreement import AgreementCheck, AgreementResult, compare_checks
+from rlk_repro.rundir.agreement import AgreementCheck, AgreementResult
 from rlk_repro.rundir.operator_results import OperatorResult
 
 SCHEMA: Final = 1
@@ -329,10 +328,6 @@ class Analysis:
     @property
     def is_crossover(self) -> bool:
         return any(trial.name != trial.folder for trial in self.trials)
-
-    def compare_checks(self, new: Analysis) -> Iterator[str]:
-        """Yield lines on the checks of engines whose result differs in the new analysis."""
-        return compare_checks(self.checks, new.checks)
 
     def effect(self, metric: str) -> Effect | None:
         return next((item for item in self.effects if item.metric == metric), None)

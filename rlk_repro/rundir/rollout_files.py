@@ -31,7 +31,7 @@ NAMED: Final = frozenset(
     | {("torch", f"{kind}Storage") for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half")}
     | {("torch", f"{kind}Storage") for kind in ("Int", "Long", "Short")}
 )
-"""The names that a pickle may pass to these functions but may not call."""
+"""The names that a pickle may pass to an allowed function but may not call."""
 PICKLE: Final = "data.pkl"
 PROGRAM: Final = "constants.pkl"
 """An archive of a compiled program holds this file.  torch runs such a program even when it refuses pickles."""

@@ -1,7 +1,7 @@
 """Read and write ``.state.json``, the progress of a run.
 
-The leading agent writes the file; commands, backends and pods read it.  It is no evidence: results come from logs.  The
-last state is written after sealing and packing.
+The leading agent writes the file; commands, backends and pods read it.  The file is no evidence: results come from
+logs.  The last state is written after sealing and packing.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def block_effect(order: str, values: Sequence[float | None]) -> float | None:
 def hodges_lehmann(values: Sequence[float]) -> float:
     """Return the median of the means of all pairs; each value is also paired with itself (Hodges and Lehmann 1963).
 
-    One slow block of eight changes this median very little.  With normal noise its interval is 5 % wider than the
-    interval of the mean.
+    One slow block of eight changes this median very little.  With normal noise the median's interval is 5 % wider than
+    the mean's interval.
     """
     return median((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
 
@@ -67,7 +67,7 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return the median of the slopes between two blocks of one session, over all sessions (Theil 1950, Sen 1968).
 
-    A block is (difference of the covariate, effect).  Without different covariates the result is None.
+    Each block is given as the difference of its covariate and its effect.  Equal covariates everywhere give None.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])

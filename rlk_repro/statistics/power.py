@@ -1,6 +1,6 @@
 """Compute which effect a number of pairs can show, and how many pairs a gate needs.
 
-The code is plain Python, so that a dry run starts fast.  The tests compare its results with scipy's noncentral t.
+The code is plain Python, so that a dry run starts fast.  Tests compare the results with scipy's noncentral t.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_changes_are_kept_and_replay_says_how_to_apply_them(tmp_path: Path, monk
     assert run_dir.is_packed(run_dir.own_patch.name)
     (line,) = describe_own_patch(Path("my b.tgz"), [manifest])
     assert line == (
-        f"rlk-repro ran with changes; in a clone of it: git checkout {COMMIT} && "
+        f"rlk-repro ran with changes; in a clone of rlk-repro: git checkout {COMMIT} && "
         f"tar xzOf '{Path('my b.tgz').absolute()}' rlk-repro.patch | git apply"
     )
     run_dir.plan.write_text("{}")

@@ -127,7 +127,7 @@ def test_a_missing_bundle_is_a_wrong_argument(tmp_path: Path) -> None:
         pass
     assert str(caught.value) == (
         f"{tmp_path}/no.tgz: no such file, expected a bundle or a run directory\n"
-        "  hint: rlk-repro runs list --submitted shows your runs; rlk-repro collect ID brings the bundle of one"
+        "  hint: rlk-repro runs list --submitted shows your runs; rlk-repro collect ID brings a run's bundle"
     )
 
 

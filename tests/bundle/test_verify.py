@@ -156,7 +156,7 @@ def test_a_bundle_cut_off_says_so_and_where(bundle: Path, tmp_path: Path) -> Non
     assert str(caught.value) == (
         f"{cut}: ends early: the file was cut off\n"
         "  hint: copy it again; rlk-repro runs list --submitted shows your runs; "
-        "rlk-repro collect ID brings the bundle of one"
+        "rlk-repro collect ID brings a run's bundle"
     )
     assert caught.value.exit_code == 5
 
@@ -328,7 +328,7 @@ def test_a_bundle_packed_with_folders_around_it_gets_the_right_command(
     with pytest.raises(BundleUnreadable) as caught:
         verify_bundle(again)
     assert str(caught.value) == (
-        f"{again}: packed with the folder around it, got '{folder}/plan.json', expected plan.json at the top\n"
+        f"{again}: packed together with the folder that holds the run, got '{folder}/plan.json', expected plan.json at the top\n"
         f"  hint: pack it from inside: tar czf bundle.tgz -C '{folder}/' ."
     )
     with pytest.raises(BundleUnreadable):

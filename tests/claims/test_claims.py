@@ -65,7 +65,7 @@ def test_claims_of_unknown_names_are_all_named_with_the_nearest() -> None:
         "ID: no claim of this name, got 'ratio-kl-foward'\n"
         "  hint: did you mean 'ratio-kl-forward'?\n"
         "ID: no claim of this name, got 'zzz'\n"
-        "  hint: rlk-repro claims list shows them all"
+        "  hint: rlk-repro claims list shows all claims"
     )
 
 

@@ -33,7 +33,7 @@ def lose_sources(run_dir: RunDir) -> None:
     [
         (QUIET, QUIET, None, Match.BITWISE, "losses and rewards are identical, step by step"),
         (QUIET, QUIET, change_loss, Match.REPRODUCED, "reproduced within 1 % (step time ratio 0.9"),
-        (NOISY, NOISY, change_loss, Match.IMPRECISE, "pairs on each side would show whether it is within 1 %"),
+        (NOISY, NOISY, change_loss, Match.IMPRECISE, "would show whether the difference is within 1 %"),
         (QUIET, Recipe(speedup=1.2, noise=0.001), change_loss, Match.DIFFERENT, "difference -8."),
         (QUIET, QUIET, lose_sources, Match.UNDECIDED, "hashes are missing, so nothing proves that the same code ran"),
         (QUIET, QUIET, change_version, Match.NOT_COMPARABLE, "the two results cannot be compared"),

@@ -134,7 +134,7 @@ def test_blocking_drift_stops_unless_accepted() -> None:
         check_drift(drift, is_accepted=False)
     assert str(caught.value) == (
         "gpu.devices.0.name: differs from the recorded machine, got 'none', expected NVIDIA H200\n"
-        "  hint: --yes runs it anyway; the comparison will list the differences"
+        "  hint: --yes runs the replay anyway; the comparison will list the differences"
     )
     check_drift(drift, is_accepted=True)
     check_drift(drift[1:], is_accepted=False)

@@ -94,7 +94,7 @@ def test_the_pair_plot_shows_pairs_limits_and_interval() -> None:
     assert len(_drawn(figure, "line", "interval")) == 1
     assert figure.caption == (
         "The band is the smallest effect of interest, -0.99 % to +1.00 %. The dashed lines are the noise floor, "
-        "-1.29 % to +1.31 %, from 4 control pairs. The diamond is the effect over n = 6 scored pairs, the bar is its "
+        "-1.29 % to +1.31 %, from 4 control pairs. The diamond is the effect over n = 6 scored pairs with its "
         "95 % interval (paired t on log ratios)."
     )
 

@@ -104,7 +104,7 @@ def test_missing_manifests_are_blocking(call, tmp_path: Path, what: str) -> None
     code, _, err = call("replay", bundle)
     assert (code, submitted()) == (6, [])
     assert "differs from the recorded machine" in err
-    assert "--yes runs it anyway" in err
+    assert "--yes runs the replay anyway" in err
 
 
 def with_env(env: dict[str, str]) -> Plan:
