@@ -299,7 +299,7 @@ class ArchiveReader:
         folder = plan.removesuffix(_PLAN)
         if folder and all(name.startswith(folder) for name in files):
             command = f"tar czf bundle.tgz -C {shlex.quote(printable(folder))} ."
-            self._place.refuse("packed together with the folder that holds the run", got=plan,
+            self._place.refuse("packed with the folder that holds the run", got=plan,
                                expected=f"{_PLAN} at the top", hint=f"pack it from inside: {command}")  # fmt: skip
 
 
