@@ -104,7 +104,7 @@ class TrialLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The upper limit of a job: minutes, GPUs on each of its nodes, and the number of starts."""
+    """What a job may use at most: minutes, GPUs on each of its nodes, and how often it may start."""
 
     time_min: int
     gpus_per_node: int

@@ -1,4 +1,4 @@
-"""Read the lock of a stack's packages for one platform: one wheel each, with name, version, hash, size, no address."""
+"""Read the lock of a stack's packages for one platform: a wheel each, with name, version, hash and size, but no URL."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class PinnedText:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """Return a node's last line; the end mark of a block is at the start of the next node."""
+    """Return a YAML node's last line; the end mark of a block is at the start of the next node."""
     mark = node.end_mark
     return mark.line - 1 if mark.column == 0 and mark.line > node.start_mark.line else mark.line
 

@@ -112,7 +112,7 @@ class KubernetesSettings(GrowingModel):
     )
     results: Results = Results()
     claims: tuple[VolumeClaim, ...] = Field((), description="further claims that every pod mounts")
-    cpu: Quantity | None = Field(None, description="CPUs of a pod; together with memory it makes the pods Guaranteed")
+    cpu: Quantity | None = Field(None, description="CPUs of a pod; if memory is set too, the pods are Guaranteed")
     memory: Quantity | None = Field(None, description="memory of a pod, including what is written to /dev/shm")
     shm: Quantity = Field("64Gi", description="size of /dev/shm")
     gpu_resource: LabelKey | None = Field(

@@ -103,7 +103,7 @@ class AnyWorkload(GrowingModel):
 
     @property
     def compares_engines(self) -> bool:
-        """Whether the run asks if engines agree."""
+        """Whether the run compares what training and rollout engines compute, instead of measuring time."""
         return self.purpose == "agreement"
 
     @property

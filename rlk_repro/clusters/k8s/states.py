@@ -257,7 +257,7 @@ def _read_conditions(item: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _explain(item: Mapping[str, Any]) -> str:
-    """Explain reason and message, for example: ``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
+    """Put a reason into plain words, as in: ``the image cannot be pulled (ErrImagePull: manifest unknown)``."""
     reason, message = str(item.get("reason", "")), " ".join(str(item.get("message", "")).split())
     words = WORDS.get(reason, "")
     detail = ": ".join(part for part in (reason, message) if part)
