@@ -62,7 +62,7 @@ def make_build(
     """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces a base without a digest.
 
     Raises:
-        SpecError: the stack pins too little, or has several images and ``platform`` names none.
+        SpecError: the stack pins too little, or has no base image for the platform.
         EnvironmentMissing: this is not a checkout, or no container engine is installed here.
     """
     chosen = choose_platform(stack, list(stack.bases), platform, "base image")
