@@ -72,19 +72,15 @@ def _say(text: str) -> None:
 
 
 def _describe(device: torch.device) -> dict[str, Any]:
+    manifest = Manifest(node="here", sections={code.SECTION: {RL_KERNEL: code.probe()[RL_KERNEL]}})
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "seed": SEED,
-        RL_KERNEL: _find_rl_kernel(),
+        RL_KERNEL: manifest.to_json()["sections"][code.SECTION][RL_KERNEL],
     }
-
-
-def _find_rl_kernel() -> Any:
-    manifest = Manifest(node="here", sections={code.SECTION: {RL_KERNEL: code.probe()[RL_KERNEL]}})
-    return manifest.to_json()["sections"][code.SECTION][RL_KERNEL]
 
 
 def _measure_row(task: Task, row: str, cells: Sequence[Cell], attempts: Attempts) -> Iterator[Measurement]:

@@ -70,8 +70,8 @@ def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
     """Build the operator that RL-Kernel's registry returns for the case, if ``OPERATORS`` accepts its class."""
-    case, platform = inputs.case, _find_platform(inputs)
-    operator = OPERATORS[case.operator]
+    case, operator = inputs.case, OPERATORS[inputs.case.operator]
+    platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
     if platform not in operator.implementations:
         return Blocked(str(Refusal(Reason.PLATFORM, platform)))
     loaded = load_operator(case.operator, platform)
@@ -89,10 +89,6 @@ def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None
         class_name=loaded.implementation + (f".{method.name}" if method else ""),
         version=loaded.version,
     )
-
-
-def _find_platform(inputs: CaseTensors) -> Platform:
-    return probe_platform() if inputs.tokens.is_cuda else Platform.CPU
 
 
 def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:

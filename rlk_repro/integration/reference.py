@@ -34,7 +34,9 @@ def install(args: argparse.Namespace) -> Installation | None:
     from rlk_repro.refengine import core, trainer
     from rlk_repro.refengine.optimizer import AdamW
 
-    installation = install_into(core, settings, trainer=TRAINER, case=_make_case(args), args=args)
+    platform = Platform.CPU if args.device == "cpu" else probe_platform()
+    case = Case(platform=platform, loss=read_loss_options(vars(args)))
+    installation = install_into(core, settings, trainer=TRAINER, case=case, args=args)
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
     installation.rebind(AdamW, "step", time_step, "timer")
     record = installation.open_engines(settings.engines_dir)
@@ -79,8 +81,3 @@ def _hand_over(turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
         return HiddenStates.of(hidden.unsqueeze(0), Head(model.output_weight.to(hidden.dtype)))
 
     return hand_over
-
-
-def _make_case(args: argparse.Namespace) -> Case:
-    platform = Platform.CPU if args.device == "cpu" else probe_platform()
-    return Case(platform=platform, loss=read_loss_options(vars(args)))

@@ -230,14 +230,11 @@ def install_into(
         )
     # ranks that split a vocabulary have the same tokens, so only the first of them records the tokens
     if settings.ops_dir and rank % case.tensor_parallel == 0:
-        installation.tokens = TokenRecord(abi.rows, _find_token_refusal(case))
+        size = case.context_parallel
+        refusal = f"context parallel size {size}: a rank has parts of responses" if size > 1 else ""
+        installation.tokens = TokenRecord(abi.rows, refusal)
     _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)
     return installation
-
-
-def _find_token_refusal(case: Case) -> str:
-    size = case.context_parallel
-    return f"context parallel size {size}: a rank has parts of responses" if size > 1 else ""
 
 
 def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:

@@ -63,7 +63,7 @@ class Storage:
     def check(self, files: Mapping[str, FileRecord]) -> None:
         """Check the files; raise BundleUnreadable unless they are those that the run names by their digest."""
         where = f"rollouts {self.stored.name}"
-        wanted = {file_name(number): number for number in range(self.stored.num_files)}
+        wanted = {RolloutDir(Path()).file(number).name: number for number in range(self.stored.num_files)}
         if files.keys() != wanted.keys():
             odd = sorted(files.keys() ^ wanted.keys())
             raise BundleUnreadable(Problem(where, "differ from the files that the run names", got=odd[0],
@@ -107,10 +107,6 @@ class Storage:
         if reasons:
             raise EnvironmentMissing(*reasons)
         return False
-
-
-def file_name(number: int) -> str:
-    return RolloutDir(Path()).file(number).name
 
 
 def _clear(work: WorkDir) -> None:

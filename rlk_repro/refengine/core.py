@@ -61,16 +61,14 @@ def calculate_log_probs_and_entropy(
     for chunk, targets, mask in zip(chunks, torch.split(tokens, rows), masks, strict=True):
         values = chunk if chunk.dtype == torch.float64 else chunk.float()
         full = values.log_softmax(dim=-1)
-        kept = full if mask is None else _keep_columns(values, targets, mask).log_softmax(dim=-1)
-        log_probs.append(kept.gather(-1, targets.unsqueeze(-1)))
+        kept, own = full, targets.unsqueeze(-1)
+        if mask is not None:
+            kept = values.masked_fill(~mask.scatter(-1, own, value=True), -torch.inf).log_softmax(dim=-1)
+        log_probs.append(kept.gather(-1, own))
         if with_entropy:
             source = full if with_entropy_grad else full.detach()
             entropies.append(-(source.exp() * source).sum(dim=-1))
     return torch.cat(log_probs), torch.cat(entropies) if with_entropy else None
-
-
-def _keep_columns(logits: torch.Tensor, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    return logits.masked_fill(~keep.scatter(-1, tokens.unsqueeze(-1), value=True), -torch.inf)
 
 
 def compute_approx_kl(

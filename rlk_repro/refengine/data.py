@@ -93,7 +93,8 @@ def load_samples(template: str, rollout_id: int, *, num_samples: int, vocab_size
         content = torch.load(path, weights_only=True)
         samples = [_parse_sample(number, fields) for number, fields in enumerate(content["samples"])]
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise SpecError(Problem(str(path), f"not a stored rollout ({_first_line(error)})")) from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SpecError(Problem(str(path), f"not a stored rollout ({reason})")) from error
     if len(samples) != num_samples:
         raise SpecError(
             Problem(str(path), "has another number of samples", got=len(samples), expected=str(num_samples))
@@ -103,10 +104,6 @@ def load_samples(template: str, rollout_id: int, *, num_samples: int, vocab_size
         expected = f"0 to {vocab_size - 1} by --vocab-size"
         raise SpecError(Problem(str(path), "has an unknown token id", got=unknown[0], expected=expected))
     return samples
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _parse_sample(number: int, fields: dict[str, Any]) -> Sample:

@@ -7,7 +7,8 @@ read just before the start.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
@@ -146,6 +147,12 @@ def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
     own = {name: value for name, value in sockets.items() if name not in plan.profile.env}
     plain = own | {name: value for name, value in items if isinstance(value, str)}
     return plain, {name: value.from_env for name, value in items if isinstance(value, FromEnv)}
+
+
+def trainer_module(plan: Plan, argv: Sequence[str], own: Mapping[str, str]) -> Command:
+    """Return ``python -m`` with these arguments, and the variables of every trainer, of the profile, and ``own``."""
+    plain, from_env = profile_env(plan)
+    return Command(argv=(sys.executable, "-m", *argv), env={**plain, **FIXED_ENV, **own}, from_env=from_env)
 
 
 def find_switches(plan: Plan) -> frozenset[str]:

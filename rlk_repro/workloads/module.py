@@ -5,7 +5,6 @@ This module starts no process and reads only the plan.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ModuleWorkload
 from rlk_repro.workloads.api import Command, Words
 from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
-from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
+from rlk_repro.workloads.environment import find_env_problems, trainer_module, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps, rollout_commands
 
 __all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
@@ -52,16 +51,14 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     workload = plan.run.workload
     assert isinstance(workload, ModuleWorkload)
     num_ranks = plan.layout.tensor_parallel
-    argv = [sys.executable, "-m"]
+    argv = []
     if num_ranks > 1:
         argv += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "-m"]
     argv += [TRAINER, *trial_flags(plan, trial.seed), "--tensor-model-parallel-size", str(num_ranks)]
     argv += ["--lead-ms", str(workload.lead_ms)]
     argv += setting_flags(workload.batch)
     argv += setting_flags(workload.grpo)
-    plain, from_env = profile_env(plan)
-    env = plain | FIXED_ENV | trial_env(plan, trial, run_dir)
-    return Command(argv=tuple(argv), env=env, from_env=from_env)
+    return trainer_module(plan, argv, trial_env(plan, trial, run_dir))
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,6 @@ All trials are baseline trials.  Each trial measures every implementation, and t
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import OperatorsWorkload
 from rlk_repro.workloads.api import Command, Words
 from rlk_repro.workloads.arguments import find_layout_problems, trial_flags
-from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
+from rlk_repro.workloads.environment import find_env_problems, trainer_module, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps, rollout_commands
 
 __all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
@@ -40,12 +39,8 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     workload = plan.run.workload
     assert isinstance(workload, OperatorsWorkload)
     suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)
-    plain, from_env = profile_env(plan)
-    return Command(
-        argv=(sys.executable, "-m", TRAINER, *trial_flags(plan, trial.seed), "--suite", suite),
-        env=plain | FIXED_ENV | trial_env(plan, trial, run_dir),
-        from_env=from_env,
-    )
+    argv = [TRAINER, *trial_flags(plan, trial.seed), "--suite", suite]
+    return trainer_module(plan, argv, trial_env(plan, trial, run_dir))
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,6 @@ This module starts no process and reads only the plan.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -23,7 +22,7 @@ from rlk_repro.workloads.arguments import (
     setting_flags,
     trial_flags,
 )
-from rlk_repro.workloads.environment import FIXED_ENV, THREADS, find_env_problems, profile_env, trial_env
+from rlk_repro.workloads.environment import THREADS, find_env_problems, trainer_module, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
 
 __all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
@@ -78,13 +77,11 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
 def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str, str]) -> Command:
     workload = plan.run.workload
     assert isinstance(workload, ReferenceWorkload)
-    plain, from_env = profile_env(plan)
-    argv = [sys.executable, "-m", TRAINER, *first, "--num-threads", str(workload.num_threads)]
+    argv = [TRAINER, *first, "--num-threads", str(workload.num_threads)]
     argv += setting_flags(workload.model)
     argv += setting_flags(workload.task)
     argv += setting_flags(workload.grpo)
-    env = plain | FIXED_ENV | {THREADS: str(workload.num_threads)} | own
-    return Command(argv=(*argv, *flags), env=env, from_env=from_env)
+    return trainer_module(plan, [*argv, *flags], {THREADS: str(workload.num_threads)} | own)
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

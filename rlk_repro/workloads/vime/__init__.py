@@ -6,7 +6,6 @@ launch scripts are not used, because they end every Python process of the host.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.workloads.api import Command, Words
 from rlk_repro.workloads.arguments import describe_rollouts
-from rlk_repro.workloads.environment import FIXED_ENV, find_env_problems, profile_env, trial_env
+from rlk_repro.workloads.environment import find_env_problems, trainer_module, trial_env
 from rlk_repro.workloads.vime import rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
 from rlk_repro.workloads.vime.code import find_brought, spell_written
@@ -134,10 +133,9 @@ def _all_arguments(plan: Plan) -> list[list[str]]:
 
 
 def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
-    plain, from_env = profile_env(plan)
-    env = render_env(plan) | plain | FIXED_ENV | own
-    argv = [sys.executable, "-m", TRAINER, *argv]
-    return Command(argv=tuple(argv), env=env, from_env=from_env, needs_ray=True, address_names=ADDRESS_NAMES)
+    command = trainer_module(plan, [TRAINER, *argv], own)
+    env = {**render_env(plan), **command.env}
+    return replace(command, env=env, needs_ray=True, address_names=ADDRESS_NAMES)
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

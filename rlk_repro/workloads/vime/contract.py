@@ -169,10 +169,6 @@ def _reads(kind: Kind, value: str) -> bool:
     return True
 
 
-def contract_file(vime_commit: str) -> str:
-    return f"vime-{vime_commit}.json"
-
-
 @cache
 def load_contract(vime_commit: str) -> Contract:
     """Load the contract of one commit of vime.
@@ -181,7 +177,7 @@ def load_contract(vime_commit: str) -> Contract:
         SpecError: there is no contract for this commit, or it names another commit.
     """
     folder = data_dir("manifests") / "contracts"
-    path = folder / contract_file(vime_commit)
+    path = folder / f"vime-{vime_commit}.json"
     if not path.is_file():
         known = ", ".join(sorted(item.stem for item in folder.glob("vime-*.json"))) or "(none)"
         hint = "python -m tools.contract makes one from checkouts (docs/vime-workload.md)"
