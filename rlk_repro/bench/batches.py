@@ -96,8 +96,8 @@ class Taken:
 def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> LogitsBatch:
     """Make the microbatch of a key such as (seed, rollout, step, number).
 
-    Logits of other tokens are standard normal.  Those of sampled tokens are so high that their probabilities spread
-    around 0.7, as those of real samples do.
+    Logits of sampled tokens are so high that their probabilities spread around 0.7, as probabilities of real samples
+    do.  All other logits are standard normal.
     """
     generator = torch.Generator().manual_seed(make_seed(*key))
     batch, targets = _make_batch(shape, device, generator)

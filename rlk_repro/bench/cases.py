@@ -173,7 +173,7 @@ def _make_mask(case: OperatorCase, device: torch.device) -> torch.Tensor:
 
 
 def _split_rows(case: OperatorCase) -> tuple[int, int, int]:
-    """Return samples, rows per sample, and wanted rows per sample."""
+    """Return the numbers of samples, of rows per sample, and of wanted rows per sample."""
     num_samples = math.gcd(case.num_tokens, MAX_SAMPLES)
     length = case.num_tokens // num_samples
     return num_samples, length, max(1, round(case.density * length))

@@ -144,7 +144,7 @@ def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
 
 
 def _find_obstacle(implementation: str, device: torch.device) -> str | None:
-    """Return why the class cannot run on this device, or would silently use another class there."""
+    """Return why RL-Kernel's class cannot run on this device, or would silently use another class there."""
     if implementation == "flashinfer":
         if torch.version.hip:
             return "on ROCm this class samples without FlashInfer"

@@ -44,7 +44,7 @@ def _compute_losses(logits: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 
 @functools.cache
 def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compile separately for each shape, all in one process.
+    """Compile a function separately for each shape, for all shapes in one process.
 
     With ``fullgraph`` torch raises where it would otherwise continue uncompiled, as it does after a few shapes.
     """
@@ -91,7 +91,7 @@ def _build_liger(inputs: CaseTensors) -> Ready | Blocked:
 
 
 def _build_torch_linear(inputs: CaseTensors) -> Ready | Blocked:
-    """Build a call of torch's own chunked loss, which needs an object of options."""
+    """Build a call of torch's own chunked loss, ``linear_cross_entropy``."""
     options = find_attribute("torch.nn.LinearCrossEntropyOptions")
     if isinstance(options, Blocked):
         return Blocked(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")

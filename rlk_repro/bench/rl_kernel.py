@@ -92,7 +92,7 @@ def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None
 
 
 def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
-    """Build an instance of this class of RL-Kernel, whatever the registry would choose."""
+    """Build a call of the class at ``path``, whatever RL-Kernel's registry would choose."""
     found = find_attribute(path)
     if isinstance(found, Blocked):
         return found

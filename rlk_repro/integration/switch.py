@@ -87,7 +87,7 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read the variables; an empty one counts as unset, and the default mode is ``require``.
+        """Read the variables; an empty variable counts as unset, and the default mode is ``require``.
 
         Raises:
             SpecError: values are invalid; the error lists all of them, with the valid values.

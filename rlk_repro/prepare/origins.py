@@ -153,7 +153,7 @@ def _from_cache(path: Path, name: str) -> RemoteFile:
 
 
 def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path | None = None) -> Listing:
-    """Make a listing.  A file name that leads out of the folder is refused, because no place is trusted."""
+    """Make a listing; refuse a file name that leads out of the folder, because neither mirror nor hub is trusted."""
     found = tuple(files)
     for file in found:
         reason = find_unsafe(file.name)

@@ -117,7 +117,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="dtype of activations and of the rollout copy",
+        help="dtype of activations, and of the copy that generates",
     )
     group.add_argument("--num-threads", type=_positive_int, help="CPU threads (None: torch's choice)")
     group.add_argument(
@@ -138,7 +138,7 @@ def _complete_model(args: argparse.Namespace) -> list[Problem]:
     if args.kv_channels % 2:
         problems.append(_problem("--kv-channels", args.kv_channels, "an even size, for rotary positions"))
     if args.vocab_size < NUM_TOKENS:
-        problems.append(_problem("--vocab-size", args.vocab_size, f"at least {NUM_TOKENS}, the tokenizer's tokens"))
+        problems.append(_problem("--vocab-size", args.vocab_size, f"at least {NUM_TOKENS}, the tokens of the task"))
     return problems
 
 

@@ -103,7 +103,7 @@ def compute_policy_loss(
     eps_clip_high: float,
     eps_clip_c: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return PPO's clipped loss per token and 1.0 where the clip was the larger loss, both [N].
+    """Return PPO's clipped loss per token, and 1.0 where clipping gave the larger loss, both [N].
 
     ``ppo_kl`` is old minus current log-prob.  ``eps_clip_c`` > 1 bounds the loss of negative advantages (dual clip,
     arxiv.org/abs/1912.09729).

@@ -120,7 +120,7 @@ def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | No
 
 
 def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection[str] = VARIANT_SWITCHES) -> PairRecord:
-    """Read the commands and environments of a pair's trials, and the libraries of each rank."""
+    """Compare the recorded commands and environments of a pair's trials, and the libraries of each rank."""
     reader = _RecordReader(run_dir)
     folders = [run_dir.trial(trial.name) for trial in (first, second)]
     started = [Started(trial=trial.name, variant=trial.variant, argv=(), env={}) for trial in (first, second)]

@@ -133,7 +133,7 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
 
 
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
-    """Return the variables for two folders of records: of the operators that ran, and of loaded libraries."""
+    """Return the variables that name a trial's folders for two records: operators that ran, and loaded libraries."""
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
 
 
@@ -174,7 +174,7 @@ def find_env_problems(plan: Plan) -> list[Problem]:
 
 
 def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of the process: ``environ`` without the declared switches, and the command's own.
+    """Return the process's whole environment: ``environ`` without declared switches, and the command's variables.
 
     Raises:
         SpecError: variables that ``from_env`` names are not set; the error lists all of them.

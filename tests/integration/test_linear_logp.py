@@ -244,8 +244,8 @@ def test_an_answer_that_is_not_a_log_prob_is_reported_at_the_end_of_the_step(
     ("dtype", "columns", "detail"),
     [
         (torch.bfloat16, 64, None),
-        (torch.float32, 64, f"{SM90} delegates torch.float32 of hidden size 64"),
-        (torch.bfloat16, 40, f"{SM90} delegates torch.bfloat16 of hidden size 40"),
+        (torch.float32, 64, f"{SM90} calls another class for torch.float32 weights of hidden size 64"),
+        (torch.bfloat16, 40, f"{SM90} calls another class for torch.bfloat16 weights of hidden size 40"),
     ],
 )
 def test_a_class_that_would_delegate_in_silence_is_refused(dtype: torch.dtype, columns: int, detail: str) -> None:

@@ -51,7 +51,7 @@ def test_loading_rollouts_is_the_train_only_lane() -> None:
             "--num-attention-heads: does not fit, got 4, expected a multiple of --num-query-groups",
         ),
         ("--kv-channels 7", "--kv-channels: does not fit, got 7, expected an even size, for rotary positions"),
-        ("--vocab-size 13", "--vocab-size: does not fit, got 13, expected at least 14, the tokenizer's tokens"),
+        ("--vocab-size 13", "--vocab-size: does not fit, got 13, expected at least 14, the tokens of the task"),
         (
             "--n-samples-per-prompt 1",
             "--n-samples-per-prompt: does not fit, got 1, "

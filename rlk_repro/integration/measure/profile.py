@@ -95,7 +95,7 @@ def make_clock(*, is_device: bool) -> Clock:
 class StepProfile:
     """Seconds per timer over one step, and the peak memory of the step and of its phases.
 
-    Timers are sums over calls and inclusive: one function called inside another counts in both.
+    Timers are sums over calls and inclusive: a function that is called inside another function counts in both timers.
     """
 
     def __init__(self, platform: str) -> None:
@@ -284,7 +284,7 @@ def read_counts() -> dict[str, int]:
 
 
 class DeviceMemory:
-    """Peaks of torch's own allocator on the current device; they exclude the memory of other libraries."""
+    """The peak memory of torch's own allocator on the current device, without the memory of other libraries."""
 
     is_per_step = True
 

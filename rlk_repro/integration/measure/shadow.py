@@ -227,7 +227,7 @@ def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
 
 
 def _hear_ranks(problem: str, call: Mapping[str, Any]) -> str:
-    """Return a problem if this rank or another rank of its group has one: then no rank begins a collective."""
+    """Return why a rank of this group cannot compare, or an empty text; all ranks decide alike, so that none waits."""
     shard = Shard.of(call["tp_group"])
     if shard.size == 1:
         return problem

@@ -25,7 +25,7 @@ Call: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """The route of one operator in one trainer.  Both functions get a call's arguments by name, with defaults.
+    """The route of one operator in one trainer.  ``refuse`` and ``run`` get a call's arguments by name, with defaults.
 
     ``refuse`` gives a reason known before the call, or None; ``run`` returns what the trainer's function would return.
     """
@@ -87,7 +87,7 @@ class Recorder(Protocol):
         """Add to the counts of ``op``."""
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
-        """Note why a call falls back; raise where no call may."""
+        """Note why a call falls back; raise an error where no call may fall back."""
 
 
 @dataclass

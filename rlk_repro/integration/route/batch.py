@@ -29,7 +29,7 @@ class RowLayout:
     use_rollout_log_probs: str = "use_rollout_logprobs"
 
     def find_old(self, args: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
-        """Return the old policy's log-probs of each response, [r] each; none where the batch has none."""
+        """Return the old policy's log-probs of each response, [r] each; return nothing where the batch has none."""
         is_rollouts = getattr(args, self.use_rollout_log_probs, False)
         return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
 

@@ -79,4 +79,5 @@ def find_weight_refusal(weight: torch.Tensor, implementation: str) -> Refusal | 
     is_fit = weight.dtype == torch.bfloat16 and weight.shape[1] % SM90_COLUMNS == 0
     if implementation != SM90 or is_fit:
         return None
-    return Refusal(Reason.NOT_ACCEPTED, f"{SM90} delegates {weight.dtype} of hidden size {weight.shape[1]}")
+    what = f"{SM90} calls another class for {weight.dtype} weights of hidden size {weight.shape[1]}"
+    return Refusal(Reason.NOT_ACCEPTED, what)

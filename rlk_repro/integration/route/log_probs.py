@@ -1,6 +1,6 @@
 """Compute log-probs over a vocabulary that may be split over ranks, with operators that know one rank's columns only.
 
-``logp`` returns log_softmax(logits)[id]; ``ratio_kl`` returns exp(that - old), with gradient.  Everything else here is
+``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  Everything else here is
 arithmetic on [T] vectors: T is the number of packed rows, V the columns of this rank.
 """
 
@@ -25,8 +25,8 @@ ValueCheck: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "Shard"], Refusal 
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 PROBED_COLUMNS: Final = 256
-"""Both kernels return NaN for a row only if it has -inf among these first columns (two strides of the online kernel's
-128 threads; the whole first tile of the Triton kernel, which begins with them)."""
+"""The online and the Triton kernel return NaN for a row only if it has -inf among these first columns: two strides of
+the online kernel's 128 threads, or the Triton kernel's whole first tile, which begins with these columns."""
 NEAR: Final = 8.0
 """The largest |log ratio| to an old log-prob at which exp and log lose fewer digits than float32 log-probs do."""
 
@@ -67,7 +67,6 @@ class Targets:
         return cls(columns, SplitTokens.find(logits, tokens, shard, largest.float()))
 
     def pick(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of ``columns``."""
         return _pick(logits, self.columns) if self.split is None else self.split.asked_logits
 
 

@@ -69,7 +69,7 @@ class LoadedOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class Contracts:
-    """The registry of the later generation, which dispatches by contract, and its module of contracts."""
+    """The registry of RL-Kernel's later generation, which dispatches by contract, and its module of contracts."""
 
     registry: Any
     types: Any

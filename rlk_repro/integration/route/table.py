@@ -56,7 +56,7 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
-    """Return the operators, and the source of the known log-probs: ``logp`` if RL-Kernel offers it, otherwise torch."""
+    """Return the operators, and the source of the log-probs in the ratios' denominators: ``logp`` or torch."""
     logp = load_operator("logp", platform)
     if isinstance(logp, Refusal):
         return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"

@@ -112,7 +112,7 @@ def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
 
 
 class VocabParallelLogp:
-    """Serves the calls of one run: each shape is dispatched once, to the implementation that was found at the start."""
+    """Serves the calls of one run: RL-Kernel dispatches each new shape, and must choose the start's implementation."""
 
     def __init__(self, contracts: Contracts, case: Case, first: Dispatched) -> None:
         self.loaded = LoadedOperator(

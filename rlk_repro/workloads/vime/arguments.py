@@ -1,6 +1,6 @@
 """Make the arguments of vime's ``train.py`` and its environment from a plan.
 
-Other modules check them: ``contract`` whether vime knows the flags, and ``rules`` whether they fit together.
+Module ``contract`` checks whether vime knows the flags, and module ``rules`` whether the flags fit together.
 """
 
 from __future__ import annotations
