@@ -1,4 +1,4 @@
-"""Run an implementation on a device; its error becomes a status with a reason, so that the next one still runs."""
+"""Run an implementation on a device; an error becomes a status with a reason, so the next implementation still runs."""
 
 from __future__ import annotations
 

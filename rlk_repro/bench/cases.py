@@ -104,7 +104,7 @@ class CaseTensors:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The numbers of the wanted rows, int64, ascending."""
+        """The indices of the wanted rows, which ``mask`` holds: int64, ascending."""
         return self.mask.nonzero().squeeze(1)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Time calls on their device; measure their memory, their kernels, and how fast the device can be.
+"""Time calls on their device, measure their memory and kernels, and measure the best rates of the device.
 
 One call is one sample.  This module does not know what it calls.  Timing and profiling never share a call.
 """

@@ -78,7 +78,7 @@ class Sizes:
 
     @classmethod
     def of(cls, model: VimeModel) -> Sizes:
-        """Read the sizes; raise SpecError if one is missing or the vocabulary is too small for the tokenizer."""
+        """Read the sizes; raise SpecError if a size is missing or the vocabulary is too small for the tokenizer."""
         arguments = model.arguments
         has_experts = isinstance(model.source, RandomWeights) and model.source.architecture == "Qwen3MoeForCausalLM"
         needed = ["num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels", "vocab-size"]

@@ -130,7 +130,7 @@ def _parse_sample(number: int, fields: dict[str, Any]) -> Sample:
 
 
 def normalise_rewards(rewards: Sequence[float], group_size: int) -> list[float]:
-    """Return (r - mean) / (std + 1e-6) inside each group of ``group_size`` neighbours; std is the unbiased one."""
+    """Return (r - mean) / (std + 1e-6) inside each group of ``group_size`` neighbours, by the unbiased std."""
     groups = torch.tensor(rewards, dtype=torch.float32).view(-1, group_size)
     centred = groups - groups.mean(dim=-1, keepdim=True)
     flat: list[float] = (centred / (groups.std(dim=-1, keepdim=True) + 1e-6)).flatten().tolist()

@@ -140,7 +140,7 @@ class Trainer:
                 self.engine.load_weights(self.model)
 
     def roll_out(self, rollout_id: int) -> list[Sample]:
-        """Generate the rollout, or read the stored one in the train-only lane."""
+        """Generate a rollout, or read the stored rollout in the train-only lane."""
         args = self.args
         if args.load_debug_rollout_data is not None:
             count = args.rollout_batch_size * args.n_samples_per_prompt

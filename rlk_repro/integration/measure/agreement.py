@@ -34,7 +34,7 @@ class _Microbatch:
 
 @dataclass(frozen=True)
 class _Table:
-    """Counts and sums over the tokens of a microbatch; masked or infinite tokens are in the last column of ``counts``.
+    """Counts and sums over a microbatch's tokens; the last column of ``counts`` has those masked or not finite.
 
     ``counts``: [bands of positions + bands of log-probs, classes of the difference + 1] int64.  ``sums``: [3 + bands of
     positions] float64.  ``largest``: [2] float64, the largest difference and its place among all tokens.

@@ -20,7 +20,7 @@ from rlk_repro.operators import OPERATORS, Platform, Reason, Refusal, find_split
 NAME: Final = "linear_logp"
 SM90: Final = "FusedLinearLogpSM90Op"
 SM90_COLUMNS: Final = 32
-"""The SM90 class needs bfloat16 and a multiple of this as hidden size; otherwise it silently calls another class."""
+"""The SM90 class needs bfloat16 and a hidden size divisible by this; otherwise it silently calls another class."""
 
 
 def make_linear_logp_route(context: RouteContext) -> Route | Refusal:

@@ -19,9 +19,9 @@ from rlk_repro.operators import OPERATORS, Reason, Refusal
 PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
-"""Modules of RL-Kernel's registry, one per generation, newest first; both resolve our names to the same classes.
+"""Modules of RL-Kernel's registry, one per generation, newest first; both resolve an operator's name to one class.
 
-Only the first module that exists is used.  If its import fails, an older module beside it is not what was installed.
+Only the first module that exists is used: if its import fails, an older module beside it is not what was installed.
 """
 CONTRACTS: Final = "rl_engine.contracts.operators.logprob"
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")

@@ -182,7 +182,7 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Refuse vLLM kernels that choose experts themselves: for every token, vime would replay expert 0, their report.
+    """Refuse vLLM kernels that choose experts themselves: they report expert 0, and vime would replay it everywhere.
 
     https://github.com/vllm-project/vllm/issues/44116
     """
