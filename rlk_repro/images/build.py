@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import Final
 from rlk_repro.base import git, proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.resources import PACKAGE
-from rlk_repro.images.lock import read_lock
+from rlk_repro.base.units import format_bytes, format_duration
+from rlk_repro.images.lock import Locked, read_lock, sum_sizes
 from rlk_repro.images.stacks import choose_platform
 from rlk_repro.spec import ImagePlatform, Stack
 from rlk_repro.spec.stack import BaseImage
@@ -33,12 +36,13 @@ ENGINES: Final = ("docker", "buildah", "podman")
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One build: ``arguments`` by name, the Dockerfile, and the name of the image."""
+    """One build: its arguments by name, the Dockerfile, the image's name, and the packages of a stack with a lock."""
 
     engine: str
     dockerfile: Path
     arguments: Mapping[str, str]
     tag: str
+    locked: tuple[Locked, ...] = ()
 
     @property
     def argv(self) -> list[str]:
@@ -71,10 +75,9 @@ def make_build(
         hint = "images are built from a checkout of rlk-repro"
         raise EnvironmentMissing(Problem(str(dockerfile), "is not there", hint=hint))
     name, digest = _base(stack, chosen, base)
-    if chosen in stack.locks:
-        read_lock(stack, chosen)
+    locked = read_lock(stack, chosen) if chosen in stack.locks else ()
     arguments = make_arguments(stack, chosen, name, digest)
-    return Build(engine=_find_engine(engine), dockerfile=dockerfile, arguments=arguments,
+    return Build(engine=_find_engine(engine), dockerfile=dockerfile, arguments=arguments, locked=tuple(locked),
                  tag=tag or f"localhost/rlk-repro:{stack.stack}-{chosen}")  # fmt: skip
 
 
@@ -130,16 +133,27 @@ def _common_arguments(stack: Stack) -> dict[str, str]:
 
 
 def run_build(build: Build) -> None:
-    """Run the build; its output goes to standard error.
+    """Run the build; its output goes to standard error, after the sizes and before the time that it took.
 
     Raises:
         SpecError: this tool's files differ from the commit that the image would name.
         CheckFailed: the build failed; its output gives the reason.
     """
     require_clean()
+    if build.locked:
+        download, unpacked = map(format_bytes, sum_sizes(build.locked))
+        _say(f"{build.tag}: {len(build.locked)} packages, {download} to download, {unpacked} unpacked; the engine may "
+             "take twice that while it builds")  # fmt: skip
+    started = time.monotonic()
     code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
     if code != 0:
         raise CheckFailed(Problem(f"{build.engine} build", f"ended with {code}"))
+    _say(f"{build.tag}: {format_duration(time.monotonic() - started)}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def require_clean() -> None:
@@ -169,15 +183,20 @@ def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str
 
 
 def _find_engine(name: str | None) -> str:
-    """Return the named engine without a check (a dry run needs none), or else the first engine found on PATH."""
+    """Return the named engine without a check (a dry run needs none), or else the first engine that works here."""
     if name is not None:
         if name not in ENGINES:
             raise SpecError(Problem("--engine", "no such engine", got=name, expected=" or ".join(ENGINES)))
         return name
-    found = next((engine for engine in ENGINES if shutil.which(engine)), None)
-    if found is None:
+    installed = [engine for engine in ENGINES if shutil.which(engine)]
+    if not installed:
         raise EnvironmentMissing(Problem(", ".join(ENGINES), "are not on PATH", expected="one of them"))
-    return found
+    return next((engine for engine in installed if _is_answering(engine)), installed[0])
+
+
+def _is_answering(engine: str) -> bool:
+    """Whether the engine can build: docker's client also needs a daemon, and may be installed without one."""
+    return engine != "docker" or proc.run(["docker", "info"], timeout_s=30.0).is_ok
 
 
 def _git(*arguments: str) -> str:

@@ -22,15 +22,13 @@ from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_jso
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.base.units import format_bytes, format_duration
 from rlk_repro.images.build import ROOT, make_arguments, require_clean
-from rlk_repro.images.lock import FOLDER, Locked, lock_path, read_lock
+from rlk_repro.images.lock import FOLDER, Locked, lock_path, read_lock, sum_sizes
 from rlk_repro.images.stacks import choose_platform
 from rlk_repro.images.transport import write_checksums
 from rlk_repro.probes.container import LOCK
 from rlk_repro.spec import ImagePlatform, Stack
 
 PYTHON: Final = "3.12"
-UNPACKED: Final = 2.6
-"""The size of the packages on disk, as a multiple of their download."""
 STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "imports", "sbom", "record")
 KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
 """Steps that are not repeated while lock and pins stay the same: each takes minutes."""
@@ -53,7 +51,7 @@ def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | N
     locked = read_lock(stack, chosen)
     require_clean()
     _check_space(folder, locked)
-    size = format_bytes(sum(item.size_bytes for item in locked))
+    size = format_bytes(sum_sizes(locked)[0])
     _make_venv(folder)
     with _timed("packages", f"installing {len(locked)}, {size} to download without a cache"):
         _install(folder, lock_path(stack.stack, chosen), bundle)
@@ -216,7 +214,7 @@ def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
     """Refuse a disk that the packages alone would fill.  A disk that already has them needs no more space."""
     if (folder / LOCK).is_file():
         return
-    needed = int(UNPACKED * sum(item.size_bytes for item in locked))
+    _, needed = sum_sizes(locked)
     parent = next(path for path in (folder, *folder.parents) if path.is_dir())
     free = shutil.disk_usage(parent).free
     if free < needed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,8 @@ from rlk_repro.base.resources import PACKAGE
 from rlk_repro.spec import ImagePlatform, Stack
 
 FOLDER: Final = PACKAGE.parent / "requirements"
+UNPACKED: Final = 2.6
+"""The size of the packages on disk, as a multiple of their download."""
 _LINE: Final = re.compile(
     r"(?P<name>[a-z0-9-]+)==(?P<version>[^ ]+) --hash=sha256:(?P<sha256>[0-9a-f]{64})  # (?P<size>[0-9]+)"
 )
@@ -29,6 +32,12 @@ class Locked:
 
     def __str__(self) -> str:
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}  # {self.size_bytes}"
+
+
+def sum_sizes(locked: Sequence[Locked]) -> tuple[int, int]:
+    """Return the bytes to download, and the bytes that the packages take on disk."""
+    num_bytes = sum(item.size_bytes for item in locked)
+    return num_bytes, int(UNPACKED * num_bytes)
 
 
 def lock_path(stack: str, platform: str) -> Path:

@@ -369,14 +369,17 @@ def test_docker_does_without_locked_memory_and_without_groups_that_are_not_there
     script = render_sbatch(plan, run_dir_of(plan))
     part = script[script.index("# By default the daemon") : script.index("runtime=(")]
     fake = tmp_path / "docker"
-    fake.write_text('#!/bin/sh\ncase "$*" in info*) ;; *) echo "cannot raise the limit" >&2; exit 125;; esac\n')
+    words = "docker: cannot raise the limit\\n\\nRun 'docker run --help' for more information"
+    fake.write_text(f'#!/bin/sh\ncase "$*" in info*) ;; *) printf "{words}\\n" >&2; exit 125;; esac\n')
     fake.chmod(0o755)
     tail = 'printf "%s\\n" "${identity[@]}" "limits=${limits[*]}"'
     shell = f"set -Eeuo pipefail; PATH={tmp_path}:$PATH\n{part}\n{tail}"
     done = subprocess.run(["bash", "-c", shell], check=True, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "limits="
     assert "--group-add" not in done.stdout  # no GPU of AMD's is here
-    assert done.stderr == "docker refuses unlimited locked memory, which RDMA may need: cannot raise the limit\n"
+    assert (
+        done.stderr == "docker refuses unlimited locked memory, which RDMA may need: docker: cannot raise the limit\n"
+    )
 
 
 def test_mounts_of_docker_and_apptainer_keep_commas() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.resources import profile_folders
 from rlk_repro.clusters.profiles import find_hardware, load_all_hardware, make_name, render_profile, take_likeliest
 from rlk_repro.clusters.slurm import site as slurm
 from rlk_repro.clusters.slurm.check import can_make
@@ -21,7 +22,7 @@ from rlk_repro.clusters.slurm.judge import Needs, UserHere, judge_profile, list_
 from rlk_repro.clusters.slurm.propose import propose_slurm
 from rlk_repro.clusters.slurm.site import Association, Gpus, Pool, SlurmSite, probe_site
 from rlk_repro.spec import Profile
-from rlk_repro.spec.load import load_bytes
+from rlk_repro.spec.load import load_bytes, load_profile
 from tests.support.probe_examples import tools, write_tool
 from tests.support.site_examples import (
     ASSOCIATIONS,
@@ -377,3 +378,8 @@ def test_devices_are_not_expected_on_a_login_node() -> None:
 def test_folders_that_the_nodes_need_are_checked_here() -> None:
     here = dataclasses.replace(HERE, existing={"/data": False, "/home": True})
     assert judged(here=here) == warning("container", "/data on the nodes", "not on this machine")
+
+
+def test_both_clusters_let_nccl_use_the_memory_that_nodes_of_gb200_share() -> None:
+    for cluster in ("slurm", "k8s"):
+        assert load_profile("generic-gb200", profile_folders(cluster)).model.env == {"NCCL_MNNVL_ENABLE": "1"}

@@ -83,6 +83,16 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
+def test_the_page_on_images_is_short_and_begins_with_its_two_commands() -> None:
+    text = (ROOT / "docs/images.md").read_text()
+    assert len(text.splitlines()) <= 120
+    match = BLOCK.search(text)
+    assert match is not None
+    assert [" ".join(line.split()[:3]) for line in match.group(2).splitlines()] == [
+        "rlk-repro env create", "rlk-repro images build",
+    ]  # fmt: skip
+
+
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
     for page in PAGES:
         for match in BLOCK.finditer(page.read_text()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -14,14 +15,15 @@ import pytest
 import yaml
 
 from rlk_repro.base.errors import CheckFailed, SpecError
+from rlk_repro.images import build, stacks
 from rlk_repro.images import pin as pinning
-from rlk_repro.images import stacks
 from rlk_repro.images.pin import renew
 from rlk_repro.spec import Stack
 from rlk_repro.spec.load import load_stack
 from tests import ROOT
 from tests.support.git_mirror import mirror_folder
 from tests.support.images.examples import commit_files
+from tests.support.probe_examples import write_tree
 from tools.image_build.gfx import check_gfx
 from tools.image_build.inputs import read_inputs
 from tools.image_build.nvcc import rewrite
@@ -186,6 +188,26 @@ def test_the_build_command_holds_the_stacks_pins(call: Call) -> None:
     )
     assert (code, f"--build-arg=BASE_DIGEST={DIGEST}" in out, "Dockerfile.rocm" in out) == (0, True, True)
     assert call(*words[:4], "--platform", "rocm-amd64", "--dry-run", "--base", "a/b:latest")[0] == 2
+
+
+def test_a_docker_client_without_a_daemon_is_passed_over(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, code in (("docker", 1), ("buildah", 0)):
+        write_tree(tmp_path, {name: f"#!/bin/sh\nexit {code}\n"})
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = ("images", "build", "--stack", "2026-11", "--platform", "cuda-amd64", "--dry-run")
+    assert call(*words)[1].startswith("buildah build ")
+    write_tree(tmp_path, {"docker": "#!/bin/sh\n"})
+    assert call(*words)[1].startswith("docker build ")
+
+
+def test_a_changed_file_of_the_build_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record names this tool's commit, so a build begins only where the files are the commit's."""
+    monkeypatch.setattr(build, "_git", lambda *_: " M requirements/2026-11-cuda-amd64.txt\n?? tools/new.py")
+    with pytest.raises(SpecError, match=r"has changed files.* got 'M requirements/2026-11-cuda-amd64\.txt'"):
+        build.require_clean()
 
 
 def test_bake_takes_its_variables_from_the_stack(call: Call) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SpecError
+from rlk_repro.images import build as building
 from rlk_repro.images import environment, lock
 from rlk_repro.images.build import ROOT, make_build
 from rlk_repro.images.environment import KEPT, STEPS, create
@@ -152,6 +153,18 @@ def test_the_number_of_compilers_reaches_an_images_build(stack: Stack, monkeypat
     monkeypatch.delenv("MAX_JOBS")
     build = make_build(stack, "cuda-amd64", engine="buildah", tag=None, base=None)
     assert "MAX_JOBS" not in build.arguments
+
+
+def test_an_images_build_shows_its_sizes_first_and_its_time_last(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(building, "require_clean", lambda: None)
+    monkeypatch.setattr(proc, "run_shown", lambda *_, **__: 0)
+    building.run_build(make_build(stack, "cuda-amd64", engine="buildah", tag="t", base=None))
+    first, last = capfd.readouterr().err.splitlines()
+    sizes = r"t: 283 packages, 4\.4 GiB to download, 11\.4 GiB unpacked; the engine may take twice that while it builds"
+    assert re.fullmatch(sizes, first)
+    assert re.fullmatch(r"t: [\d.]+ m?s", last)
 
 
 def test_an_environment_has_its_record_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

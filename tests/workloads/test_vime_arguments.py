@@ -185,7 +185,7 @@ def test_a_run_is_upstream_s_script_but_for_what_its_first_lines_name(run: str, 
     upstream = {
         flag[2:]: tuple(map(_normal, values)) for flag, values in split_arguments(printed.stdout.split("\0")[:-1])
     }
-    plan = plan_for(run, hardware)
+    plan = plan_for(run, hardware, settings=("lane=live", "measure.design=parallel"))
     own = {
         flag[2:]: tuple(map(_normal, values)) for flag, values in split_arguments(trial_argv(plan, RunDir(Path("/r"))))
     }

@@ -227,6 +227,7 @@ def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
+    yield "--user=0:0"  # root in the container is the submitting user; an image's own user could not write the run
     yield "--pids-limit=-1"  # podman's default of 2048 counts threads; Ray on a node with 100 cores has more
     yield "--security-opt=label=disable"
     for bind in list_binds(plan, run_dir):

@@ -1,7 +1,8 @@
 """A container image made of a few fixed bytes, so that its digest is the same everywhere and can stand in golden files.
 
 It holds empty folders and one program, ``python3``, which starts the tests' node agent with the Python that it is told
-of.  What a Python needs is mounted, so that nothing is downloaded.
+of.  What a Python needs is mounted, so that nothing is downloaded.  Its user is not root, as in the images that this
+tool builds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ def make_image(tag: str = "test") -> OciImage:
     """Its tag is no part of its digest."""
     layer = _make_tar([(name, None, 0o755) for name in FOLDERS] + [(f"{PROGRAM_DIR[1:]}/python3", PROGRAM, 0o755)])
     config = _dump(
-        {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": [_sum(layer)]}}
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"User": "1000"},
+            "rootfs": {"type": "layers", "diff_ids": [_sum(layer)]},
+        }
     )
     manifest = _dump(
         {
