@@ -24,7 +24,7 @@ from rlk_repro.rundir.results import DecisionSummary
 
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_KERNELS_BYTES: Final = 1 << 20
-"""Limit for the line of kernel names, which compilers make long."""
+"""Limit for the line with the names of kernels: compilers make long names."""
 MAX_DECISIONS: Final = 100
 MAX_METRICS: Final = 40
 """Limit for the number of timers and memory values in a trial; each becomes a series over all steps."""

@@ -180,7 +180,7 @@ class Shadow:
 
 @record(**RECORD)
 class Kernels:
-    """Names of the kernels that a profiler saw, after the last step."""
+    """Names of the kernels that a profiler saw; a rank writes them after its last step."""
 
     event: Literal["kernels"]
     names: Annotated[tuple[str, ...], FailFast()]
