@@ -86,7 +86,7 @@ def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
 
 
 def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) -> AgreementCheck:
-    """Make the check for a kind of record that fewer than two engines have."""
+    """Make a check that was not measured, because fewer than two engines have this kind of record."""
     name = next(iter(found), ROLLOUT)
     reason = next((side.reason for side in found.values() if isinstance(side, Skipped)), "")
     other = ROLLOUT if name == TRAINING else TRAINING

@@ -266,7 +266,7 @@ def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
         return ""
     needed = pairs_to_decide(interval.stdev, margin, alpha)
     if needed is None:
-        return f"; more than 200 {unit}s would be needed at this spread"
+        return f"; more than 200 {unit}s would be needed to decide at this spread"
     return f"; about {needed} {unit}s would decide at this spread" if needed > interval.n else ""
 
 

@@ -277,7 +277,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
 
     Raises:
         SpecError: there is no such file.
-        BundleUnreadable: the file is not a bundle, broken, unsafe or beyond the limits; also raised from the block.
+        BundleUnreadable: the file is not a bundle, broken, unsafe or beyond the limits, also while the block reads it.
     """
     try:
         if not path.exists():

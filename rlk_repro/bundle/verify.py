@@ -78,8 +78,8 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
 
     Blocking findings: a file is changed, missing, extra or malformed; the bundle is unsealed, of a newer schema or
     repacked wrongly; or its id does not begin with ``expected_id``.  A warning: another tool packed the bundle, so
-    owners, modes and times are not checked.  Without findings the bundle is unchanged.  One pass gives all of this and
-    the id.
+    owners, modes and times are not checked.  Without findings the bundle is unchanged.  One pass over the bundle gives
+    all findings and the id.
 
     Raises:
         SpecError: there is no such file, or ``expected_id`` is not 12 to 64 hex digits.

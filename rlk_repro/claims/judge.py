@@ -233,6 +233,6 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Return the word for a comparison without numbers: only running out of memory on the claim's hardware counts."""
+    """Return the word for a comparison without numbers: a result only if the claim's hardware ran out of memory."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

@@ -16,7 +16,7 @@ from rlk_repro.rundir.operator_results import OperatorStatus
 
 SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
-"""The beginning of the measuring process's lines; RL-Kernel writes other lines to standard output."""
+"""A line of the measuring process begins so; RL-Kernel writes other lines to the same standard output."""
 RL_KERNEL: Final = "rl_kernel"
 """The key of RL-Kernel in the description of a process and in the section ``code`` of a manifest."""
 

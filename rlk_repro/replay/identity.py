@@ -141,7 +141,7 @@ def _compare_sources(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Compare the networks; bundles of one node and older bundles do not record a network."""
+    """Compare the networks between nodes; bundles of one node and older bundles do not record a network."""
     if old.networks and new.networks and old.networks != new.networks:
         yield _describe("transport", (old, old.networks), (new, new.networks))
 

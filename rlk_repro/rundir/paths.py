@@ -293,7 +293,7 @@ def runs_root() -> Path:
 
 
 def next_number(parent: Path) -> int:
-    """Return the number of the next folder in ``earlier`` or ``interrupted``."""
+    """Return the number that names the next folder in ``earlier`` or ``interrupted``."""
     return max((int(path.name) for path in _folders(parent) if path.name.isdecimal()), default=0) + 1
 
 

@@ -18,7 +18,7 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""The largest number of sums in each half of the exact randomisation; four sessions of 8 blocks need 4,900."""
+"""No exact p is computed if half of the sessions have more sums than this; four sessions of 8 blocks need 4,900."""
 _FIRST_LABEL: Final = "A"
 
 
