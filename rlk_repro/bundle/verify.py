@@ -92,11 +92,6 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
     return replace(found, findings=tuple(limit_findings(findings)))
 
 
-def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
-    """Return the findings of ``verify``, without an expected id."""
-    return list(verify(path, limits=limits).findings)
-
-
 def _verify_folder(run_dir: RunDir) -> Verification:
     reader = FolderReader(run_dir)
     contents = _Contents()

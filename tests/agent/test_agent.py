@@ -23,7 +23,6 @@ from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecEr
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.base.findings import Level
 from rlk_repro.bundle.seal import inspect_bundle, open_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.job.__main__ import main
 from rlk_repro.probes.environment import select
 from rlk_repro.probes.gpu_use import GpuUse
@@ -40,6 +39,7 @@ from tests.support.job_examples import (
     run_example,
     statuses,
 )
+from tests.support.verifying import verify_bundle
 from tests.support.waiting import is_written, let_time_pass, signal_when, wait_until
 
 OK_TWO_PAIRS = {"00-p1-baseline": "ok", "01-p1-enabled": "ok", "02-p2-enabled": "ok", "03-p2-baseline": "ok"}

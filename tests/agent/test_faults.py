@@ -16,11 +16,11 @@ from rlk_repro.agent.resume import find_whole_pairs
 from rlk_repro.base import proc
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle, pack
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
 from tests.support.job_examples import find_alive, find_descendants, make_staged
+from tests.support.verifying import verify_bundle
 from tests.support.waiting import wait_until
 
 REPOSITORY = ROOT

@@ -16,7 +16,6 @@ from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RolloutDir, RunDir
@@ -25,6 +24,7 @@ from rlk_repro.schedule import make_schedule
 from rlk_repro.workloads import reference
 from tests import ROOT, SUPPORT
 from tests.support.job_examples import FakeWorkload, find_alive, make_staged, run_example, statuses
+from tests.support.verifying import verify_bundle
 from tests.support.waiting import is_written, signal_when
 
 SESSIONS = ("measure.design=crossover", "measure.sessions=2", "measure.blocks=1", "measure.control_blocks=1")

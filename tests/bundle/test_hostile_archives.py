@@ -13,7 +13,7 @@ import pytest
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.bundle.gzip_stream import Limits
 from rlk_repro.bundle.seal import inspect_bundle, open_bundle, unpack
-from rlk_repro.bundle.verify import verify_bundle
+from tests.support.verifying import verify_bundle
 
 END = bytes(1024)
 SMALL_LIMITS = Limits(num_members=3, total_bytes=1 << 20, ratio=50, ratio_floor_bytes=1 << 16)

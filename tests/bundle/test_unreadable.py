@@ -14,9 +14,9 @@ import pytest
 from rlk_repro.base.errors import BundleUnreadable, SpecError
 from rlk_repro.base.files import write_text
 from rlk_repro.base.resources import find_yaml
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.rundir.paths import runs_root
 from rlk_repro.rundir.store import list_run_dirs
+from tests.support.verifying import verify_bundle
 
 Call = Callable[..., tuple[int, str, str]]
 LONG = "x" * 300

@@ -24,12 +24,12 @@ from rlk_repro.bundle import verify
 from rlk_repro.bundle.archive import ArchiveReader
 from rlk_repro.bundle.checksums import CHECKSUMS, parse_checksums, render_checksums
 from rlk_repro.bundle.seal import open_archive, pack, seal, unpack
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters import api
 from rlk_repro.prepare import contents
 from rlk_repro.rundir import exits, manifest, results
 from rlk_repro.rundir.paths import RunDir
 from tests.support.bundle_examples import LOG, TRIAL, make_run_dir, read_tar, rewrite, write_as_packed
+from tests.support.verifying import verify_bundle
 
 NUM_CHANGES = 1000
 EMPTY_DIGEST = sha256_bytes(b"")

@@ -15,7 +15,6 @@ import pytest
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, SpecError
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.bundle.seal import inspect_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Job, JobState, JobStatus, Submission
 from rlk_repro.clusters.triallogs import read_logs
@@ -26,6 +25,7 @@ from rlk_repro.submit.stage import new_run_dir, stage
 from tests import ROOT
 from tests.conftest import WEIRD_NAMES
 from tests.support.job_examples import QUICK, make_example_plan, make_staged, statuses
+from tests.support.verifying import verify_bundle
 from tests.support.waiting import wait_until
 
 REPOSITORY = ROOT

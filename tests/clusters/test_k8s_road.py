@@ -20,7 +20,6 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SchedulerRefu
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import has_blocking
 from rlk_repro.bundle.seal import inspect_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState
 from rlk_repro.clusters.k8s import backend as kubernetes
 from rlk_repro.clusters.k8s import pod_exec as k8s_pod
@@ -50,6 +49,7 @@ from tests.support.kube.runs import (
     wait_gone,
     wait_until,
 )
+from tests.support.verifying import verify_bundle
 
 pytestmark = [k8s_runs.needs_kubectl, pytest.mark.timeout(280)]
 BACKEND = get_backend("k8s")

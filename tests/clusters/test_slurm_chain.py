@@ -11,10 +11,10 @@ import pytest
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Level
 from rlk_repro.bundle.seal import open_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState
 from rlk_repro.submit import planning, sending
 from tests.support.slurm.runs import Run, Site, make_profile
+from tests.support.verifying import verify_bundle
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(1500)]
 

@@ -16,13 +16,13 @@ from rlk_repro.agent.resume import find_whole_pairs
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.state import Phase, read_state
 from rlk_repro.submit.sending import load_plan
 from tests.support.job_examples import fill_disk, find_descendants
 from tests.support.slurm.cluster import NODES, Cluster
 from tests.support.slurm.runs import LONG, Run, Site, make_profile, start_or_skip
+from tests.support.verifying import verify_bundle
 
 pytestmark = pytest.mark.real
 

@@ -9,7 +9,6 @@ import pytest
 
 from rlk_repro.base.errors import SchedulerRefused
 from rlk_repro.bundle.seal import open_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_profile
 from tests.clusters import test_sbatch_real as scripts
@@ -19,6 +18,7 @@ from tests.support.slurm.examples import plan_for, with_site
 from tests.support.slurm.newer import running_newer_cluster
 from tests.support.slurm.runs import LONG, SETTINGS, Site
 from tests.support.two_node_agent import allow_nodes
+from tests.support.verifying import verify_bundle
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

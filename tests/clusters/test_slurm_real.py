@@ -10,7 +10,6 @@ import pytest
 
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle, open_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
@@ -18,6 +17,7 @@ from rlk_repro.rundir.store import find_run_dir
 from tests.conftest import WEIRD_NAMES
 from tests.support.slurm.runs import LONG, SETTINGS, Site, make_profile
 from tests.support.two_node_agent import allow_nodes
+from tests.support.verifying import verify_bundle
 
 
 def status_of(run_dir: RunDir, trial: str) -> str:

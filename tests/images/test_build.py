@@ -22,7 +22,6 @@ import yaml
 
 from rlk_repro.base.files import load_json, sha256_file
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.clusters.api import JobState
 from rlk_repro.images.archive_check import check_archive
 from rlk_repro.images.build import Build
@@ -44,6 +43,7 @@ from tests.support.images.workflow import Release
 from tests.support.packages import make_wheel
 from tests.support.probe_examples import write_tree
 from tests.support.slurm.runs import SETTINGS, Run, Site
+from tests.support.verifying import verify_bundle
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

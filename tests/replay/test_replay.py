@@ -11,13 +11,13 @@ from rlk_repro.base.errors import BundleUnreadable, CheckFailed
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import inspect_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.replay.steps import check_drift, prepare, reanalyse
 from rlk_repro.report import write_report
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Image
 from rlk_repro.submit.finishing import report_context
 from tests.support.make_run import finish_run, make_run, reseal
+from tests.support.verifying import verify_bundle
 
 
 def record_an_earlier_version(run_dir: RunDir) -> None:

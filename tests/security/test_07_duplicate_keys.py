@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import parse_json
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.cli import app
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from tests.security import hostile
+from tests.support.verifying import verify_bundle
 
 
 @pytest.mark.parametrize("relative", ["plan.json", "analysis/analysis.json", hostile.FILES["exit"]])

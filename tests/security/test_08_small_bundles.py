@@ -10,7 +10,6 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level, limit_findings
 from rlk_repro.bundle.archive import ArchiveReader
 from rlk_repro.bundle.gzip_stream import Limits
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.logs.metrics import metric_series
 from rlk_repro.logs.ops import MAX_METRICS, read_ops
 from rlk_repro.logs.vime import parse_log
@@ -19,6 +18,7 @@ from rlk_repro.rundir.paths import RunDir, TrialDir
 from tests.security import hostile
 from tests.security.sandbox import Sandbox
 from tests.security.test_corpus import MOST_BYTES, MOST_CPU_S
+from tests.support.verifying import verify_bundle
 
 # Each bundle and the reader's answer: a refusal with the limit, or a report.
 NAMED = {

@@ -18,13 +18,13 @@ from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.clock import format_utc, parse_utc
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.bundle.seal import unpack
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import PairStatus, VerdictWord
 from tests import ROOT
 from tests.support.job_examples import FakeWorkload, make_staged, run_example
 from tests.support.make_run import Recipe, finish_run, make_run
+from tests.support.verifying import verify_bundle
 from tests.support.waiting import is_written, signal_when
 
 DOCS = ROOT / "docs"

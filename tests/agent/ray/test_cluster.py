@@ -22,11 +22,11 @@ from rlk_repro.agent.ray.census import parse_names
 from rlk_repro.base import proc, procfs
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
-from rlk_repro.bundle.verify import verify_bundle
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
 from tests.support.job_examples import PROFILE, find_alive, find_descendants, make_staged, statuses
 from tests.support.ray.examples import ALLOCATION, NODES
+from tests.support.verifying import verify_bundle
 
 REPOSITORY = ROOT
 LIMIT_S = 240.0
