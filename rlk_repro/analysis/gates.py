@@ -182,8 +182,8 @@ def _above_cap(evidence: Evidence) -> str:
         return ""
     name, worst = max(found, key=lambda entry: entry[1].second or 0)
     also = ", as is the mean of baseline" if (worst.first or 0) > cap else ""
-    size = format_number(worst.second or 0)
-    return f"the mean of enabled is {size} in {evidence.unit} {name}, above the cap {cap:g}{also}"
+    mean_of = f"the mean of enabled is {format_number(worst.second or 0)} in {evidence.unit} {name}"
+    return f"{mean_of}, above the cap {cap:g}{also}"
 
 
 def _memory_gate(evidence: Evidence) -> Gate:
@@ -289,9 +289,8 @@ def _plain_gate(name: str, status: GateStatus, detail: str, n: int) -> Gate:
 
 def _stored_gate(evidence: Evidence, name: str) -> Gate:
     """Return a gate that does not apply, because both variants use the same rollouts or train the same policy."""
-    if evidence.lane == "live":
-        return _plain_gate(name, GateStatus.NOT_APPLICABLE, ONE_POLICY, 0)
-    detail = GIVEN_TO_BOTH.get(evidence.workload, "both variants train on the same stored rollouts")
+    given = GIVEN_TO_BOTH.get(evidence.workload, "both variants train on the same stored rollouts")
+    detail = ONE_POLICY if evidence.lane == "live" else given
     return _plain_gate(name, GateStatus.NOT_APPLICABLE, detail, 0)
 
 
@@ -305,9 +304,8 @@ def _manifests_gate(evidence: Evidence) -> Gate:
     if evidence.missing:
         detail = f"the variants were not compared; missing: {name_some(evidence.missing)}"
         return _plain_gate(MANIFESTS, GateStatus.UNDECIDED, detail, len(evidence.scored))
-    detail = "the same processes ran both variants"
-    if not evidence.is_crossover:
-        detail = "the variants are equal outside the declared switches"
+    equal = "the variants are equal outside the declared switches"
+    detail = "the same processes ran both variants" if evidence.is_crossover else equal
     return _plain_gate(MANIFESTS, GateStatus.PASSED, detail, len(evidence.scored))
 
 
@@ -362,8 +360,8 @@ def _blocks_gate(evidence: Evidence) -> Gate:
     if few:
         detail += f"; fewer than the {MIN_BLOCKS} blocks that a session needs: {name_some(few)}"
     if lost:
-        shown = name_some(f"{block.session} block {block.number}: {block.reason}" for block in lost)
-        detail += f"; lost: {shown}"
+        reasons = (f"{block.session} block {block.number}: {block.reason}" for block in lost)
+        detail += f"; lost: {name_some(reasons)}"
     too_many = len(lost) > evidence.measure.max_dropped_fraction * len(found)
     return _plain_gate(BLOCKS, GateStatus.UNDECIDED if few or too_many or not n else GateStatus.PASSED, detail, n)
 
@@ -371,8 +369,7 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 def _control_blocks_gate(evidence: Evidence) -> Gate:
     """Decide whether control blocks, which run only the baseline, show an effect that is too large.
 
-    Such an effect comes from the position in a block.  It is too large if it is beyond the smallest effect of
-    interest and beyond enabled's effect.
+    An effect of the position in a block must lie within the smallest effect of interest or within enabled's effect.
     """
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)

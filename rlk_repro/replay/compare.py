@@ -206,10 +206,9 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
         return Match.REPRODUCED, text
     if difference.is_beyond(margin):
         return Match.DIFFERENT, text
-    unit = f"{recorded.unit}s"
     needed = difference.find_needed(margin)
     number = f"more than {MAX_PAIRS_SUGGESTED}" if needed is None else f"about {needed}"
-    enough = f"{number} {unit} on each side would show whether the difference is within {_percent(margin)}"
+    enough = f"{number} {recorded.unit}s on each side would show whether the difference is within {_percent(margin)}"
     return Match.IMPRECISE, f"{text}; {enough}"
 
 
@@ -312,10 +311,8 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
         changes = [now.mean - was.mean for was, now in pairs if was is not None and now is not None]
         interval = t_interval(changes, CONFIDENCE)
         if interval is not None:
-            change = (
-                f"{format_number(interval.estimate)} ({format_number(interval.low)} to {format_number(interval.high)}"
-            )
-            text = f"{name}: mean change {change}, n = {interval.n} trials of equal seed)"
+            change, low, high = map(format_number, (interval.estimate, interval.low, interval.high))
+            text = f"{name}: mean change {change} ({low} to {high}, n = {interval.n} trials of equal seed)"
             yield _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
 
 
