@@ -136,7 +136,7 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
         shadows = make_shadow_gate(
             evidence.shadows,
             sessions=[pair.pair for pair in evidence.scored],
-            is_planned=evidence.measure.shadow_steps > 0,
+            is_planned=evidence.measure.shadow_steps > 0 and not evidence.switch,
             margins=evidence.measure.margins,
         )
         return (*measured, _blocks_gate(evidence), _control_blocks_gate(evidence), shadows, *last)

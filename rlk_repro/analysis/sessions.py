@@ -104,7 +104,7 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
     }
     proof = prove(
         record.ops,
-        variant=trial.variant,
+        variant=trial.variant if plan.needs_rl_kernel else BASELINE,
         requested_ops=plan.ops,
         platform=plan.hardware.platform,
         planned=counted,
@@ -226,7 +226,8 @@ def _find_status(session: Session) -> tuple[PairStatus, str]:
     if session.effects(STEP_TIME) is None:
         return PairStatus.VOID, f"{session.trial.name}: no block counts ({next(iter(session.faults.values()), '')})"
     has_fallen_back = enabled.proof is ProofStatus.FALLBACK and fell_back_everywhere(enabled)
-    if has_fallen_back or enabled.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+    # only a session that switches something else than RL-Kernel does not request RL-Kernel
+    if has_fallen_back or enabled.proof in {ProofStatus.PROVED, ProofStatus.NATIVE, ProofStatus.NOT_REQUESTED}:
         return PairStatus.SCORED, ""
     return PairStatus.VOID, f"{session.trial.name}: {enabled.proof} ({enabled.proof_reason})"
 

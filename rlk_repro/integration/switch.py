@@ -38,11 +38,13 @@ from rlk_repro.operators import DEFAULT_OPS, OPERATORS, OPS_SCHEMA, Case, Platfo
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
 from rlk_repro.schedule import LETTERS, SHADOW
 from rlk_repro.switches import (
+    AGREEMENT_RECORD,
     ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
     LIBRARIES_DIR,
     OPS_DIR,
+    SCHEDULED,
     SWITCH,
     SWITCH_COMMIT,
     SWITCH_MODE,
@@ -73,6 +75,7 @@ class Settings:
     libraries_dir: Path | None = None
     engines_dir: Path | None = None
     has_entropy_metric: bool = True
+    agreement_record: str = "1"
     gc_freeze_after: int = 0
     """The number of rollouts after which the process freezes its Python objects; 0 for never."""
 
@@ -97,6 +100,7 @@ class Settings:
         mode = _read_choice(environ, SWITCH_MODE, tuple(Mode), Mode.REQUIRE, problems)
         entropy = _read_choice(environ, ENTROPY_METRIC, ("1", "0"), "1", problems)
         ops = _read_ops(environ.get(SWITCH_OPS) or ",".join(DEFAULT_OPS), problems)
+        agreement_record = _read_choice(environ, AGREEMENT_RECORD, ("1", "0", SCHEDULED), "1", problems)
         schedule = environ.get(SWITCH_SCHEDULE, "")
         if not set(schedule) <= LETTERS.keys():
             expected = f"letters {', '.join(LETTERS)}, one per rollout"
@@ -112,7 +116,8 @@ class Settings:
         return cls(
             mode=Mode(mode) if is_requested else Mode.OFF,
             ops=ops if is_requested else (),
-            schedule=schedule if is_requested else "",
+            schedule=schedule if is_requested or agreement_record == SCHEDULED else "",
+            agreement_record=agreement_record,
             commit=environ.get(SWITCH_COMMIT, "") if is_requested else "",
             ops_dir=ops_dir,
             libraries_dir=_read_folder(environ, LIBRARIES_DIR) or (ops_dir and libraries_beside(ops_dir)),
@@ -218,7 +223,7 @@ def install_into(
     )
     for op, result in found.items():
         ledger.decide(op, result)
-    if SHADOW in settings.schedule and settings.ops_dir:
+    if SHADOW in settings.schedule and settings.is_requested and settings.ops_dir:
         installation.shadow = ShadowStep(
             profile,
             ledger,
@@ -229,10 +234,11 @@ def install_into(
             refusal=_find_shadow_refusal(settings.ops, case),
         )
     # ranks that split a vocabulary have the same tokens, so only the first of them records the tokens
-    if settings.ops_dir and rank % case.tensor_parallel == 0:
+    if settings.ops_dir and settings.agreement_record != "0" and rank % case.tensor_parallel == 0:
         size = case.context_parallel
         refusal = f"context parallel size {size}: a rank has parts of responses" if size > 1 else ""
-        installation.tokens = TokenRecord(abi.rows, refusal)
+        turn = installation.turn if settings.agreement_record == SCHEDULED else None
+        installation.tokens = TokenRecord(abi.rows, refusal, turn)
     _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)
     return installation
 

@@ -19,6 +19,7 @@ from rlk_repro.spec.values import (
     PathProblem,
     Text,
 )
+from rlk_repro.switches import AGREEMENT_RECORD
 
 _OF_COMMITS: Final = ("rl_kernel", "commits")
 
@@ -54,6 +55,9 @@ class RlKernel(GrowingModel):
 SwitchValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_^,.:]{1,200}$")]
 SwitchValues: TypeAlias = Annotated[dict[EnvName, SwitchValue], Field(min_length=1, max_length=20)]
 
+PER_ROLLOUT: Final = ({AGREEMENT_RECORD: "0"}, {AGREEMENT_RECORD: "1"})
+"""Baseline and enabled values of the one switch that can change between the rollouts of a session."""
+
 
 class OwnSwitch(Model):
     """A switch other than RL-Kernel in which the variants differ: environment variables, each with a value in both."""
@@ -81,7 +85,7 @@ def find_compared_problems(rl_kernel: RlKernel, switch: OwnSwitch | None, *, des
 
 
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
-    if design == CROSSOVER:
+    if design == CROSSOVER and (switch.baseline, switch.enabled) != PER_ROLLOUT:
         what = "the switch cannot change within a session: a process reads its variables when it starts"
         yield ("measure", "design"), what, CROSSOVER, "parallel"
     for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):

@@ -18,12 +18,14 @@ from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.switches import (
+    AGREEMENT_RECORD,
     ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
     LIBRARIES_DIR,
     OPS_DIR,
     PROFILED_STEPS,
+    SCHEDULED,
     SWITCH,
     SWITCH_COMMIT,
     SWITCH_MODE,
@@ -45,7 +47,7 @@ VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCH
 # If the user's shell exported one of these, it could turn a baseline into an enabled trial, or change both.
 DECLARED: Final = VARIANT_SWITCHES | {
     *(OPS_DIR, LIBRARIES_DIR, ENGINES_DIR),
-    *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS),
+    *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS, AGREEMENT_RECORD),
 }
 
 # by switch, where a user changes it instead of exporting it
@@ -58,6 +60,7 @@ SWITCHES: Final = {
     ENTROPY_METRIC: "--set entropy_metric=…",
     GC_FREEZE: "--set gc_freeze=…",
     PROFILED_STEPS: "--set workload.profiler=…",
+    AGREEMENT_RECORD: "switch in the run",
 }
 
 # If the user's shell exported one of these, the trainer could reach another Ray, or this Ray through a proxy.
@@ -73,6 +76,7 @@ RUN_ENV: Final[Mapping[str, str]] = {
     **dict.fromkeys(("NCCL_CUMEM_ENABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE"), _SWITCH),
     **dict.fromkeys(("NCCL_SHM_DISABLE", "HSA_ENABLE_IPC_MODE_LEGACY", "HSA_NO_SCRATCH_RECLAIM"), _SWITCH),
     **dict.fromkeys(("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"), _SWITCH),
+    AGREEMENT_RECORD: _SWITCH,
     **dict.fromkeys(("NVTE_UNFUSED_ATTN", "TORCH_NCCL_AVOID_RECORD_STREAMS", "VLLM_BATCH_INVARIANT"), _SWITCH),
     **dict.fromkeys(("VLLM_ROCM_USE_AITER", "VLLM_USE_DEEP_GEMM", "VLLM_USE_FLASHINFER_SAMPLER"), _SWITCH),
     **dict.fromkeys(("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "NCCL_MAX_NCHANNELS"), _NUMBER),
@@ -120,13 +124,14 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
     """Return the declared switches of a trial.  A baseline without RL-Kernel has none; a session has its schedule."""
+    schedule = {SWITCH_SCHEDULE: make_schedule(plan.run.measure, trial.seed).text} if plan.is_crossover else {}
+    if plan.run.switch is not None and schedule:
+        return {AGREEMENT_RECORD: SCHEDULED, **schedule}
     if plan.run.switch is not None:
         return dict(plan.run.switch.baseline if trial.variant == BASELINE else plan.run.switch.enabled)
     if not plan.run.has_rl_kernel(trial.variant):
         return {}
-    switches = {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.ops)}
-    if plan.is_crossover:
-        switches[SWITCH_SCHEDULE] = make_schedule(plan.run.measure, trial.seed).text
+    switches = {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.ops), **schedule}
     if commit := plan.run.rl_kernel.find_commit(trial.variant):
         switches[SWITCH_COMMIT] = commit
     return switches

@@ -80,6 +80,20 @@ def test_a_replay_lists_the_variables_before_it_asks(result: dict[str, Any]) -> 
     assert "NCCL_ALGO=Tree" in out
 
 
+def test_a_session_measures_what_the_record_of_tokens_costs(tmp_path: Path) -> None:
+    values = [{"RLK_REPRO_AGREEMENT_RECORD": value} for value in "01"]
+    switch = {"title": "the record of tokens", "baseline": values[0], "enabled": values[1]}
+    measure = {"design": "crossover", "sessions": 1, "blocks": 1, "control_blocks": 0, "warmup_steps": 2}
+    run = write_run(tmp_path, switch=switch, measure=measure)
+    result = json.loads(run_command("submit", run, *TINY, "--wait", "--json", cwd=tmp_path))
+    folder = tmp_path / Path(result["bundle"]).parent
+    (session,) = json.loads((folder / "analysis" / "analysis.json").read_text())["pairs"]
+    assert (session["status"], session["reason"]) == (PairStatus.SCORED.value, "")
+    lines = [json.loads(line) for line in next(folder.glob("trials/*/ops/0.jsonl")).read_text().splitlines()]
+    steps = [(line["variant"], "agreement" in line) for line in lines if line["event"] == "step"]
+    assert set(steps) == {("baseline", False), ("enabled", True)}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -116,7 +130,7 @@ def test_the_how_to_makes_a_run_that_is_planned(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "own-switch.md").read_text()
     assert len(page.splitlines()) <= 60
     (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
-    copy, show, _ = re.findall(r"```sh\n\s*(.*?)\n", page)
+    copy, show, *_ = re.findall(r"```sh\n\s*(.*?)\n", page)
     source, target = copy.split()[1:]
     run = yaml.safe_load((ROOT / source).read_text()) | yaml.safe_load(textwrap.dedent(block))
     (tmp_path / target).write_text(yaml.safe_dump(run))

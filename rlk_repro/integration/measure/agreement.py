@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.batch import RowLayout
 from rlk_repro.rundir.agreement import LADDER, LOG_PROBS, NUM_CLASSES, NUM_LOG_PROBS, NUM_POSITIONS
 
@@ -49,8 +50,8 @@ class _Table:
 class TokenRecord:
     """Records how far log-probs of training and rollout differ in a step; ``refusal`` is why a run cannot record it."""
 
-    def __init__(self, layout: RowLayout, refusal: str = "") -> None:
-        self._layout, self._refusal, self._reason = layout, refusal, refusal
+    def __init__(self, layout: RowLayout, refusal: str = "", turn: Turn | None = None) -> None:
+        self._layout, self._refusal, self._reason, self._turn = layout, refusal, refusal, turn
         self._seen: list[_Microbatch] = []
 
     def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +59,7 @@ class TokenRecord:
 
         def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
             result = function(args, batch, logits, sum_of_sample_mean)
-            if not self._refusal:
+            if not self._refusal and (self._turn is None or self._turn.is_enabled):
                 self._add(batch)
             return result
 
