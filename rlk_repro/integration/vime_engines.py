@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -21,12 +22,15 @@ from rlk_repro.integration.measure.engines import (
     EngineRecord,
     capture_layers,
     choose_tokens,
+    locate_tokens,
 )
+from rlk_repro.integration.vime_rollout import RolloutServer
 from rlk_repro.rundir.agreement import ALONE, AS_RUN, GENERATED, PROMPTS, REFERENCE, ROLLOUT, TRAINING
+
+logger = logging.getLogger(__name__)
 
 LACKING: Final = (
     ("weights", ROLLOUT, AS_RUN, "vLLM's engine in this vime does not support the check"),
-    ("log_probs", PROMPTS, AS_RUN, "vLLM is not asked for the log-probs of prompts"),
     ("log_probs", REFERENCE, AS_RUN, "no float32 copy of the model is made"),
     ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
     ("log_probs", TRAINING, "tensor parallel 2", "one run has one layout; diff compares two bundles"),
@@ -41,7 +45,7 @@ class VimeEngines:
     """Wraps functions of vime's actor, and records each rollout once: in the pass over the policy's weights."""
 
     def __init__(self, record: EngineRecord) -> None:
-        self._record = record
+        self._record, self.server = record, RolloutServer()
         self._numbers = itertools.count()
         self._rollout: tuple[int, Mapping[str, Any]] | None = None
 
@@ -67,7 +71,7 @@ class VimeEngines:
             if store_prefix or self._rollout is None:
                 return compute(args, model, data_iterator, num_microbatches)
             (number, data), self._rollout = self._rollout, None
-            step = _Step(self._record, args, model, number, data)
+            step = _Step(self._record, self.server, args, model, number, data)
             return step.record(compute, data_iterator, num_microbatches)
 
         return compute_and_record
@@ -76,8 +80,12 @@ class VimeEngines:
 class _Step:
     """Records one rollout; layers are recorded for the first rollout only."""
 
-    def __init__(self, record: EngineRecord, args: Namespace, model: Any, number: int, data: Mapping[str, Any]) -> None:
-        self._record, self._args, self._model, self._number, self._data = record, args, model, number, data
+    def __init__(
+        self, record: EngineRecord, server: RolloutServer, args: Namespace, model: Any, number: int,
+        data: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._record, self._server = record, server
+        self._args, self._model, self._number, self._data = args, model, number, data
         self._dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
         self._size = min(MAX_SAMPLES, len(data["tokens"]))
         lengths = list(zip(data["total_lengths"], data["response_lengths"], strict=True))[: self._size]
@@ -100,10 +108,25 @@ class _Step:
             self._record.write_log_probs(
                 self._number, GENERATED, AS_RUN, self._dtype, data["rollout_log_probs"][: self._size]
             )
+        self._record_prompts([(item["tokens"], n) for item, n in zip(rollout, data["response_lengths"], strict=False)])
         self._record_cases(compute, type(iterators[0]), len(iterators))
         for what, engine, case, reason in LACKING:
             self._record.skip(self._number, what, engine, case, reason)
         return result
+
+    def _record_prompts(self, samples: Sequence[tuple[list[int], int]]) -> None:
+        """Record what vLLM computes of the samples as prompts; a failure of that ends no training."""
+        reason = self._server.find_refusal(self._args)
+        alone = [[index] for index in range(self._size)]
+        chosen = locate_tokens(self._chosen, alone, self._data["total_lengths"])
+        try:
+            if not reason:
+                self._server.record(self._record, self._number, self._dtype, samples, chosen)
+        except Exception as error:
+            reason = f"vLLM did not answer: {type(error).__name__}"
+            logger.warning("rlk-repro: the log-probs of prompts are not recorded", exc_info=True)
+        if reason:
+            self._record.skip(self._number, "log_probs", PROMPTS, AS_RUN, reason)
 
     def _record_cases(self, compute: Pass, make_iterator: Callable[..., Any], num_chunks: int) -> None:
         """Record passes of the training engine over the same samples, packed in other ways."""

@@ -17,6 +17,7 @@ import torch
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
 from rlk_repro.integration import vime
+from rlk_repro.integration.vime_abi import NEWEST
 from tests import ROOT
 from tests.support.loss_examples import load_loss_module, make_args, make_batch, train_once
 
@@ -57,6 +58,8 @@ class FakeVime:
         def get_data_iterator(rollout_data: Any) -> list[Any]:
             return [rollout_data]
 
+        for name in NEWEST.updaters:
+            setattr(self.actor, name, type(name, (), {"connect_rollout_engines": lambda *_: None}))
         self.actor.get_data_iterator = get_data_iterator  # type: ignore[attr-defined]
         self.actor.forward_only, self.actor.train = forward_only, train  # type: ignore[attr-defined]
         self.actor.initialize_model_and_optimizer = initialize_model_and_optimizer  # type: ignore[attr-defined]

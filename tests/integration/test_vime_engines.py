@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from argparse import Namespace
@@ -17,8 +18,9 @@ from rlk_repro.analysis.checks import check_pair
 from rlk_repro.integration.measure.engines import EngineRecord, list_points
 from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.integration.vime_engines import VimeEngines
+from rlk_repro.integration.vllm_worker import LayerWatch
 from rlk_repro.logs.engines import EngineLog, Skipped, read_engines
-from rlk_repro.rundir.agreement import CheckWord, list_failures
+from rlk_repro.rundir.agreement import PROMPTS, CheckKind, CheckWord, list_failures
 from rlk_repro.rundir.paths import TrialDir
 
 WIDTH = 100
@@ -77,6 +79,50 @@ class Wrapper(nn.Module):
         return self.module(**given)
 
 
+class VllmLayer(nn.Module):
+    """Returns two tensors whose sum is the residual stream, as vLLM's layers do."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attention.linear, layer.mlp.linear
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        residual = residual + x
+        residual = residual + self.self_attn(residual)
+        return self.mlp(residual), residual
+
+
+class Vllm(LayerWatch):
+    """vLLM's server and worker in one, with the weights of a model of Megatron-LM's form."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = nn.Module()
+        self.model.model = nn.Module()
+        self.model.model.layers = nn.ModuleList(map(VllmLayer, model.decoder.layers))
+        self.model.model.norm = model.decoder.final_layernorm
+        self.embedding = model.embedding
+        self.model.forward = self.compute  # type: ignore[method-assign]
+
+    def get_model(self) -> nn.Module:
+        return self.model
+
+    def compute(self, tokens: torch.Tensor) -> torch.Tensor:
+        inner: Any = self.model.model
+        x, residual = torch.zeros_like(self.embedding(tokens)), self.embedding(tokens)
+        for layer in inner.layers:
+            x, residual = layer(x, residual)
+        found: torch.Tensor = inner.norm(x + residual)
+        return found
+
+    def answer(self, path: str, body: Any) -> Any:
+        if path == "/collective_rpc":
+            return json.loads(json.dumps({"results": [getattr(self, body["method"])(*body["args"])]}))
+        ids = torch.tensor(body["token_ids"])
+        rows = (self.model(ids) @ self.embedding.weight.T).log_softmax(-1)[:-1]
+        found = [{str(int(token)): {"logprob": float(row[token])}} for token, row in zip(ids[1:], rows, strict=True)]
+        return {"prompt_logprobs": [None, *found]}
+
+
 class DataIterator:
     def __init__(self, rollout_data: Any, micro_batch_indices: list[list[int]]) -> None:
         self.rollout_data, self.micro_batch_indices = rollout_data, micro_batch_indices
@@ -132,16 +178,22 @@ def make_data(model: Any) -> dict[str, Any]:
 def make_args(**changes: Any) -> Namespace:
     values = {
         "bf16": False, "fp16": False, "sequence_parallel": False, "context_parallel_size": 1,
-        "pipeline_model_parallel_size": 1, "data_pad_size_multiplier": 8,
+        "pipeline_model_parallel_size": 1, "data_pad_size_multiplier": 8, "world_size": 1, "rank": 0,
+        "tensor_model_parallel_size": 1, "rollout_temperature": 1.0, "rollout_top_p": 1.0,
     }  # fmt: skip
     return Namespace(**values | changes)
 
 
-def record(folder: Path, pack: Any = lambda ids: ids, num_rollouts: int = 1, **changes: Any) -> EngineLog:
+def record(
+    folder: Path, pack: Any = lambda ids: ids, num_rollouts: int = 1, *, asks_vllm: bool = False, **changes: Any
+) -> EngineLog:
     torch.manual_seed(1)
     model = [Wrapper(Model())]
     writer = EngineRecord(TrialDir(folder).engines, 0)
     engines = VimeEngines(writer)
+    if asks_vllm:
+        engines.server.follow_connect(lambda *_: None)(None, ["engine"])
+        engines.server._post = Vllm(model[0].module).answer  # type: ignore[method-assign]
     data = make_data(model)
     begin = engines.follow_begin(lambda given: [DataIterator(given, given["micro_batch_indices"])])
     follow = engines.follow_pass(forward_only)
@@ -173,6 +225,45 @@ def test_a_rollout_is_recorded_once_with_inputs_log_probs_layers_and_cases(tmp_p
     reasons = {item.found for item in checks if item.word is CheckWord.NOT_MEASURED}
     assert "one run has one layout; diff compares two bundles" in reasons
     assert "vLLM's engine in this vime does not support the check" in reasons
+
+
+def test_vllm_computes_the_samples_as_prompts_alone_and_together_with_its_layers(tmp_path: Path) -> None:
+    log = record(tmp_path, num_rollouts=2, asks_vllm=True)
+    assert (1, PROMPTS) in {(step, engine) for step, found in log.log_probs.items() for engine, _ in found}
+    points = [f"layer {number} {part}" for number in range(2) for part in ("attention", "mlp", "residual")]
+    found = check_pair("p1", [("baseline", log), ("enabled", log)])
+    checks = [item for item in found if item.variant == "baseline" and not item.step]
+    (layers,) = (item for item in checks if PROMPTS in {item.first, item.second} and item.kind is CheckKind.LAYERS)
+    assert (layers.points, layers.word) == ((*points, "final norm"), CheckWord.PASS)
+    (alone,) = (item for item in checks if item.first == PROMPTS and item.kind is CheckKind.INVARIANCE)
+    assert (alone.second, alone.word) == ("together", CheckWord.PASS)
+    assert list_failures(checks) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rollout_top_p": 0.9}, "vLLM gives the log-probs of prompts without temperature and top-p"),
+        ({"world_size": 2}, "only a single data parallel rank asks vLLM, and its first process"),
+        ({"offload_rollout": True}, "vLLM has given its memory to the training"),
+    ],
+)
+def test_where_vllm_cannot_be_asked_the_record_has_the_reason(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    found = record(tmp_path, asks_vllm=True, **change).log_probs[0][PROMPTS, ""]
+    assert isinstance(found, Skipped)
+    assert found.reason == reason
+
+
+def test_a_server_that_fails_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, path: str, body: Any) -> Any:
+        raise OSError(path)
+
+    monkeypatch.setattr(Vllm, "answer", fail)
+    found = record(tmp_path, asks_vllm=True).log_probs[0][PROMPTS, ""]
+    assert isinstance(found, Skipped)
+    assert found.reason == "vLLM did not answer: OSError"
 
 
 def test_what_is_packed_otherwise_is_named(tmp_path: Path) -> None:

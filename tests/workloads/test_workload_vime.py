@@ -284,8 +284,8 @@ def test_prepared_things_lie_where_the_profile_says() -> None:
 @pytest.mark.parametrize(
     ("what_for", "flags", "variable"),
     [
-        ("agreement", {"--deterministic-mode", "--vllm-enable-deterministic-inference", "--vllm-attention-backend"},
-         "CUBLAS_WORKSPACE_CONFIG"),
+        ("agreement", {"--deterministic-mode", "--vllm-enable-deterministic-inference", "--vllm-attention-backend",
+                       "--vllm-worker-extension-cls"}, "CUBLAS_WORKSPACE_CONFIG"),
         ("deterministic", {"--deterministic-mode", "--vllm-enable-deterministic-inference", "--vllm-attention-backend"},
          "CUBLAS_WORKSPACE_CONFIG"),
         ("profiler", {"--use-pytorch-profiler", "--profile-step-start", "--profile-step-end", "--profile-target",

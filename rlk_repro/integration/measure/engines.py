@@ -76,12 +76,12 @@ class EngineRecord:
     ) -> None:
         """Write the log-probs of one pass of an engine, and the layer outputs that were captured during the pass."""
         self.write_log_probs(step, engine, case, dtype, rows)
-        for point, values in capture.found.items():
-            wide = values.double()
-            norms, kept = list_numbers(wide.norm(dim=-1)), [list_numbers(row) for row in project(wide)]
-            self._writer.write(
-                "layer", step=step, engine=engine, case=case, dtype=dtype, point=point, values=kept, norms=norms
-            )
+        self.write_points(step, engine, case, dtype, describe_points(capture.found))
+
+    def write_points(self, step: int, engine: str, case: str, dtype: str, points: Mapping[str, Any]) -> None:
+        """Write layer outputs, which `describe_points` has turned into numbers."""
+        for point, numbers in points.items():
+            self._writer.write("layer", step=step, engine=engine, case=case, dtype=dtype, point=point, **numbers)
 
     def skip(self, step: int, what: str, engine: str, case: str, reason: str) -> None:
         """Record why the ``weights`` or the ``log_probs`` of an engine are missing."""
@@ -89,6 +89,15 @@ class EngineRecord:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def describe_points(found: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return for each point the tokens' projected outputs, and the norms of the whole outputs."""
+    wide = {point: values.double() for point, values in found.items()}
+    return {
+        point: {"values": list(map(list_numbers, project(values))), "norms": list_numbers(values.norm(dim=-1))}
+        for point, values in wide.items()
+    }
 
 
 def list_numbers(values: torch.Tensor) -> list[float]:
@@ -192,16 +201,22 @@ def _find(owner: Any, path: str) -> Any:
 
 
 def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]) -> LayerCapture:
-    """Make a capture of the chosen tokens, or an empty one in a case whose layers are not recorded.
+    """Make a capture of the chosen tokens, or an empty one in a case whose layers are not recorded."""
+    return LayerCapture(locate_tokens(chosen if case in LAYER_CASES else (), calls, lengths))
+
+
+def locate_tokens(
+    chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]
+) -> list[list[tuple[int, int]]]:
+    """Return, for each call of a model, the numbers of the chosen tokens in it and their rows.
 
     Each entry of ``calls`` has the numbers of the samples that one call packs; ``lengths`` has all samples' lengths.
     """
-    tokens = chosen if case in LAYER_CASES else ()
     found: list[list[tuple[int, int]]] = []
     for samples in calls:
         starts, start = {}, 0
         for sample in samples:
             starts[sample] = start
             start += lengths[sample]
-        found.append([(n, starts[sample] + row) for n, (sample, row) in enumerate(tokens) if sample in starts])
-    return LayerCapture(found)
+        found.append([(n, starts[sample] + row) for n, (sample, row) in enumerate(chosen) if sample in starts])
+    return found

@@ -17,6 +17,7 @@ from rlk_repro.workloads.vime.contract import spell_flags
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 INIT_PATH: Final = "rlk_repro.integration.vime.install"
+WORKER: Final = "rlk_repro.integration.vllm_worker.LayerWatch"
 FORGE: Final = "vime.rollout.forge_load.generate_rollout"
 NUM_PROFILED_STEPS: Final = 3
 
@@ -51,7 +52,7 @@ SOMETIMES: Final = frozenset(
         "megatron-to-hf-mode",
     }
     | {"offload", "offload-train", "no-offload-train", "offload-rollout", "no-offload-rollout", "rm-type"}
-    | {"sequence-parallel", "use-routing-replay", "vllm-enable-deterministic-inference"}
+    | {"sequence-parallel", "use-routing-replay", "vllm-enable-deterministic-inference", "vllm-worker-extension-cls"}
 )
 """Flags that only some settings produce."""
 ENV: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -216,9 +217,11 @@ def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
     match vime_of(plan).what_for:
         case "timing":
             return {}
-        case "agreement" | "deterministic":
+        case "agreement" | "deterministic" as purpose:
             # vLLM 0.25.1 refuses to start its deterministic inference with FlashInfer, which vime's own recipe names
             vllm = {"vllm-enable-deterministic-inference": True, "vllm-attention-backend": "TRITON_ATTN"}
+            if purpose == "agreement":
+                vllm["vllm-worker-extension-cls"] = WORKER
             return {"deterministic-mode": True, **({} if plan.run.lane == "train-only" else vllm)}
         case "profiler" if vime_of(plan).programs:
             return {}

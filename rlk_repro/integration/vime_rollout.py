@@ -1,0 +1,97 @@
+"""Ask vLLM's server of vime what its model computes for whole samples, from a training process.
+
+vLLM has the weights of the last sync: until the training's next sync, these are the weights before the training's step.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import urllib.request
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+
+from rlk_repro.integration.measure.engines import EngineRecord
+from rlk_repro.rundir.agreement import AS_RUN, PROMPTS
+
+TOGETHER: Final = "together"
+TIMEOUT_S: Final = 120.0
+
+
+class RolloutServer:
+    """Finds vLLM's server by the engines to which the trainer sends its weights, and asks it."""
+
+    def __init__(self) -> None:
+        self._engines: Sequence[Any] = ()
+        self._url = ""
+        # a proxy cannot reach an engine's address
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def follow_connect(self, connect: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the method that gives the engines to the sync of weights."""
+
+        @functools.wraps(connect)
+        def note_and_connect(updater: Any, rollout_engines: Sequence[Any], *rest: Any, **named: Any) -> Any:
+            self._engines, self._url = tuple(rollout_engines), ""
+            return connect(updater, rollout_engines, *rest, **named)
+
+        return note_and_connect
+
+    def find_refusal(self, args: Namespace) -> str:
+        """Return why this process cannot ask vLLM for log-probs that it could compare; empty if it can."""
+        if not self._engines:
+            return "the trainer has no engine of vLLM"
+        if getattr(args, "offload_rollout", False):
+            return "vLLM has given its memory to the training"
+        if args.world_size > args.tensor_model_parallel_size or args.rank:
+            return "only a single data parallel rank asks vLLM, and its first process"
+        if (args.rollout_temperature, args.rollout_top_p) != (1, 1):
+            return "vLLM gives the log-probs of prompts without temperature and top-p"
+        return ""
+
+    def record(
+        self, record: EngineRecord, step: int, dtype: str, samples: Sequence[tuple[list[int], int]],
+        chosen: Sequence[Sequence[tuple[int, int]]],
+    ) -> None:  # fmt: skip
+        """Record the log-probs of all responses, each sample alone and all together, and layers of each alone.
+
+        ``samples`` has each sample's tokens and the length of its response.  ``chosen`` has the tokens of each sample
+        whose layers are recorded: their numbers and rows.
+        """
+        is_watching = any(map(len, chosen))
+        if is_watching:
+            self._call("rlk_repro_watch", json.dumps(chosen))
+        rows = [self._score(*sample) for sample in samples]
+        points = self._call("rlk_repro_found") if is_watching else {}
+        with ThreadPoolExecutor(len(samples)) as pool:
+            together = list(pool.map(lambda sample: self._score(*sample), samples))
+        record.write_log_probs(step, PROMPTS, AS_RUN, dtype, rows)
+        record.write_points(step, PROMPTS, AS_RUN, dtype, points)
+        record.write_log_probs(step, PROMPTS, TOGETHER, dtype, together)
+
+    def _score(self, tokens: list[int], num_response: int) -> torch.Tensor:
+        wanted = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
+        answer = self._post("/inference/v1/generate", {"token_ids": tokens, "sampling_params": wanted})
+        first = len(tokens) - num_response
+        known = zip(tokens[first:], answer["prompt_logprobs"][first:], strict=True)
+        return torch.tensor([found[str(token)]["logprob"] for token, found in known], dtype=torch.float64)
+
+    def _call(self, method: str, *arguments: str) -> Any:
+        """Call a method of vLLM's workers and return the first worker's answer."""
+        answer = self._post("/collective_rpc", {"method": method, "args": list(arguments)})
+        return answer["results"][0]
+
+    def _post(self, path: str, body: Any) -> Any:
+        if not self._url:
+            ray: Any = importlib.import_module("ray")
+            self._url = ray.get(self._engines[0].get_url.remote(), timeout=TIMEOUT_S)
+        request = urllib.request.Request(  # noqa: S310 the engine's own address
+            self._url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
