@@ -100,15 +100,16 @@ class _Step:
         packed: dict[int, dict[str, Any]] = {}
         result = self._pass(AS_RUN, compute, self._args, iterators, num_microbatches, packed)
         data, size = self._data, self._size
-        rows = zip(data["tokens"][:size], data["loss_masks"][:size], strict=True)
-        rollout = [{"tokens": list(map(int, ids)), "loss_mask": list(map(int, m)), "padding": 0} for ids, m in rows]
+        tokens = [list(map(int, ids)) for ids in data["tokens"][:size]]
+        masks = zip(tokens, data["loss_masks"][:size], strict=True)
+        rollout = [{"tokens": ids, "loss_mask": list(map(int, mask)), "padding": 0} for ids, mask in masks]
         self._record.write_inputs(self._number, ROLLOUT, rollout)
         self._record.write_inputs(self._number, TRAINING, [packed[index] for index in sorted(packed)])
         if data.get("rollout_log_probs"):
             self._record.write_log_probs(
                 self._number, GENERATED, AS_RUN, self._dtype, data["rollout_log_probs"][: self._size]
             )
-        self._record_prompts([(item["tokens"], n) for item, n in zip(rollout, data["response_lengths"], strict=False)])
+        self._record_prompts(list(zip(tokens, data["response_lengths"], strict=False)))
         self._record_cases(compute, type(iterators[0]), len(iterators))
         for what, engine, case, reason in LACKING:
             self._record.skip(self._number, what, engine, case, reason)

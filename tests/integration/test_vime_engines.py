@@ -101,7 +101,7 @@ class Vllm(LayerWatch):
         self.model.model.layers = nn.ModuleList(map(VllmLayer, model.decoder.layers))
         self.model.model.norm = model.decoder.final_layernorm
         self.embedding = model.embedding
-        self.model.forward = self.compute  # type: ignore[method-assign]
+        self.model.forward = self.compute
 
     def get_model(self) -> nn.Module:
         return self.model
@@ -118,7 +118,7 @@ class Vllm(LayerWatch):
         if path == "/collective_rpc":
             return json.loads(json.dumps({"results": [getattr(self, body["method"])(*body["args"])]}))
         ids = torch.tensor(body["token_ids"])
-        rows = (self.model(ids) @ self.embedding.weight.T).log_softmax(-1)[:-1]
+        rows = (self.model(ids) @ self.embedding.weight.T).detach().log_softmax(-1)[:-1]
         found = [{str(int(token)): {"logprob": float(row[token])}} for token, row in zip(ids[1:], rows, strict=True)]
         return {"prompt_logprobs": [None, *found]}
 
@@ -274,7 +274,8 @@ def test_what_is_packed_otherwise_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["context_parallel_size", "pipeline_model_parallel_size"])
 def test_a_rank_with_parts_of_the_model_says_so(name: str, tmp_path: Path) -> None:
-    log = record(tmp_path, **{name: 2})
+    change: dict[str, Any] = {name: 2}
+    log = record(tmp_path, **change)
     found = log.log_probs[0]["training", ""]
     assert isinstance(found, Skipped)
     assert found.reason == "a rank has parts of responses or of layers"
