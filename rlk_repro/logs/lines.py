@@ -111,7 +111,7 @@ class LineScanner:
         self.num_lines += data.count(b"\n", counted, end)
 
     def _find(self, data: bytes, needle: bytes, start: int, end: int) -> int:
-        """Return the first position of ``needle`` after an allowed byte, or ``end`` if there is none."""
+        """Return the first position of ``needle`` after an allowed byte, or ``end`` if no position fits."""
         before = self._needles[needle]
         position = data.find(needle, start, end)
         while position >= 0 and before and data[position - 1] not in before:

@@ -27,7 +27,7 @@ def _number(text: str) -> Fact:
 
 
 def _watts(text: str) -> Fact:
-    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else Unknown(f"{TOOL}: {text!r} is no number of watts")
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else Unknown(f"{TOOL}: {text!r} is not a number of watts")
 
 
 FIELDS: Final[dict[str, tuple[str, Convert]]] = {

@@ -79,7 +79,7 @@ class GivenRay:
         return found
 
     def _find_trouble(self) -> str:
-        """Name the nodes whose agents have ended because their pods were evicted; an empty text if there are none."""
+        """Name the nodes whose agents have ended because their pods were evicted, or return an empty text."""
         self.lost |= dict.fromkeys(self._find_left(), "its agent has ended")
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
