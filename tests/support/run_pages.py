@@ -116,8 +116,8 @@ def _hardware(plans: Plans) -> Iterator[str]:
     head = ("hardware", "nodes x GPUs", "TP PP CP EP", "trials x steps", "hours", "GPU-hours")
     yield from _table(head, (_hardware_row(name, plan) for name, plan in plans.items()))
     yield ""
-    yield "The hours are estimates from the run's file (`expected_trial_minutes`). They leave out the queue, `prepare`,"
-    yield "preflight and the storing of rollouts."
+    yield "The hours are estimates from the run's file (`expected_trial_minutes`). These estimates leave out the queue,"
+    yield "`prepare`, preflight and the storing of rollouts."
     if isinstance(_first(plans).run.workload, VimeWorkload):
         yield "[Runs of vime](../vime-workload.md#runs) names the source of these estimates."
 
