@@ -300,7 +300,7 @@ def _expected(plans: Plans) -> Iterator[str]:
     if summary["num_pairs"]:
         lines.append(_describe_power(plan, summary["smallest_visible_effect"]))
         margins = ", ".join(f"`{name}` {value:g}" for name, value in measure.margins.model_dump().items())
-        lines.append(f"The [gates](../statistics.md#gates) use these margins: {margins}.")
+        lines.append(f"The [gates](../statistics.md#gates) use the margins {margins}.")
     if isinstance(plan.run.workload, VimeWorkload):
         lines.append(f"[metrics.md](../metrics.md) lists the metrics that the lane `{plan.run.lane}` records.")
     yield from _bullets(lines)
