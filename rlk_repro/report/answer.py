@@ -11,9 +11,11 @@ from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.report.blocks import Tone
+from rlk_repro.report.checks import choose_word, describe_checks
 from rlk_repro.report.operators import find_speedup
 from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.view import View
+from rlk_repro.rundir.agreement import CheckWord
 from rlk_repro.rundir.operator_results import REFERENCE, OperatorKind
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
@@ -29,6 +31,11 @@ VERDICT_TONES: Final = {
     VerdictWord.INCONCLUSIVE: Tone.OPEN,
     VerdictWord.NOT_COMPARABLE: Tone.BAD,
     VerdictWord.NO_COMPARISON: Tone.PLAIN,
+}
+AGREEMENT_WORDS: Final = {
+    CheckWord.PASS: "engines agree within the contract",
+    CheckWord.FAIL: "engines differ beyond the contract",
+    CheckWord.NOT_MEASURED: "agreement not measured",
 }
 MEMORY: Final = {
     MemoryWord.SMALLER: ", and less memory",
@@ -72,16 +79,28 @@ def describe_baseline(view: View) -> str:
 
 
 def describe_words(analysis: Analysis) -> str:
-    """Return the verdict's word; where speed and memory are both decided, both words, like ``faster, same memory``."""
+    """Return the verdict's word, or what an agreement run found.
+
+    Where speed and memory are both decided, the text has both words, like ``faster, same memory``.
+    """
+    if analysis.checks:
+        return AGREEMENT_WORDS[choose_word(analysis.checks)]
     word, memory = analysis.verdict.word, judge_memory(analysis).word
     is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
     return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word.value
+
+
+def describe_word(analysis: Analysis) -> str:
+    """Return the first of the words of ``describe_words``, which is about speed or about agreement."""
+    return describe_words(analysis).partition(",")[0]
 
 
 def describe_answer(view: View) -> str:
     """Return a line like ``Result: with RL-Kernel a step takes 4.37 % less time (95 % interval 4.24 to 4.50 %).``"""
     analysis = view.analysis
     word, effect = analysis.verdict.word, analysis.effect(view.primary)
+    if analysis.checks:
+        return f"Result: {describe_checks(analysis.checks)}."
     if word is VerdictWord.NO_COMPARISON:
         return _describe_operators(analysis)
     if effect is None or effect.ratio is None:
@@ -162,6 +181,8 @@ def suggest_next(view: View, bundle: str) -> str:
     analysis, word = view.analysis, view.analysis.verdict.word
     if did_not_run(analysis):
         return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
+    if analysis.checks:
+        return f"rlk-repro agreement {bundle}"
     if word is VerdictWord.NOT_COMPARABLE:
         return f"rlk-repro report {bundle} --summary  # the gates that failed, with their figures"
     if word is VerdictWord.INCONCLUSIVE and (number := _count_deciding(analysis)) is not None:

@@ -17,6 +17,7 @@ from rlk_repro.report.answer import (
     describe_answer,
     describe_publishing,
     describe_subject,
+    describe_word,
     describe_words,
     list_suspects,
     suggest_next,
@@ -64,7 +65,7 @@ def _open_page(title: str) -> Iterator[str]:
 def _render_lines(view: View) -> Iterator[str]:
     analysis = view.analysis
     sections = make_sections(view)
-    yield from _open_page(f"{analysis.run}: {analysis.verdict.word}")
+    yield from _open_page(f"{analysis.run}: {describe_word(analysis)}")
     yield '<body><a class="skip" href="#verdict">Skip to the verdict</a>'
     yield from _render_head(view)
     yield "<main>"

@@ -13,6 +13,7 @@ from rlk_repro.report.answer import (
     describe_answer,
     describe_ground,
     describe_subject,
+    describe_word,
     describe_words,
     list_suspects,
     suggest_next,
@@ -84,7 +85,7 @@ def _cut(section: Section, number: int) -> Iterator[str]:
 
 def _render_lines(view: View) -> Iterator[str]:
     verdict = view.analysis.verdict
-    yield from (f"# {escape_markdown(view.analysis.run)}: {verdict.word}", "")
+    yield from (f"# {escape_markdown(view.analysis.run)}: {describe_word(view.analysis)}", "")
     yield from (
         f"**{escape_markdown(describe_answer(view))}**",
         "",

@@ -24,6 +24,7 @@ from rlk_repro.report.blocks import (
     make_columns,
     make_row,
 )
+from rlk_repro.report.checks import TONES, choose_word
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.view import View, log_path
 from rlk_repro.rundir.results import (
@@ -65,7 +66,9 @@ PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, P
 
 def choose_tone(analysis: Analysis) -> Tone:
     """Choose the verdict's colour; a run without RL-Kernel's kernels gets the colour of an open question."""
-    return Tone.OPEN if did_not_run(analysis) else VERDICT_TONES[analysis.verdict.word]
+    if did_not_run(analysis):
+        return Tone.OPEN
+    return TONES[choose_word(analysis.checks)] if analysis.checks else VERDICT_TONES[analysis.verdict.word]
 
 
 def make_effects(view: View) -> Section:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_percent
-from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
+from rlk_repro.report.answer import describe_answer, describe_ground, describe_word, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
 from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
@@ -88,7 +88,7 @@ def print_answer(
 
 
 def _print_word(analysis: Analysis, console: Console) -> None:
-    console.print(_text(analysis.verdict.word.value.upper(), f"bold {STYLES[choose_tone(analysis)]}".strip()))
+    console.print(_text(describe_word(analysis).upper(), f"bold {STYLES[choose_tone(analysis)]}".strip()))
 
 
 def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:

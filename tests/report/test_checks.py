@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from rlk_repro.report.answer import describe_answer, describe_words, suggest_next
 from rlk_repro.report.blocks import Table
 from rlk_repro.report.checks import choose_word, describe_checks, make_checks, make_matrices, plot_drift
 from rlk_repro.report.index import Entry, render_index
-from rlk_repro.report.view import Context
+from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
 from tests.support.analysis_examples import EXAMPLES
 
@@ -60,6 +61,24 @@ def test_a_step_that_failed_earlier_comes_first_and_of_a_step_the_inputs() -> No
     early = make_check(word=CheckWord.FAIL, found="far apart", step=1)
     assert "tokens of sample" in describe_checks([early, later, FAILED])
     assert "far apart" in describe_checks([early, later])
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (make_check(), "engines agree within the contract"),
+        (FAILED, "engines differ beyond the contract"),
+        (MISSING, "agreement not measured"),
+    ],
+    ids=["pass", "fail", "not measured"],
+)
+def test_the_answer_of_an_agreement_run_is_about_its_engines(check: AgreementCheck, words: str) -> None:
+    """Such a run times nothing, so its answer is not that speed is undecided."""
+    analysis = replace(next(iter(EXAMPLES.values()))(), checks=(check,))
+    view = make_view(analysis)
+    assert describe_words(analysis) == words
+    assert describe_answer(view) == f"Result: {describe_checks([check])}."
+    assert suggest_next(view, "bundle.tgz") == "rlk-repro agreement bundle.tgz"
 
 
 def test_the_section_has_a_table_for_each_kind() -> None:
