@@ -43,7 +43,7 @@ def check(stack: Stack | None, platform: str | None) -> list[Finding]:
 
 
 def _check_own_package() -> Iterator[Finding]:
-    """Check the package rlk_repro file by file: newer generations of RL-Kernel install a command of the same name."""
+    """Check the package rlk_repro file by file: newer RL-Kernel installs a command ``rlk-repro`` too."""
     try:
         distribution = metadata.distribution("rlk-repro")
     except metadata.PackageNotFoundError:

@@ -170,7 +170,7 @@ class Plan:
         return [Eligibility(op=op, refusal=find_refusal(op, case)) for op in self.ops]
 
     def expected_minutes(self) -> float | None:
-        """The run's estimate for all trials; None where the run gives none for this hardware and these steps."""
+        """The estimated minutes of all trials; None if the run has no estimate for this hardware and these steps."""
         minutes = self.run.expected_minutes.get(self.hardware.hardware)
         names = {"warmup_steps", "scored_steps", *Measure.of_crossover} - FREE_RULES
         names |= set() if self.run.expected_session_minutes else {DESIGN}

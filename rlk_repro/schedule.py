@@ -1,7 +1,7 @@
 """Choose the variant of each rollout of a session (design ``crossover``) from the seed.  The code is pure.
 
 A session warms up both variants, then runs its blocks, then its shadow steps.  A block is four periods of one variant
-each, ABBA or BAAB.  Only the last rollout of a period is scored, because the first one carries the switch.
+each, ABBA or BAAB.  Only the last rollout of a period is scored, because the first rollout includes the switch.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 LOOPBACK: Final = "127.0.0.1"
 ELSEWHERE: Final = "192.0.2.1"
-"""An address behind the default route.  RFC 5737 reserves it for documentation; no packet is sent to it."""
+"""An address that the default route leads to; no packet is sent.  RFC 5737 reserves the address for documentation."""
 _SIOCGIFADDR: Final = 0x8915
 
 

@@ -50,10 +50,10 @@ def find_obstacle(member: RayMember) -> str:
     if layout.num_nodes * max(layout.gpus_per_node, 1) == 1:
         return "skipped: there is one rank"
     if not layout.gpus_per_node and CHECK not in member.plan.profile.preflight.policy:
-        return f"skipped: without GPUs, agents measure it only if preflight.policy of the profile names {CHECK}"
+        return f"skipped: without GPUs, the measurement needs {CHECK} in preflight.policy of the profile"
     if find_spec("torch") is None:
         return "skipped: torch is not installed"
-    return "" if member.parts.deadlines.all_reduce_s else "skipped: its time limit is 0 s"
+    return "" if member.parts.deadlines.all_reduce_s else "skipped: the time limit of the all-reduce is 0 s"
 
 
 def follow_all_reduce(member: RayMember, done: str = "") -> str:

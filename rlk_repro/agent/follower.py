@@ -62,7 +62,7 @@ def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> 
 
 
 def _follow(member: RayMember, ray: RayFollower) -> float:
-    """Follow the leader until it ends or a signal arrives.  Return 0, or the seconds of a silence that is too long."""
+    """Follow the leader until it ends or a signal arrives.  Return 0, or the seconds of the leader's silence."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
     all_reduce = ""

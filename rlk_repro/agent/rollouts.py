@@ -59,8 +59,8 @@ def count_stored(run_dir: RunDir) -> int:
 def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> Iterator[list[str]]:
     """Make a folder with one stored rollout for each rollout of a session; yield the names of these stored rollouts.
 
-    Both periods of half a block train on the same rollouts.  A rollout outside all blocks is one of the largest files:
-    the warm-up must see the largest shapes, each in both variants.
+    Both periods of half a block train on the same rollouts.  A rollout outside all blocks trains on one of the largest
+    files, because the warm-up must run the largest shapes in both variants.
 
     Raises:
         CheckFailed: a stored rollout is missing.

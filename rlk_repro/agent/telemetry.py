@@ -1,6 +1,6 @@
 """Sample the node's activity into ``telemetry.jsonl``, from a thread of the agent. logs/telemetry.py reads the file.
 
-CPU and memory are those of the trial's processes (one session, without its guard), not of the node; 100 % is one core.
+CPU and memory are those of the trial's processes, without the guard process, not of the node; 100 % is one core.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ RESCAN_S: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Current:
-    """The running trial, and the session of its processes on this node."""
+    """The running trial, and the session id (setsid) of the trial's processes on this node."""
 
     trial: str | None = None
     session: int | None = None
 
 
 class ProcessSampler:
-    """Read CPU and resident memory of a session.
+    """Read CPU and resident memory of the processes with one session id (setsid).
 
-    To find the session's processes, the sampler must read all of /proc, so it looks for new processes only every
+    To find these processes, the sampler must read all of /proc, so it looks for new processes only every
     ``RESCAN_S`` seconds.
     """
 

@@ -73,10 +73,10 @@ class CheckFailed(RlkReproError):
 
 
 class NotReproduced(RlkReproError):
-    """``replay`` reproduced the analysis, but its new run was not confirmed, failed or gave another result."""
+    """``replay`` reproduced the analysis, but the new run was refused, failed or gave another result."""
 
     exit_code = 6
-    title = "the re-analysis holds, the new run does not"
+    title = "the re-analysis gives the sealed result, the new run does not"
 
 
 class SpecError(RlkReproError):

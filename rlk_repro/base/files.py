@@ -24,9 +24,9 @@ CHUNK_BYTES: Final = 1 << 20
 MAX_JSON_BYTES: Final = 4 << 20
 MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
-"""Limit for a file that lists many files, such as ``SHA256SUMS`` or ``prepared.json``."""
+"""Largest size in bytes of a file that lists many files, such as ``SHA256SUMS`` or ``prepared.json``."""
 MAX_ANALYSIS_BYTES: Final = 64 << 20
-"""Limit for an analysis; it is higher, because numbers take little more memory than their text."""
+"""Largest size in bytes of an analysis: large, because numbers in memory are little larger than their text."""
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20

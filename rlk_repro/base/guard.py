@@ -1,8 +1,8 @@
 """Run between node agent and trainer, and end the whole trial when the agent dies.  This script uses only the stdlib.
 
 ``python -I -S guard.py PROGRAM ARGUMENT…`` leads the trainer's process group.  Standard input is a socket to the agent:
-the guard writes the trainer's wait status into it and stays.  When the socket closes, the agent has died or finished.
-The guard then kills every descendant of the trainer, in any process group or session, and itself.
+the guard writes the trainer's wait status into the socket and continues to run.  When the socket closes, the agent has
+died or finished.  The guard then kills every descendant of the trainer, in any process group or session, and itself.
 """
 
 from __future__ import annotations

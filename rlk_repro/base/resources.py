@@ -1,4 +1,4 @@
-"""Find the shipped data: runs, hardware, stacks, profiles.  A checkout has the data beside the package, a wheel inside.
+"""Find the shipped data: runs, hardware, stacks, profiles.  A wheel has the data in the package, a checkout beside it.
 
 A name is looked up as a path, then in the user's folder (profiles only), then among the shipped files.
 """

@@ -48,7 +48,7 @@ def agreement(
         summary = describe_checks(checks)
         say_json(EnginesCompared(summary=summary, checks=checks, is_other_contract=is_other_contract))
     elif not checks:
-        say(f"{bundle}: its run compared no engines; --set workload.what_for=agreement --pairs 1 makes a run that does")
+        say(f"{bundle}: this run compared no engines; submit one with --set workload.what_for=agreement --pairs 1")
     else:
         say_text(render_checks(analysis, context))
         if is_other_contract:

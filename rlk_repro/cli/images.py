@@ -199,7 +199,7 @@ def import_(
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check an exported image and copy it with its digest into a registry or an engine."""
+    """Check an exported image and copy it with its digest into a registry or a container engine."""
     from rlk_repro.images.stacks import get_stack
     from rlk_repro.images.transport import import_image
 

@@ -85,7 +85,7 @@ class Time(_Cell):
 
 
 class OracleCheck(_Cell):
-    """The check of one cell after the last sweep: against float64, against a second call, and the kernels that ran."""
+    """One cell's check after the last sweep: differences from float64, from a second call, and the kernels that ran."""
 
     event: Literal["check"]
     status: OperatorStatus
@@ -103,7 +103,7 @@ _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discrimi
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorLog:
-    """The log of one process.  ``times``, each with its line, are by cell in the order of the log, then by sweep."""
+    """The log of one process.  ``times`` maps cell -> sweep -> line and times, with the cells in log order."""
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]

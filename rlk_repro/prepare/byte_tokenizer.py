@@ -48,7 +48,7 @@ def make_tokenizer(
     merges: Sequence[str] = (),
     pre_tokenizer: Mapping[str, Any] = BYTE_LEVEL,
 ) -> dict[str, Any]:
-    """Return ``tokenizer.json`` of a byte-level BPE tokenizer; no merge makes one of the tokens ``marks``."""
+    """Return ``tokenizer.json`` of a byte-level BPE tokenizer, in which each of ``marks`` is one token."""
     flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
     return {
         "version": "1.0",

@@ -37,7 +37,7 @@ class PreparedDir:
         return self.root / "models" / name_model(model)
 
     def checkpoint(self, model: VimeModel, vime_commit: str) -> Path:
-        """Return the folder of the weights that this vime converts to Megatron's format (``--ref-load``)."""
+        """Return the folder of the weights in Megatron's format, converted by vime at this commit (``--ref-load``)."""
         made_of = _digest({"model": name_model(model), "arguments": dict(model.arguments), "vime": vime_commit})
         return self.root / "checkpoints" / f"{name_model(model)}.torch_dist-{made_of}"
 

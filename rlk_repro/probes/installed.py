@@ -35,9 +35,9 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """The sources and build settings of an installed RL-Kernel, without paths and times: equal builds, equal records.
+    """The sources and build settings of an installed RL-Kernel.  No paths or times: equal builds have equal records.
 
-    ``tree`` is git's hash of the sources before any repair.  ``commit`` is None if no commit was proved.
+    ``tree`` is git's hash of the sources before the ``repairs``.  ``commit`` is None if no commit was proved.
     """
 
     schema: int = 1

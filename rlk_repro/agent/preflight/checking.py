@@ -88,7 +88,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
 
 
 def find_pinned(plan: Plan) -> Stack:
-    """Return the stack with the pins to check: without RL-Kernel's if the trials import checkouts of two commits."""
+    """Return the stack with the pins to check, without RL-Kernel's pin if the run compares two RL-Kernel commits."""
     if plan.run.rl_kernel.commits is None:
         return plan.stack
     pins = {name: pin for name, pin in plan.stack.pins.items() if name != "rl_kernel"}
@@ -169,7 +169,7 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
     if plan.run.rl_kernel.mode == "require":
         yield Finding(Level.BLOCKING, where, "installed, as rl_kernel.mode is require", "missing")
     else:
-        yield Finding(Level.INFO, where, "installed", "missing: the enabled variant falls back")
+        yield Finding(Level.INFO, where, "installed", "missing: every call of the enabled variant is a fallback")
 
 
 def check_ray_version(plan: Plan) -> Iterator[Finding]:

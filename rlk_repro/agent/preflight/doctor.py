@@ -39,7 +39,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "open_files": "Ray and vLLM open many sockets: raise the hard limit, ulimit -Hn 65536",
     "clock_source": "boot with clocksource=tsc: the present source makes every timer slow",
     "gpu_errors": "drain the node and reset the GPU before measuring on it",
-    "gpu_memory_repair": "drain the node, reset the GPU, and have it replaced where repair failed",
+    "gpu_memory_repair": "drain the node and reset the GPU; replace the GPU if its memory repair failed",
     "gpu_ecc_mode": "switch error correction on (nvidia-smi -e 1), or off on every node",
     "gpu_partition": "ask for whole GPUs: MIG off (nvidia-smi -mig 0), SPX and NPS1 mode",
     "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
@@ -212,7 +212,7 @@ def _processors(node: Situation, _: Surroundings) -> Diagnosis:
     counts = [float(count) for count in (usable, limit) if isinstance(count, int | float)]
     found = f"{min(counts, default=0):g} usable of {node.fact('host', 'num_cpus')}"
     if min(counts, default=0) < 2:
-        return _warn("processors", found, "give the job at least 2 processors: one trains, one serves")
+        return _warn("processors", found, "give the job at least 2 processors: one for training, one for generation")
     return _ok("processors", found)
 
 

@@ -148,7 +148,7 @@ def check_visibility(situation: Situation) -> Iterator[Complaint]:
 
     On AMD, Ray does not start where the lists of HIP, ROCr and CUDA disagree.  On NVIDIA, a trainer with inference
     servers reads the list as numbers and counts a server's GPUs upwards from the first number.  With a gap in the
-    numbers, it would use a GPU that the job does not own.
+    numbers, the trainer would use a GPU that the job does not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: situation.fact("environment", name) for name in VISIBILITY}

@@ -13,7 +13,7 @@ from rlk_repro.rundir.manifest import Manifest
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Check that this node runs in the stack's image, or in its environment; a stack with neither has pins only.
+    """Check that this node runs in the stack's image or environment, if the stack has one for this platform.
 
     A run without GPUs may use any image or environment.
     """

@@ -67,7 +67,7 @@ def find_missing(names: list[str]) -> str:
 
 
 def forget_half_imported(names: list[str]) -> None:
-    """Forget the requested packages, but not what they import: some modules cannot be imported twice."""
+    """Remove the requested packages from ``sys.modules``, but no others: some modules cannot be imported twice."""
     tops = {name.partition(".")[0] for name in names}
     for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
         del sys.modules[name]

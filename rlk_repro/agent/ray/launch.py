@@ -90,7 +90,7 @@ def require_tokens() -> None:
 
 
 def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
-    """Return the size of Ray's object store, which lies in ``/dev/shm``: half of it; NCCL and vLLM need the other half.
+    """Return the bytes of Ray's object store: half of ``/dev/shm``, because NCCL and vLLM need the other half.
 
     The size is at most what Ray itself would take (30 % of the memory, 200 GB) and at least what Ray needs to start.
     """
@@ -98,7 +98,7 @@ def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
 
 
 def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
-    """Return the command line of ``ray start``, which stays in the foreground.  The kernel gives workers free ports."""
+    """Return the command line of ``ray start``, which stays in the foreground.  Linux gives workers free ports."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
     argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
     argv += ["--num-gpus", str(seat.num_gpus), "--temp-dir", temp_dir]

@@ -1,6 +1,6 @@
 """Exchange messages about Ray by files of the run directory: the leader's order and the followers' reports.
 
-An order describes a wanted state.  A follower that reads an order late, or twice, therefore does the same.
+An order describes a wanted state.  So an order has the same effect if a follower reads the order late, or twice.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RayOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A follower's report: ``reason`` why Ray ended or does not start, ``busy`` GPUs in use after Ray went down."""
+    """A follower's report.  ``reason``: why Ray ended or does not start.  ``busy``: GPUs in use after Ray ended."""
 
     allocation: str
     number: int

@@ -65,7 +65,8 @@ def test_a_missing_module_blocks() -> None:
     assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]
 
 
-FALLBACK = Finding(Level.INFO, "python module no_such_module", "installed", "missing: the enabled variant falls back")
+MISSING = "missing: every call of the enabled variant is a fallback"
+FALLBACK = Finding(Level.INFO, "python module no_such_module", "installed", MISSING)
 MISSING = Finding(Level.BLOCKING, "python module no_such_module", "installed, as rl_kernel.mode is require", "missing")
 
 
