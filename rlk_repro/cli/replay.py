@@ -191,7 +191,8 @@ def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
 def _say_analysis(bundle: Path, recorded: Recorded) -> None:
     from rlk_repro.replay.recorded import describe_own_patch
 
-    how = "value for value (another version of rlk-repro wrote its sentences)" if recorded.is_reworded else "byte for byte"
+    reworded = "value for value (another version of rlk-repro wrote its sentences)"
+    how = reworded if recorded.is_reworded else "byte for byte"
     say(f"{bundle}: the analysis is reproduced {how} from its logs (level: re-analysis, exact)")
     for line in describe_own_patch(bundle, recorded.manifests):
         say(line)

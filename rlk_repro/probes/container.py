@@ -56,7 +56,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
 
 
 def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
-    """Return the name of what runs this container, such as ``docker`` or ``kubernetes``; ``none`` outside containers."""
+    """Return the name of what runs this container, such as ``docker`` or ``kubernetes``; ``none`` elsewhere."""
     by_variable = [runtime for name, runtime in VARIABLES if environ.get(name)]
     by_marker = [runtime for path, runtime in MARKERS if locate(root, path).exists()]
     by_group = _from_control_group(root)
