@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """The number of rollouts per trial, scored or not."""
+        """The number of rollouts per trial, warm-up included."""
         return self.run.measure.num_steps
 
     @property
@@ -136,14 +136,14 @@ class Plan:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 
     def groups(self) -> dict[str, list[Trial]]:
-        """For each pair name, the trials that count only together: two trials, or one session."""
+        """Return by name each pair's two trials and each session; a trial counts only if its pair is complete."""
         grouped: dict[str, list[Trial]] = {}
         for trial in self.trials:
             grouped.setdefault(trial.pair, []).append(trial)
         return grouped
 
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
-        """For each pair name, its two trials: baseline and enabled, in this order.  Sessions are not pairs.
+        """Return the two trials of each pair, baseline first, by the pair's name.  Sessions are not pairs.
 
         In every second control pair the later trial comes first, so that linear drift cancels there as in ABBA.
         """

@@ -12,7 +12,8 @@ class CodeSource:
     """The names of one code base.
 
     ``pin`` is its name among a stack's pins, ``section`` its place in a manifest's section ``code``, and ``title`` its
-    name in reports.  ``variable`` holds its checkout, and its settings begin with one of ``prefixes``.
+    name in reports.  The environment variable ``variable`` names its checkout; the names of the variables that change
+    its behaviour begin with one of ``prefixes``.
     """
 
     pin: str

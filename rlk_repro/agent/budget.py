@@ -9,7 +9,7 @@ from rlk_repro.base.errors import Problem, RlkReproError
 from rlk_repro.base.units import format_duration
 
 SAFETY: Final = 1.1
-"""The remaining time must be at least this many times the duration of the longest pair so far."""
+"""Least ratio of the remaining time to the duration of the longest pair so far; below it no pair begins."""
 EARLY_S: Final = 90.0
 """Work that stops in the last 90 s was stopped by the time limit: Slurm sends its signal up to 60 s early."""
 

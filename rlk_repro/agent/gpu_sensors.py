@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs.  amdsmi reads throttling, in 0.1 s per GPU, so each call asks it about one GPU only."""
+    """Read the GPUs from sysfs.  amdsmi reads one GPU's throttling in 0.1 s, so each call asks it about one GPU."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

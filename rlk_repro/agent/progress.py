@@ -46,7 +46,7 @@ class ProgressWriter:
         self._durations_s.append(duration_s)
 
     def see_output(self, block: bytes) -> None:
-        """Look for finished steps in the whole lines of a block of the trainer's log."""
+        """Find finished steps in a block of whole lines of the trainer's log, and write the last one."""
         if b"'perf/step_time'" not in block:
             return
         found = list(_STEP.finditer(block))

@@ -30,7 +30,7 @@ def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:
 
 
 def set_aside(plan: Plan, run_dir: RunDir) -> list[str]:
-    """Move what is left of incomplete pairs to ``interrupted/<n>/``; return the names that were moved.
+    """Move the trials of incomplete pairs and sessions to ``interrupted/<n>/``; return their names.
 
     If this process is killed, the next call moves the rest.
     """

@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
-    """Observers of a running command: they get whole scrubbed log lines and the pid of the process group.
+    """Functions that are called while a command runs, with whole log lines without secrets, or its process group id.
 
     ``find_trouble`` gives a reason to end the command; ``settle`` decides the final outcome.
     """

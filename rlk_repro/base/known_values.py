@@ -45,7 +45,7 @@ class KnownValues:
         return block
 
     def find_open(self, block: bytes) -> int:
-        """Return the start of the line in which an unfinished value may begin; else the length of ``block``."""
+        """Return where the line starts in which an unfinished value may begin; without one, the length of ``block``."""
         if not self._forms:
             return len(block)
         joined, last = _join_lines(block[-_REACH_BYTES:]), block.rstrip(b"\r\n")
@@ -67,7 +67,7 @@ class KnownValues:
 
 
 def _join_lines(block: bytes) -> bytes:
-    """Join lines without colours and Ray's prefixes, as with the regex ``_GAPS``, but ten times faster."""
+    """Join lines without colours and Ray's prefixes; ten times faster than substitution by the regex ``_GAPS``."""
     plain = ESCAPES.sub(b"", block) if b"\x1b" in block else block
     lines = plain.replace(b"\r", b"").split(b"\n")
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])

@@ -56,7 +56,7 @@ class Metric:
     is_positive: bool = False
 
     def is_impossible(self, key: str, value: float) -> bool:
-        """Whether no correct log has this number.  A skipped training step may print NaN; a clock may not."""
+        """Whether no correct log has this number.  A skipped training step may print NaN, but not as a time or rate."""
         if key.startswith(CLOCKED) and not math.isfinite(value):
             return True
         return value < self.lowest or (self.is_positive and value <= 0)
@@ -64,7 +64,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSeries:
-    """One metric for rollouts 0, 1, …; ``None`` where it is not recorded."""
+    """One metric's values for rollouts 0, 1, …; ``None`` for a rollout without a recorded value."""
 
     metric: Metric
     samples: tuple[LogSample | None, ...]

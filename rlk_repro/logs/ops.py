@@ -24,12 +24,12 @@ from rlk_repro.rundir.results import DecisionSummary
 
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_KERNELS_BYTES: Final = 1 << 20
-"""Limit for the line with the names of kernels: compilers make long names."""
+"""Largest size in bytes of the line with the names of kernels: compilers make long names."""
 MAX_DECISIONS: Final = 100
 MAX_METRICS: Final = 40
-"""Limit for the number of timers and memory values in a trial; each becomes a series over all steps."""
+"""Largest number of timers and memory values in a trial; each becomes a series over all steps."""
 MAX_SHADOWS: Final = 64
-"""Limit for the shadow comparisons of a rank; the first 64 are kept."""
+"""Largest number of shadow comparisons that are kept for a rank: the first ones."""
 
 _AGREEMENT: Final = b'"agreement"'
 _DECISION: Final = b'"decision"'

@@ -30,7 +30,7 @@ class _RedirectRefused(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The limits of one download.  ``asked`` is the address that the user gave, ``what`` is the download's name."""
+    """The limits of one download.  ``asked`` is the user's address; ``what`` is its name; ``limit`` is in bytes."""
 
     asked: str
     what: str

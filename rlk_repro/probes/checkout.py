@@ -34,7 +34,7 @@ _GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.un
 _LITERAL: Final = ("--literal-pathspecs",)
 _NAMES_ON_STDIN: Final = ("--pathspec-from-file=-", "--pathspec-file-nul")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
-"""A source tree has one of these files beside the package; a folder of installed packages has none of them."""
+"""Names of files that show a source tree: one lies beside the package; folders of installed packages have none."""
 NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
 _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40

@@ -44,7 +44,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a check judges: the facts of one node, and the requirements of the plan."""
+    """The input of a check: the facts of one node, and the requirements of the plan."""
 
     manifest: Manifest
     hardware: Hardware

@@ -40,8 +40,8 @@ SETTINGS: Final = {
 class RaySeat:
     """The place of one node in a cluster: ``index`` 0 is the head's, ``head`` is the head's ``address:port``.
 
-    Where Ray's client is installed, the head starts a server for it.  Without an explicit port that server would take a
-    port that may be ephemeral.  Where the client is not installed, Ray refuses a port for it.
+    Where Ray's client is installed, the head starts a server for the client.  Without an explicit port, that server may
+    take an ephemeral port.  Where the client is not installed, Ray refuses an explicit port for the client's server.
     """
 
     index: int

@@ -65,8 +65,8 @@ def test_a_missing_module_blocks() -> None:
     assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]
 
 
-MISSING = "missing: every call of the enabled variant is a fallback"
-FALLBACK = Finding(Level.INFO, "python module no_such_module", "installed", MISSING)
+NOT_INSTALLED = "missing: every call of the enabled variant is a fallback"
+FALLBACK = Finding(Level.INFO, "python module no_such_module", "installed", NOT_INSTALLED)
 MISSING = Finding(Level.BLOCKING, "python module no_such_module", "installed, as rl_kernel.mode is require", "missing")
 
 
