@@ -48,7 +48,7 @@ class Reason(StrEnum):
 
 
 class Calls(StrEnum):
-    """The calls of a function that an operator serves."""
+    """Which calls of a trainer's function an operator serves: those with gradient, those without, or all."""
 
     NO_GRAD = "without gradient"
     GRAD = "with gradient"
@@ -142,7 +142,7 @@ def _needs_plain_loss(case: Case) -> Refusal | None:
 
 def _needs_output_layer(case: Case) -> Refusal | None:
     if not case.has_output_layer:
-        return Refusal(Reason.OUTPUT_LAYER, "this workload has no such layer")
+        return Refusal(Reason.OUTPUT_LAYER, "this workload has no output layer")
     return Refusal(Reason.OUTPUT_LAYER, "multi-token prediction") if case.loss.has_multi_token_prediction else None
 
 

@@ -88,7 +88,7 @@ def test_every_operator_is_named_as_its_key_and_runs_natively_on_cpu(op: str) ->
          Refusal(Reason.TENSOR_PARALLEL, "TritonLinearLogpOp is plain PyTorch with tensor parallel size 8")),
         ("linear_logp", make_linear_case(has_entropy_metric=True), Refusal(Reason.ENTROPY_METRIC)),
         ("linear_logp", make_linear_case(has_output_layer=False), Refusal(
-        Reason.OUTPUT_LAYER, "this workload has no such layer"
+        Reason.OUTPUT_LAYER, "this workload has no output layer"
         )),
         ("linear_logp", make_linear_case(loss=LossOptions(has_multi_token_prediction=True)),
          Refusal(Reason.OUTPUT_LAYER, "multi-token prediction")),

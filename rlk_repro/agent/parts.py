@@ -48,7 +48,7 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Return an agent's place.  Each node name must be a valid folder name.  One node needs no ``allocation``.
+    """Return an agent's place.  Each node name must be a valid folder name.  For one node, an id is made.
 
     Raises:
         SpecError: a name is impossible, the node is not among the nodes, or several nodes have no allocation.

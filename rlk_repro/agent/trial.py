@@ -66,9 +66,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
-    """Functions that are called while a command runs, with whole log lines without secrets, or its process group id.
+    """Functions that are called while a command runs.
 
-    ``find_trouble`` gives a reason to end the command; ``settle`` decides the final outcome.
+    ``see_output`` gets whole log lines without secrets, ``see_pid`` the id of the process group.  ``find_trouble``
+    gives a reason to end the command; ``settle`` decides the final outcome.
     """
 
     see_output: Callable[[bytes], object] = lambda _: None

@@ -29,7 +29,7 @@ def create(
     stack: StackName = None,
     platform: Platform = None,
     bundle: Annotated[
-        Path | None, typer.Option("--from", metavar="FOLDER", help="Use this folder of env export, not the network.")
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Read files from a folder that env export wrote.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

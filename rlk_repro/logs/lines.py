@@ -54,8 +54,8 @@ def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]
 class LineScanner:
     """Iterates over the lines of ``stream`` that hold one of ``needles``.
 
-    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  This check
-    skips most lines with a common needle.  An unfinished last line and every piece of an over-long line are always
+    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  A line
+    with a needle after other bytes is skipped.  An unfinished last line and every piece of an over-long line are always
     given.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
     """
 

@@ -62,7 +62,7 @@ def read_numbers(text: str) -> tuple[dict[str, float], int]:
 
 
 def _read_value(text: str, start: int, name: str) -> tuple[int, float | None]:
-    """Return the position after the value at ``start``, and the number if the value is one."""
+    """Return the position after the value at ``start``, and the value if it is a number, else None."""
     value = _VALUE.match(text, start)
     if value is not None:
         number = value["plain"] or value["wrapped"]

@@ -1,4 +1,4 @@
-"""Find a repository in a mirror directory, then on the hub.  Each of these places lists files and gives whole files.
+"""Find a repository in a mirror directory, then on the hub.  Each place lists a repository's files and copies them.
 
 The list has the hash of each file, and ``rlk_repro.prepare.fetch`` checks it.
 """
@@ -44,7 +44,7 @@ class Repository:
     patterns: tuple[str, ...]
 
     def wants(self, name: str) -> bool:
-        """Whether a file is wanted.  Patterns apply only to files at the top, because subfolders hold other formats."""
+        """Whether a file is wanted.  Patterns apply to files outside subfolders, which hold other formats."""
         is_at_top = "/" not in name
         return name in self.patterns or (is_at_top and any(fnmatchcase(name, pattern) for pattern in self.patterns))
 

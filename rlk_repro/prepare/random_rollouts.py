@@ -65,7 +65,7 @@ class RandomRollouts:
         return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
 
     def write(self, folder: Path) -> None:
-        """Write the files.  Their format is torch's, so without torch this raises EnvironmentMissing."""
+        """Write the rollouts in torch's format; raise EnvironmentMissing if torch is not installed."""
         sizes = [word for name, value in asdict(self).items() for word in (f"--{name.replace('_', '-')}", str(value))]
         done = proc.run([sys.executable, "-m", MODULE, *sizes, str(folder)], timeout_s=_TIME_LIMIT_S)
         if not done.is_ok:

@@ -196,7 +196,7 @@ def test_ordinary_logits_go_to_the_trainer_where_the_mode_allows_it() -> None:
         (Case(platform="cpu", loss=LossOptions(rollout_temperature=0.8)), {},
          "would round hidden states that are divided by a temperature (0.8)"),
         (Case(platform="cpu", has_output_layer=False), {},
-         "needs an output layer that can hand over its hidden states (this workload has no such layer)"),
+         "needs an output layer that can hand over its hidden states (this workload has no output layer)"),
     ],
 )  # fmt: skip
 def test_impossible_options_are_refused_at_the_start(case: Case, settings: dict[str, Any], reason: str) -> None:

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def parse_names(output: str) -> tuple[str, ...]:
-    """Return the names that ``main`` printed among Ray's own output; no names if ``main`` failed first."""
+    """Return the node names that ``main`` printed among Ray's output; the result is empty if ``main`` failed."""
     answers = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     return tuple(json.loads(answers[-1])) if answers else ()
 

@@ -1,4 +1,4 @@
-"""Share the Ray work of leader and followers: make this node's part of a cluster, and clean it up."""
+"""Do the Ray work of every node, leader or follower: make this node's part of a Ray cluster, and clean up after it."""
 
 from __future__ import annotations
 
