@@ -312,7 +312,7 @@ def test_keys_of_the_other_design_are_refused(settings: list[str], message: str)
 def test_objects_can_only_be_frozen_after_a_warm_up_of_a_trained_model() -> None:
     with pytest.raises(SpecError, match="--set gc_freeze: this workload trains no model, got True, expected false"):
         make_tier_plan("module-smoke", "gc_freeze=true")
-    with pytest.raises(SpecError, match="leaves no step after which gc_freeze could freeze, got 0, expected 1 or more"):
+    with pytest.raises(SpecError, match="leaves no warm-up step, which gc_freeze needs, got 0, expected 1 or more"):
         plan_smoke("gc_freeze=true", "measure.warmup_steps=0", is_exploratory=True)
     assert "gc_freeze" not in plan_smoke().experiment["run"]
     assert plan_smoke("gc_freeze=true").experiment["run"]["gc_freeze"] is True

@@ -97,7 +97,7 @@ def _find_means(sums: Sequence[Sequence[float]], table: Table) -> Iterator[float
 
 
 def _find_largest(found: Sequence[_Found]) -> LargestDifference | None:
-    """Return the largest difference, the first one among equals; the result is None where no token differs."""
+    """Return the largest difference, the first of several equal ones; the result is None where no token differs."""
     best = max(
         (item for item in found if item.tokens.largest is not None),
         key=lambda item: item.tokens.largest.abs if item.tokens.largest else 0.0,

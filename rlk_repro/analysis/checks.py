@@ -94,7 +94,7 @@ def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) ->
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """Yield the checks of each two engines as they ran, then the checks of an engine against itself in other cases."""
+    """Yield a check of each two engines as they ran, then of each engine against itself in other cases."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
     inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
@@ -229,7 +229,7 @@ def _find_dtype(one: str, other: str) -> str:
 
 
 def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -> tuple[CheckWord, str]:
-    """Return the word of a check and its finding; ``largest`` is None where a value is not finite."""
+    """Return a check's result and what the check found; ``largest`` is None where a value is not finite."""
     if bound is None:
         return CheckWord.NOT_MEASURED, f"the contract has no bound for {dtype}; {found}"
     if largest is None or largest > bound:
@@ -239,7 +239,7 @@ def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -
 
 @dataclass(frozen=True)
 class _Gap:
-    """How two sets of rows differ, and where most; ``largest`` and ``mean`` are None if a value is not finite."""
+    """How much two sets of rows differ, and where most; ``largest`` and ``mean`` are None if a value is not finite."""
 
     num: int
     num_unequal: int

@@ -152,7 +152,7 @@ def _reward_gate(evidence: Evidence) -> Gate:
 
 
 def _abs_diff_gate(evidence: Evidence) -> Gate:
-    """Decide the gate on the log-prob difference: it fails if ratio and difference of the variants are both worse.
+    """Decide the gate on the log-prob difference: it fails if ratio and difference both exceed their margins.
 
     The gate also fails above vime's own cap.  In a session both variants train one policy, so there the cap counts only
     if baseline stays below the cap.
@@ -369,7 +369,7 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 def _control_blocks_gate(evidence: Evidence) -> Gate:
     """Decide whether control blocks, which run only the baseline, show an effect that is too large.
 
-    An effect of the position in a block must lie within the smallest effect of interest or within enabled's effect.
+    The effect of the position in a block must be below the smallest effect of interest or below enabled's effect.
     """
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)

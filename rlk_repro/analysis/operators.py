@@ -131,7 +131,7 @@ def _make_result(
 
 
 def _find_kind(times: Iterable[Time]) -> OperatorKind:
-    """Return the kind of a cell; a cell is native if any of its processes ran native code."""
+    """Return the kind of a cell; one process that ran plain PyTorch makes the whole cell ``native``."""
     kinds = {time.kind for time in times}
     order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.TRAINER)
     return next(kind for kind in order if kind in kinds)

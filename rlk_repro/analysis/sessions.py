@@ -126,7 +126,7 @@ def make_session(
 
 
 def _count_tokens(values: Values) -> list[float | None]:
-    """Compute the tokens of each rollout: vime prints only tokens per second and the time of the actor's training."""
+    """Compute each rollout's number of tokens from what vime prints: tokens per second, and the training time."""
     pairs = zip(values.get(_RATE, ()), values.get(_RATE_TIME, ()), strict=False)
     return [None if rate is None or time_s is None else rate * time_s for rate, time_s in pairs]
 

@@ -16,7 +16,7 @@ ROUTES: Final = "RL-Kernel and the trainer's own functions"
 
 
 def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
-    """Make one result per case, with the largest difference over ranks and shadow steps."""
+    """Make one result per case of the shadow steps, with the largest difference over all ranks and steps."""
     by_case: dict[str, list[ShadowSample]] = {}
     for sample in ops.shadows:
         by_case.setdefault(sample.case, []).append(sample)

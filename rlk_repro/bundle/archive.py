@@ -107,7 +107,7 @@ class ArchiveWriter:
         self._gzip = GzipWriter(stream)
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write one file and return how many bytes it had; unless these are ``size_bytes``, the archive is invalid."""
+        """Write one file and return its number of bytes; any number but ``size_bytes`` makes the archive invalid."""
         self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:
@@ -124,8 +124,8 @@ class ArchiveWriter:
 class ArchiveReader:
     """Iterates over members; ``data`` streams the current one.
 
-    The reader refuses anything that a bundle never holds, with BundleUnreadable, archive and member.  After the
-    iteration the whole file was read, and its length and CRC were right.
+    For anything that a bundle never holds, the reader raises BundleUnreadable, which names archive and member.  After
+    the iteration the whole file was read, and its length and CRC were right.
 
     Attributes:
         is_own: whether the header says that ``ArchiveWriter`` packed the archive.
@@ -153,7 +153,7 @@ class ArchiveReader:
 
     @property
     def is_as_packed(self) -> bool:
-        """Whether no byte of an archive of ``ArchiveWriter`` changed since; known after the iteration."""
+        """Whether ``ArchiveWriter`` wrote every byte of the archive; known after the iteration."""
         return self._gzip.is_as_packed
 
     def data(self) -> Iterator[memoryview]:

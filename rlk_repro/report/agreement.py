@@ -63,7 +63,7 @@ def _number(value: float | None) -> str:
 
 
 def plot_agreement(view: View) -> Iterator[Figure]:
-    """Plot the share of tokens beyond each bound, and the mean difference by position in the response."""
+    """Plot the share of tokens whose difference exceeds each bound, and the mean difference by position."""
     found = [item for item in view.analysis.agreement if item.num_tokens]
     if not found:
         return

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 
 class Tone(StrEnum):
-    """The colour of a word; the colour only repeats what the word says."""
+    """The colour of a word in a report; the word alone has the full meaning."""
 
     PLAIN = "plain"
     GOOD = "good"

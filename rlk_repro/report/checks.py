@@ -165,7 +165,7 @@ def plot_drift(view: View) -> Iterator[Figure]:
     for number, item in enumerate(shown):
         body += _draw_curve(number, colours.index((item.first, item.second)), item, points, x, y)
     caption = (
-        "Largest relative difference between two engines in a token's output, after each operator of each layer. "
+        "Largest relative difference between two engines' outputs for one token, after each operator of each layer. "
         "No point is drawn where the engines are equal. A solid line is baseline, a dashed line is enabled. "
         "The broken horizontal line is the contract's bound."
     )
@@ -173,13 +173,13 @@ def plot_drift(view: View) -> Iterator[Figure]:
 
 
 def _is_case(check: AgreementCheck) -> bool:
-    """Tell whether a check compares one engine with itself in another case; drift is between two engines."""
+    """Tell whether a check compares one engine with itself in another case; the plot omits such checks."""
     return check.second.startswith(f"{check.first}, ")
 
 
 def _draw_axes(x: Scale, y: Scale, points: Sequence[str], bottom: float, unit_y: float) -> Iterator[str]:
     yield from draw_powers(y, "relative difference", unit_y)
-    yield text((LEFT + RIGHT) / 2, bottom + 36, "layer, its operators in the order of computation", "axis", "middle")
+    yield text((LEFT + RIGHT) / 2, bottom + 36, "layer (its operators in the order of computation)", "axis", "middle")
     layers = [place for place, point in enumerate(points) if point.endswith(" attention")]
     stride = max(1, math.ceil(len(layers) / 12))
     for number in range(0, len(layers), stride):

@@ -76,7 +76,7 @@ _ABSENT_FROM: Final[dict[str, frozenset[str]]] = {
 _OF_PAIRS: Final[dict[str, tuple[str, str]]] = {
     "mean_step_time_s": ("step_time_s", "mean step time"),
     "unadjusted_step_time_s": ("step_time_s", "step time, not adjusted for tokens"),
-    "carry_over_step_time_s": ("step_time_s", "carry-over: first steps after a switch against scored ones"),
+    "carry_over_step_time_s": ("step_time_s", "carry-over: first steps after a change of variant against scored steps"),
 }
 _PRINTED: Final = {metric.name: metric for metric in METRICS}
 

@@ -85,7 +85,7 @@ def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y
 
 
 def _label(case: OperatorCase) -> str:
-    """Return a short label like ``9216×151936 bf16 50 % f+b``: the sizes, number type, rows wanted and passes."""
+    """Return a short label like ``9216×151936 bf16 50 % f+b``: sizes, number type, share of rows used, passes."""
     sizes = (case.num_tokens, case.vocab_size) if case.hidden_size is None else (
         case.num_tokens, case.hidden_size, case.vocab_size
     )  # fmt: skip

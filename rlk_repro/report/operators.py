@@ -60,11 +60,11 @@ INTRODUCTION: Final = (
 )
 LEGEND: Final = (
     "A median covers all timed calls of one process. ± is the median absolute deviation within a process; the largest "
-    "is shown. Apart is the difference between the medians of the processes. Extra memory is the peak during the calls "
-    "above the level before them. Error is the largest difference from float64 over the checked rows; a gradient's "
-    "error is a fraction of its largest element. Of floor is the shortest possible time on this device, by the "
-    "bandwidth and matrix rate measured in the same process, divided by the median. One rank's share of a vocabulary "
-    "is measured on one device, without communication."
+    "is shown. The column 'apart' has the difference between the medians of the processes. Extra memory is the peak "
+    "during the calls minus the level before the calls. Error is the largest difference from float64 over the checked "
+    "rows; a gradient's error is a fraction of its largest element. The column 'of floor' has the shortest possible "
+    "time on this device, by the bandwidth and matrix rate measured in the same process, divided by the median. One "
+    "rank's share of a vocabulary is measured on one device, without communication."
 )
 
 
@@ -93,7 +93,7 @@ def describe_case(case: OperatorCase) -> str:
         parts.append(f"hidden {format_count(case.hidden_size)}")
     parts += [f"vocabulary {format_count(case.vocab_size)}", case.dtype]
     if case.density < 1:
-        parts.append(f"{case.density * 100:.3g} % of rows wanted")
+        parts.append(f"{case.density * 100:.3g} % of rows used")
     return f"{case.operator}, {WORKS.get(case.work, case.work)}: {', '.join(parts)}"
 
 

@@ -83,7 +83,7 @@ def _limits(view: View, x: Scale, bottom: float) -> Iterator[str]:
 
 
 def _limit_changes(fraction: float) -> tuple[float, float]:
-    """Return the changes, in percent, of the ratios 1 / (1 + fraction) and 1 + fraction."""
+    """Return the limits of a band around 0, in percent: the ratios 1 / (1 + fraction) and 1 + fraction, minus 1."""
     return 100 * (1 / (1 + fraction) - 1), 100 * fraction
 
 

@@ -181,8 +181,8 @@ def _make_block_tables(view: View) -> Iterable[Table]:
     )
     note = (
         "A change compares the step time of B with that of A over a block's scored steps; in a control block, A and B "
-        "are both the baseline. By first steps is the same change over the first step after each switch, which is not "
-        "scored."
+        "are both the baseline. The column 'by first steps' has the same change over the first step of each period, "
+        "which is not scored."
     )
     yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note, is_folded=True))
     metric, shown = view.primary, ("n", "p50", "p90", "p99")
@@ -194,7 +194,7 @@ def _make_block_tables(view: View) -> Iterable[Table]:
         ))
         for variant, item in view.analysis.pooled.items()
     )  # fmt: skip
-    note = "These numbers only describe all scored steps together; steps of one session depend on each other."
+    note = "These numbers cover all scored steps; no verdict uses them, because a session's steps depend on each other."
     yield Table(title=f"Percentiles of {view.name_with_unit(metric)}", columns=columns, rows=rows, note=note)
 
 

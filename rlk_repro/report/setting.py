@@ -30,8 +30,8 @@ OWN_NORMALISER: Final = (
 )
 FROZEN: Final = (
     "Python's garbage collector",
-    "frozen after the warm-up in both variants (gc.freeze), so that the trainer's collection after every step takes "
-    "milliseconds. Without gc.freeze a step takes longer, so that the same gain is a smaller share of a step",
+    "frozen after the warm-up in both variants (gc.freeze), so that the trainer's garbage collection after every step "
+    "takes milliseconds. Without gc.freeze a step takes longer, so that the same gain is a smaller share of a step",
 )
 _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 

@@ -165,7 +165,7 @@ def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
 
 
 def _merge_manifests(view: View) -> Iterator[tuple[str, str]]:
-    """Yield one row per fact where all nodes agree, else one row per value with its nodes."""
+    """Yield one row for a fact that all nodes share; for another fact, one row per value, with its nodes."""
     rows: dict[tuple[str, str], list[str]] = {}
     num_left_out = 0
     for manifest in view.context.manifests:
@@ -179,7 +179,7 @@ def _merge_manifests(view: View) -> Iterator[tuple[str, str]]:
         is_shared = len(nodes) == len(view.context.manifests)
         yield (path, value) if is_shared else (f"{path} ({name_some(nodes, MAX_NAMED_NODES)})", value)
     if num_left_out:
-        yield "more", f"{num_left_out} facts, in the manifests of the bundle"
+        yield "more", f"{num_left_out} more facts are in the manifests of the bundle"
 
 
 def make_findings(view: View) -> Section:

@@ -66,7 +66,7 @@ class Context:
 
 @dataclass(frozen=True)
 class View:
-    """An analysis and its context.  Ids in a page come from positions, because names come from a stranger's run."""
+    """An analysis and its context.  HTML ids contain numbers, never names, because names come from a stranger's run."""
 
     analysis: Analysis
     context: Context
@@ -190,7 +190,7 @@ def log_path(trial: str) -> str:
 
 
 def describe_source(trial: TrialResult, series: Series) -> str:
-    """Return the file of a series with ``<trial>`` for the trial's name: ``trials/<trial>/stdout.log``."""
+    """Return the path of a series' file, with ``<trial>`` in place of the name: ``trials/<trial>/stdout.log``."""
     return series.source.replace(trial.folder, "<trial>", 1)
 
 

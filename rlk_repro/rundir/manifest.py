@@ -20,7 +20,7 @@ from rlk_repro.rundir.paths import RunDir
 SCHEMA: Final = 1
 DIFF: Final = "diff_sha256"
 OWN_PATCH: Final = "patch"
-"""The name of a fact: whether the bundle holds the changes of rlk-repro's checkout.
+"""The name of the fact that says whether the bundle holds all changes of rlk-repro's checkout.
 
 Its value is PATCH_IS_WHOLE or PATCH_IS_SCRUBBED.
 """

@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """An attribute of a folder's class: the path of the file or folder with a fixed name in that folder."""
+    """The path of a file or folder with a fixed name, as an attribute of the object for the folder that holds it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -189,7 +189,7 @@ class RunDir:
     state = Within(".state.json")
     """The progress that ``status`` shows; no result comes from this file."""
     agent_output = Within(".agent.log")
-    """The output of a local agent itself; it is empty unless the agent crashes."""
+    """The output of the agent's process on the cluster ``local``; the file is empty unless the agent crashes."""
     cancelled = Within(".cancelled")
     """The time at which a user asked the scheduler to end the job."""
 
@@ -227,7 +227,7 @@ class RunDir:
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:
-        """Return the file for the received part of a bundle; the bundle's checksum in the name prevents mixtures."""
+        """Return the file for the received part of a bundle; the bundle's checksum in the name keeps bundles apart."""
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")

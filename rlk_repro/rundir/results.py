@@ -143,7 +143,7 @@ class TrialResult:
 
     @property
     def folder(self) -> str:
-        """The name of the trial's folder; the two arms of a session have one folder."""
+        """The name of the trial's folder; both variants of a session have one folder."""
         return self.name.partition(":")[0]
 
     def summary(self, metric: str) -> Summary | None:
@@ -168,7 +168,7 @@ class PairMetric:
 
 @dataclass(frozen=True, kw_only=True)
 class PairResult:
-    """One comparison: a pair of trials, or the two arms of a session.
+    """One comparison: a pair of trials, or the two variants of a session.
 
     ``first`` is the baseline.  In a control pair, ``second`` is a baseline too, or an enabled trial that used vime's
     own path.

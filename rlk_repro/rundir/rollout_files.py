@@ -34,7 +34,7 @@ NAMED: Final = frozenset(
 """The names that a pickle may pass to an allowed function but may not call."""
 PICKLE: Final = "data.pkl"
 PROGRAM: Final = "constants.pkl"
-"""An archive of a compiled program holds this file.  torch runs such a program even when it refuses pickles."""
+"""The file that marks an archive as a compiled program, which torch runs even where torch refuses pickles."""
 _ARCHIVE: Final = b"PK\x03\x04"
 _HINT: Final = "docs/prepare.md lists what stored rollouts may hold"
 _BROKEN_PICKLE: Final = (

@@ -225,7 +225,7 @@ class Run(GrowingModel):
         return max(LIMIT_PER_ESTIMATE * self.expected_minutes[hardware], SHORTEST_LIMIT_MIN)
 
     def find_storing_limit_min(self, hardware: str) -> float:
-        """Return the limit of the live run that stores rollouts: a trial's limit, more where live trials are longer."""
+        """Return the limit of the live run that stores rollouts: a trial's limit, more if live trials take longer."""
         limit, live_min = self.find_limit_min(hardware), self.expected_trial_minutes.get(hardware)
         if self.time_limit_min is not None or live_min is None or not self.expected_session_minutes:
             return limit
@@ -315,7 +315,7 @@ def _freeze_problems(run: Run) -> Iterator[PathProblem]:
     if run.gc_freeze and not run.workload.has_output_layer:
         yield ("gc_freeze",), "this workload trains no model", True, "false"
     elif run.gc_freeze and run.measure.warmup_steps == 0:
-        yield ("measure", "warmup_steps"), "leaves no step after which gc_freeze could freeze", 0, "1 or more"
+        yield ("measure", "warmup_steps"), "leaves no warm-up step, which gc_freeze needs", 0, "1 or more"
 
 
 def _run_problems(run: Run) -> list[PathProblem]:

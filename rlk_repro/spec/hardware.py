@@ -48,7 +48,7 @@ class Hardware(GrowingModel):
 
     @property
     def as_measured(self) -> Hardware:
-        """Return this hardware without the limits of a site's health, which do not change what is measured."""
+        """Return this hardware without limits that only judge a node's health, because they change no measurement."""
         return self.model_copy(update={"all_reduce": None})
 
     @property

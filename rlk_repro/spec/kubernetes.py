@@ -144,7 +144,7 @@ class KubernetesSettings(GrowingModel):
     )
     python: Word = Field("python3", description="Python interpreter of the image that can import rlk_repro")
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
-        None, description="version of Ray in the image, for KubeRay; the leading agent compares the two"
+        None, description="version that KubeRay is told; the leading agent compares it with the image's Ray"
     )
     max_time_min: Positive | None = Field(
         None, description="minutes after which the job is ended, including the wait for nodes"

@@ -38,7 +38,7 @@ class Loaded(Generic[M]):
     def sources(self) -> dict[str, str]:
         """Return each value's source by dotted path: a flag that set it or its parent, else file and line, or default.
 
-        A dump leaves out keys that were added later and have their default; this list names those that a flag set.
+        A dump omits keys that a later version added and that have their default; this list has them if a flag set them.
         File names have no folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
@@ -96,7 +96,7 @@ def load_stack(name: str) -> Loaded[Stack]:
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
-    """Check a stack's parts, and its sources against the sources of its vime's argument contract, if there is one."""
+    """Check a stack's parts; compare its sources with those of its vime's argument contract, if a contract exists."""
     problems = stack_problems(stack)
     pin = stack.pins.get("vime")
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"

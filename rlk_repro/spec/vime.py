@@ -159,7 +159,7 @@ class VimeWorkload(AnyWorkload):
         None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
     )
     placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
-        description="placement by hardware, with the same keys as layouts"
+        description="placement on each hardware that layouts names"
     )
     arguments: Arguments = Field({}, description="further flags of both variants")
 
@@ -248,11 +248,11 @@ def _find_data_problems(data: VimeData) -> Iterator[PathProblem]:
 MODEL: Final = ("model", "arguments")
 LAYER_PATTERN: Final = "moe-layer-freq"
 SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "vocab-size", "normalization")
-"""Every model must give these sizes; otherwise Megatron-LM uses its own default or stops after minutes."""
+"""Flags that every model must give; without one, Megatron-LM uses its own default or stops after minutes."""
 Range: TypeAlias = tuple[float, float]
 ANY: Final[Range] = (-math.inf, math.inf)
 NOT_NEGATIVE: Final[Range] = (0, math.inf)
-"""The range of numbers that build the model; other numbers of vime may be -1."""
+"""The range of a model's numbers; other flags of vime may be -1."""
 RANGES: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("num-layers", "num-attention-heads", "num-query-groups"), (1, 10**4)),
     **dict.fromkeys(("hidden-size", "kv-channels"), (1, 10**6)),
@@ -280,7 +280,7 @@ def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
     pattern = model.arguments.get(LAYER_PATTERN)
     if pattern is not None and not is_layer_pattern(pattern, model.size("num-layers")):
         expected = "a whole number from 1 on, or a pattern of all layers such as [0]*1+[1]*45"
-        yield (*MODEL, LAYER_PATTERN), "is not a pattern of these layers", pattern, expected
+        yield (*MODEL, LAYER_PATTERN), "is not a pattern of the model's layers", pattern, expected
     chosen = model.size("moe-router-topk")
     if chosen > model.num_experts > 0:
         yield (*MODEL, "moe-router-topk"), "exceeds the number of experts", chosen, f"at most {model.num_experts}"

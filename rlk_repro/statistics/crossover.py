@@ -1,4 +1,4 @@
-"""Compute the effects of blocks and sessions in the crossover design, their exact p value and a common slope.
+"""Compute effects of blocks and sessions in the crossover design, their exact p, and their slope over a covariate.
 
 The code is plain Python with exact sums, so that sealed numbers do not depend on the version of a library.  The design
 is that of Jones and Kenward, Design and Analysis of Cross-Over Trials.
@@ -18,7 +18,7 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""No exact p is computed if half of the sessions have more sums than this; four sessions of 8 blocks need 4,900."""
+"""The exact p needs at most this many sums over half of the sessions; four sessions of 8 blocks need 4,900."""
 _FIRST_LABEL: Final = "A"
 
 
@@ -67,7 +67,7 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return the median of the slopes between two blocks of one session, over all sessions (Theil 1950, Sen 1968).
 
-    Each block is given as the difference of its covariate and its effect.  Equal covariates everywhere give None.
+    A block is a pair: the covariate's change from A to B, and the effect.  If no covariates differ, the result is None.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])

@@ -19,7 +19,7 @@ HODGES_LEHMANN_EFFICIENCY: Final = 3 / math.pi
 TRIMMED_EFFICIENCY: Final = 0.9
 """The efficiency of the 20 % trimmed mean, relative to the mean, where noise is normal."""
 STEP_AND_TRIAL_SD: Final = {"raw_reward": (0.02, 0.006), "response_length_mean": (0.03, 0.008)}
-"""Assumed standard deviations between steps and between trials; those of the length are fractions of the length."""
+"""Assumed standard deviations between steps and between trials; those of the response length are fractions."""
 MAX_PAIRS_SUGGESTED: Final = 200
 LARGEST_LOG_EFFECT: Final = 4.0
 _NODES: Final = 200
@@ -169,7 +169,7 @@ def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[floa
 
 
 def _likely_spreads(df: int, number: int) -> list[float]:
-    """Return ``number`` equally likely values of s / sigma."""
+    """Return ``number`` equally likely ratios of a sample's standard deviation to the true one (s / sigma)."""
     found: list[float] = []
     reached = 0.0
     for spread, weight in _spread_weights(df):
