@@ -154,8 +154,8 @@ def _reward_gate(evidence: Evidence) -> Gate:
 def _abs_diff_gate(evidence: Evidence) -> Gate:
     """Decide the gate on the log-prob difference: it fails if ratio and difference both exceed their margins.
 
-    The gate also fails above vime's own cap.  In a session both variants train one policy, so there the cap counts only
-    if baseline stays below the cap.
+    The gate also fails above vime's own cap.  In a session both variants train one policy, so the cap counts only in
+    sessions whose baseline stays below the cap.
     """
     if not evidence.has_rollout_log_probs:
         return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)

@@ -124,7 +124,7 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the metric from which a metric of pairs is computed, like the step time for the mean step time."""
+    """Return the measured metric of which a metric of pairs is computed, such as the step time for its mean."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 

@@ -94,7 +94,7 @@ class Component(Model):
     )
     version: Text | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(None, description="sha256 of a single file")
-    platforms: tuple[ImagePlatform, ...] = Field((), description="platforms that have it; default: all")
+    platforms: tuple[ImagePlatform, ...] = Field((), description="platforms that have this part; default: all")
     confidence: Confidence
     evidence: Text
 

@@ -139,7 +139,7 @@ class AnyWorkload(GrowingModel):
         return 0
 
     def find_problems(self) -> Iterator[PathProblem]:
-        """Find impossible combinations within the workload, by path from the workload's top."""
+        """Find impossible combinations of the workload's settings; a path begins below the workload's key."""
         yield from ()
 
 
