@@ -252,7 +252,7 @@ class RunDir:
     """The token by which the processes of one Ray cluster recognize each other; it is a secret."""
 
     again = Within(".again")
-    """The name of an allocation that ended after complete pairs; another allocation continues the run."""
+    """The name of an allocation whose time ran out after it completed pairs; another allocation continues the run."""
     lost = Within(".lost")
     """The name of an allocation that lost nodes and ended; an allocation with other nodes may continue the run."""
 
