@@ -111,7 +111,7 @@ class KubernetesSettings(GrowingModel):
         {}, description="for each variable that env takes from_env: its Secret and key"
     )
     results: Results = Results()
-    claims: tuple[VolumeClaim, ...] = Field((), description="further claims that every pod mounts")
+    claims: tuple[VolumeClaim, ...] = Field((), description="further PersistentVolumeClaims that every pod mounts")
     cpu: Quantity | None = Field(None, description="CPUs of a pod; if memory is set too, the pods are Guaranteed")
     memory: Quantity | None = Field(None, description="memory of a pod, including what is written to /dev/shm")
     shm: Quantity = Field("64Gi", description="size of /dev/shm")

@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """A model, the author's bytes, and for each dotted path where its value came from (absent = default)."""
+    """A model, the author's bytes, and the origin of the value at each dotted path (absent = default)."""
 
     model: M
     data: bytes
@@ -299,7 +299,7 @@ _EXPECTED: Final = {
 
 
 def _real_path(value: Any, location: tuple[int | str, ...]) -> Path_:
-    """Remove the names of union members from pydantic's location: they are not keys of the file."""
+    """Remove the names of union members from pydantic's location, because these names are not keys of the file."""
     path: list[int | str] = []
     current = value
     for index, part in enumerate(location):
