@@ -188,7 +188,7 @@ class VimeWorkload(AnyWorkload):
         return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
 
     def generates(self, lane: Lane) -> bool:
-        """Tell whether inference servers run; lane train-only has them only if the run stores its own rollouts first."""
+        """Tell whether inference servers run; lane train-only has them only if the run first stores rollouts itself."""
         return lane != "train-only" or (self.rollouts is None and self.rollouts_seed is None)
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:
