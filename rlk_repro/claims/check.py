@@ -1,4 +1,4 @@
-"""Run ``claims check``: measure published claims again, and find the word for every row."""
+"""Run ``claims check``: measure published claims again, and give each row a result (``Word``)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compare measurements of this machine with published ones: ratios of times, and memory.
 
-On hardware other than the claim's, a word only compares the ratio on this hardware with the published ratio.
+On hardware other than the claim's, a result only compares the ratio on this hardware with the published ratio.
 """
 
 from __future__ import annotations
@@ -233,6 +233,6 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Return the word for a comparison without numbers: a result only if the claim's hardware ran out of memory."""
+    """Return the result without numbers: ``not reproduced`` only where the claim's own hardware ran out of memory."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

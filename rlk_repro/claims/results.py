@@ -1,4 +1,4 @@
-"""Define the record of ``claims check``: measurements beside the published numbers, and a word for each row."""
+"""Define the record of ``claims check``: measurements beside the published numbers, and a result for each row."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlk_repro.rundir.operator_results import OperatorStatus
 
 SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
-"""A line of the measuring process begins so; RL-Kernel writes other lines to the same standard output."""
+"""Each line of the measuring process begins with this text; RL-Kernel prints other lines to the same output."""
 RL_KERNEL: Final = "rl_kernel"
 """The key of RL-Kernel in the description of a process and in the section ``code`` of a manifest."""
 
 
 class Word(StrEnum):
-    """The result for a row.
+    """The result of a row of a claim, or of one comparison.
 
     Attributes:
         PARTLY: each comparison agrees, but some numbers could not be compared.
@@ -96,7 +96,7 @@ MEASUREMENT: Final = TypeAdapter(Measurement)
 class Compared:
     """One comparison in one row, of memory or of ratios of times; ``published`` and ``here`` are in ``unit``.
 
-    ``warm`` is the ratio of a cold comparison without the cold start.
+    For a cold comparison, ``warm`` is the ratio without the cold start.
     """
 
     what: str
@@ -170,7 +170,7 @@ def _rename_keywords(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def join_words(words: Iterable[Word]) -> Word:
-    """Return the word of a row from the words of its comparisons; a failed comparison decides."""
+    """Return a row's result from the results of its comparisons; a comparison that is not reproduced decides."""
     found = set(words)
     if Word.NOT_REPRODUCED in found:
         return Word.NOT_REPRODUCED

@@ -26,7 +26,7 @@ def check_lines(check: ClaimsCheck) -> Iterator[str]:
     counts = check.count()
     yield ", ".join(f"{number} {word}" for word, number in counts.items()) + " (rows)"
     if any(_is_elsewhere(result) for result in check.results):
-        yield "on other hardware, a word is about this machine's ratios and bytes, not about the published hardware"
+        yield "on other hardware, a result is about this machine's ratios and bytes, not about the published hardware"
 
 
 def _list_tools(check: ClaimsCheck) -> Iterator[str]:

@@ -83,9 +83,9 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The state of a submission when it was last asked for; ``reason`` quotes the cluster's own words.
+    """The state of a submission at the last question to its cluster; ``reason`` quotes the cluster's own words.
 
-    ``is_unreachable``: the cluster did not answer, so ask again later.  Otherwise the state ``unknown`` is its answer.
+    ``is_unreachable``: the cluster did not answer, so ask again later.  Else ``unknown`` is the cluster's own answer.
     """
 
     state: JobState
@@ -150,10 +150,10 @@ class Backend(Protocol):
         """Bring the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
 
     def find_bound(self, plan: Plan) -> Bound | None:
-        """Return the upper limit of the plan's job; None where only the trials' own limits bound it."""
+        """Return what the plan's job may use at most; None where only the trials have limits."""
 
     def propose_profile(self, ask: Ask) -> tuple[Proposal, str]:
         """Propose a first profile and name its source; raise EnvironmentMissing where the cluster does not answer."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """Find what in a profile would make the plan's run (without a plan: any run) fail.  No job is queued."""
+        """List the profile's faults that make the plan's run (without a plan: any run) fail.  No job is queued."""

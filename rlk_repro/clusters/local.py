@@ -44,7 +44,7 @@ def available() -> str | None:
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """Render one leading agent.  Only the command names this machine's Python and folders; the file does not.
+    """Render one leading agent.  The command names this machine's Python and folders; the job's file names neither.
 
     Raises:
         SpecError: the stack has only images, or the plan needs several nodes, or another node is asked for.
@@ -99,7 +99,7 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
     if _find_pid(submission, run_dir) is not None:
         return JobStatus(state=JobState.RUNNING)
     if not run_dir.plan.is_file():
-        return JobStatus(state=JobState.UNKNOWN, reason=f"no process {submission.job_id} and no run directory")
+        return JobStatus(state=JobState.UNKNOWN, reason=f"no process {submission.job_id} exists, nor its run directory")
     return _describe_end(run_dir)
 
 
@@ -197,7 +197,7 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 def _find_other_host(submission: Submission) -> str | None:
     host = submission.details.get("host")
-    return None if host in {None, platform.node()} else f"started on {host}, this is {platform.node()}"
+    return None if host in {None, platform.node()} else f"started on {host}, but this machine is {platform.node()}"
 
 
 def _require_this_host(submission: Submission, run_dir: RunDir) -> None:

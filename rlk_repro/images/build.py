@@ -30,7 +30,7 @@ CONTEXT: Final = (
     *("LICENSE", "README.md", "docker", "jobs", "k8s", "manifests", "pyproject.toml", "requirements", "rlk_repro"),
     *("slurm", "tools"),
 )
-"""The files that an image is built from.  `.dockerignore` and the Dockerfiles repeat this list for the engine."""
+"""The files that an image is built from.  `.dockerignore` and the Dockerfiles hold the same list for the builder."""
 ENGINES: Final = ("docker", "buildah", "podman")
 
 
@@ -133,7 +133,7 @@ def _common_arguments(stack: Stack) -> dict[str, str]:
 
 
 def run_build(build: Build) -> None:
-    """Run the build; its output goes to standard error, after the sizes and before the time that it took.
+    """Run the build; standard error shows the sizes, then the build's output, then the time that the build took.
 
     Raises:
         SpecError: this tool's files differ from the commit that the image would name.
@@ -142,8 +142,8 @@ def run_build(build: Build) -> None:
     require_clean()
     if build.locked:
         download, unpacked = map(format_bytes, sum_sizes(build.locked))
-        _say(f"{build.tag}: {len(build.locked)} packages, {download} to download, {unpacked} unpacked; the engine may "
-             "take twice that while it builds")  # fmt: skip
+        _say(f"{build.tag}: {len(build.locked)} packages, {download} to download, {unpacked} unpacked; "
+             f"{build.engine} may take twice the unpacked size while it builds")  # fmt: skip
     started = time.monotonic()
     code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
     if code != 0:
@@ -183,7 +183,7 @@ def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str
 
 
 def _find_engine(name: str | None) -> str:
-    """Return the named engine without a check (a dry run needs none), or else the first engine that works here."""
+    """Return the named container engine unchecked (a dry run needs no engine), or else the first that works here."""
     if name is not None:
         if name not in ENGINES:
             raise SpecError(Problem("--engine", "no such engine", got=name, expected=" or ".join(ENGINES)))
@@ -195,7 +195,7 @@ def _find_engine(name: str | None) -> str:
 
 
 def _is_answering(engine: str) -> bool:
-    """Whether the engine can build: docker's client also needs a daemon, and may be installed without one."""
+    """Whether the container engine can build: docker needs a daemon, which may be absent."""
     return engine != "docker" or proc.run(["docker", "info"], timeout_s=30.0).is_ok
 
 

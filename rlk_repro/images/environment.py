@@ -241,7 +241,7 @@ def _timed(step: str, what: str) -> Iterator[None]:
 def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
     """Run a command with output on standard error; return its exit code, None where it took too long.
 
-    No process of the command outlives this process, not even a compiler, which ninja puts into an own process group.
+    No process of the command outlives this process, not even a compiler that ninja starts in a new process group.
     """
     running = Guarded(["env", f"--chdir={ROOT}", *argv], os.environ | environ, sys.stderr.fileno())
     try:

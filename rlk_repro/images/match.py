@@ -48,7 +48,7 @@ def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) 
 
 
 def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare the labels with the record, because registries and engines show only the labels."""
+    """Compare the labels with the record, because registries and container engines show only the labels."""
     value = record.to_json()
     for label, path in LABELS.items():
         expected = _look_up(value, path)
@@ -121,7 +121,7 @@ def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[
 
 
 def is_recorded(record: ImageRecord | None, name: str, facts: Mapping[str, Any]) -> bool:
-    """Whether the source ``name`` had these facts, its local changes included, when the image was built."""
+    """Whether the image was built from source ``name`` at the commit and with the local changes that ``facts`` give."""
     if record is None:
         return False
     recorded = _mapping(record.code.get(name))

@@ -201,7 +201,7 @@ def _descriptor(value: Mapping[str, Any]) -> Descriptor:
 
 
 def check_blobs(layout: OciLayout, image: OciImage) -> Iterator[Finding]:
-    """Check that every blob of the manifest exists and matches its digest."""
+    """Check that every blob that the image's manifest lists exists and matches its digest."""
     for blob in image.blobs:
         name = blob_name(blob.digest, str(layout.where))
         size = layout.size_bytes(name)

@@ -93,7 +93,7 @@ def _last_line(node: yaml.Node) -> int:
 
 
 def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:
-    """Return the stack's text with the given refs and images; without either, with every base's tag resolved.
+    """Return the stack's text with the given refs and images; without both, with present digests of the bases' tags.
 
     Raises:
         SpecError: the stack does not have the pin or platform.

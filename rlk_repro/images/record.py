@@ -62,7 +62,7 @@ class ImageRecord:
 
     @property
     def gpu_platform(self) -> Platform:
-        """The GPU's platform, for example ``cuda`` of ``cuda-arm64``."""
+        """The first part of ``platform``: ``cuda`` where the platform is ``cuda-arm64``."""
         return Platform(self.platform.partition("-")[0])
 
     def to_json(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def find_runtime(name: str | None) -> Runtime:
             return runtime
     wanted = name or ", ".join(RUNTIMES)
     raise EnvironmentMissing(
-        Problem(wanted, "is not on PATH", hint="or check the image as a file: skopeo copy … oci-archive:FILE")
+        Problem(wanted, "is not on PATH", hint="install it, or check the image's file: skopeo copy … oci-archive:FILE")
     )
 
 
@@ -77,7 +77,7 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
     """Fetch an image by digest; return its name in the runtime, or the path of its file.
 
     Only a complete file gets the name that jobs expect.  A second pull continues an interrupted one, because
-    engines and caches keep the layers that they have.
+    container engines and caches keep complete layers.
 
     Raises:
         CheckFailed: the runtime failed; the error quotes it.
@@ -109,7 +109,7 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
     done = proc.run([*runtime.run(what), "cat", PROVENANCE], timeout_s=ASK_TIMEOUT_S)
     if not done.is_ok:
         if "No such file" in done.stderr and PROVENANCE in done.stderr:
-            return [Finding(Level.BLOCKING, PROVENANCE, "the record of an image that rlk-repro built", "no such file")]
+            return [Finding(Level.BLOCKING, PROVENANCE, "the record that rlk-repro builds into an image", "missing")]
         raise EnvironmentMissing(Problem(f"{runtime.name} run {what}", done.last_words[:300]))
     try:
         record = parse_record(done.stdout.encode())

@@ -162,7 +162,7 @@ def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Return the values of one field in an operator's decisions; empty where no version has the field."""
+    """Return the values of one field of (implementation, version) pairs; empty where no version has the field."""
     if field == IMPLEMENTATION:
         return frozenset(name for name, _ in resolved)
     found = (match[field] for _, version in resolved if (match := _VERSION.fullmatch(version)))

@@ -132,7 +132,7 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of every key that a dump leaves out: keys that were added later and have their default."""
+    """Yield path and value of each key that a plan's file omits: it was added later and has its default."""
     dumped = dump_model(model)
     for name in type(model).model_fields:
         value = getattr(model, name)

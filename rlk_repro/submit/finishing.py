@@ -158,7 +158,7 @@ def _read_end(log: Path) -> tuple[str, ...]:
 
 
 def _find_output(launched: Launched) -> Path:
-    """Return the file of what a job printed outside the agent's log: the batch script's, if there is a script."""
+    """Return the file with what the job printed: the output of its batch script, or else the agent's output."""
     by_script = launched.run_dir.job_output(launched.submission.job_id.partition(";")[0])
     return by_script if by_script.is_file() else launched.run_dir.agent_output
 

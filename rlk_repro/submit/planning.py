@@ -114,7 +114,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
-    """Return the hardware's name, and in a dry run a remark where neither flag nor profile names a suitable one.
+    """Return the hardware's name; in a dry run, choose one, with a remark, where flag and profile name none that fits.
 
     Raises:
         SpecError: no hardware is named, and a job is to be sent.
@@ -125,7 +125,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
     is_open = request.hardware is None and (name is None or is_shipped_local)
     if request.is_dry_run and is_open and name not in run.layouts:
         name = next(iter(run.layouts))
-        return name, (f"no --hardware given: shown for {name}",)
+        return name, (f"no --hardware given: the plan is shown for {name}",)
     if name is None:
         choices = sorted(run.layouts)
         hint = f"add --hardware {choices[0]}, or set hardware in the profile"
@@ -171,7 +171,7 @@ def _find_profile(request: Request, run: Run) -> _Found:
         raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
     hardware = request.hardware or next(iter(run.layouts))
     name = f"generic-{hardware}"
-    remark = f"{reason}: shown with the shipped profile {name}, whose paths are examples"
+    remark = f"{reason}: the job uses the shipped profile {name}, whose paths are examples"
     return _Found(profile=resolve_profile(name, cluster, overrides), remarks=(remark,))
 
 
@@ -221,7 +221,7 @@ def _missing_profile(cluster: str) -> SpecError:
 def render(
     plan: Plan, inputs: AuthorFiles | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()
 ) -> Prepared:
-    """Render a plan for its cluster; the only impure part is a new run id where no directory is given.
+    """Render a plan for its cluster; where no directory is given, choose a new run id.
 
     Raises:
         SpecError: the trainer or the cluster cannot run this plan.

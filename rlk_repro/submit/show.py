@@ -251,7 +251,8 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
             return "none: faster or slower needs 3 sessions of 6 blocks, and 0 or at least 6 control blocks in all"
         return (
             f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
-            f"spread by {measure.expected_block_sd_pct:g} % (a verdict needs over {measure.smallest_effect_pct:g} %)"
+            f"spread by {measure.expected_block_sd_pct:g} % (the verdict faster needs a change of over "
+            f"{measure.smallest_effect_pct:g} %)"
         )
     if summary["num_pairs"] < 6:
         return f"none: {summary['num_pairs']} pairs can never show faster or slower (6 are needed)"
@@ -263,5 +264,6 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         )
     return (
         f"{effect * 100:.1f} % of step time, reliably detected by {summary['num_pairs']} pairs if pair effects "
-        f"spread by {measure.expected_pair_sd_pct:g} % (a verdict needs over {measure.smallest_effect_pct:g} %)"
+        f"spread by {measure.expected_pair_sd_pct:g} % (the verdict faster needs a change of over "
+        f"{measure.smallest_effect_pct:g} %)"
     )

@@ -214,7 +214,7 @@ def test_other_hardware_is_named_and_refutes_nothing() -> None:
     assert "  here:      NVIDIA H200, other hardware" in lines
     assert lines[-2:] == [
         "0 reproduced, 0 reproduced in part, 1 not reproduced, 0 arithmetic only, 0 not runnable here (rows)",
-        "on other hardware, a word is about this machine's ratios and bytes, not about the published hardware",
+        "on other hardware, a result is about this machine's ratios and bytes, not about the published hardware",
     ]
 
 

@@ -21,7 +21,7 @@ def test_a_dry_run_away_from_the_cluster_shows_a_generic_profile_and_says_so(cal
     code, out, err = call("submit", "--cluster", cluster, "--run", "qwen3-30b-a3b", *stack, "--dry-run")
     assert code == 0, err
     assert (
-        f"this machine has no {client} to ask: shown with the shipped profile generic-h200, whose paths are examples"
+        f"this machine has no {client} to ask: the job uses the shipped profile generic-h200, whose paths are examples"
         in err
     )
     assert f"where            {cluster} · profile generic-h200 · NVIDIA H200" in out

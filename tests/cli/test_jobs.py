@@ -156,7 +156,7 @@ def test_commands_do_not_touch_a_run_of_another_host(call: Call, command: tuple[
     run_dir = make_submitted(dataclasses.replace(GONE, details={"host": "elsewhere"}))
     code, out, err = call(*command)
     assert (code, out) == (3, "")
-    assert "started on elsewhere, this is " in err
+    assert "started on elsewhere, but this machine is " in err
     assert not run_dir.bundle.exists()
 
 

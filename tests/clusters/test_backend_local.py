@@ -154,7 +154,7 @@ def test_a_copied_directory_leaves_the_originals_agent_alone_and_a_moved_one_kee
 def test_another_host_does_not_guess_and_does_not_touch(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     submission = Submission(cluster="local", job_id="1:1", submitted_at="", details={"host": "elsewhere"})
-    reason = f"started on elsewhere, this is {platform.node()}"
+    reason = f"started on elsewhere, but this machine is {platform.node()}"
     assert local.poll(submission, run_dir) == JobStatus(state=JobState.UNKNOWN, reason=reason)
     for ask in (local.cancel, local.collect):
         with pytest.raises(EnvironmentMissing) as caught:

@@ -163,7 +163,7 @@ def test_nodes_that_are_asked_for_are_terms_of_their_own() -> None:
     rule = template(item)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     fields = [term["matchFields"][0]["values"] for term in rule["nodeSelectorTerms"]]
     assert fields == [["n1"]] * 3 + [["n2"]] * 3
-    with pytest.raises(SpecError, match="differs from the layout's number of nodes"):
+    with pytest.raises(SpecError, match="names more or fewer nodes than the layout"):
         render_objects(plan, run_dir_of(plan), nodes=("n1",))
 
 

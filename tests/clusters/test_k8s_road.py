@@ -503,7 +503,7 @@ def test_a_claim_that_cannot_be_written_is_a_failure_with_a_reason(server: Clust
     launched = submit(tmp_path, kind="job")
     status = wait_for_end(launched)
     assert status.state is JobState.FAILED
-    assert "ended with 3: " in status.reason
+    assert "ended with code 3: " in status.reason
     assert "cannot be written (Not a directory)" in status.reason
     BACKEND.cancel(launched.submission, launched.run_dir)
 

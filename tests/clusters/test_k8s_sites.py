@@ -236,7 +236,7 @@ def test_every_reason_is_explained(reason: str) -> None:
 def test_the_last_two_lines_of_an_agent_are_told_apart() -> None:
     message = "rlk-repro: one\ngpu.devices: none\n  hint: another node\n"
     ended = pod(containerStatuses=[{"state": {"terminated": {"reason": "Error", "exitCode": 3, "message": message}}}])
-    assert judge(JOB, [ended]).reason.endswith(" ended with 3: gpu.devices: none; hint: another node")
+    assert judge(JOB, [ended]).reason.endswith(" ended with code 3: gpu.devices: none; hint: another node")
 
 
 def test_an_event_gives_the_reason_where_pod_and_job_give_none() -> None:

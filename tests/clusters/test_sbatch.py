@@ -424,7 +424,7 @@ def test_requests_that_slurm_cannot_take_are_refused() -> None:
     )
     assert (
         refusal_of(plan, nodes=["a", "b"])
-        == "--same-nodes: differs from the layout's number of nodes, got 2, expected 1"
+        == "--same-nodes: names more or fewer nodes than the layout, got 2, expected 1"
     )
     assert (
         refusal_of(plan, nodes=["n[1-2]"])

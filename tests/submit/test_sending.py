@@ -98,7 +98,7 @@ def test_a_run_that_may_still_run_on_another_host_is_not_resumed() -> None:
     with pytest.raises(EnvironmentMissing) as caught:
         sending.prepare_resume(run_dir.run_id)
     assert str(caught.value) == (
-        f"{run_dir.run_id}: may still be running (started on elsewhere, this is {platform.node()}), "
+        f"{run_dir.run_id}: may still be running (started on elsewhere, but this machine is {platform.node()}), "
         "expected a run that has ended"
     )
 

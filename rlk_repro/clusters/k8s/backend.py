@@ -47,7 +47,7 @@ IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    """Return why kubectl cannot be used on this machine, or None.  No cluster is asked: only a profile names it."""
+    """Return why kubectl cannot be used on this machine, or None.  No cluster is asked: only a profile names one."""
     return kubectl.find_obstacle()
 
 
@@ -161,7 +161,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 
 def find_bound(plan: Plan) -> Bound | None:
-    """Return the upper limit of the job.  A pod has exactly the GPUs that it asks for."""
+    """Return what the plan's job may use at most.  A pod has only the GPUs that the layout uses."""
     return Bound(time_min=time_limit_min(plan), gpus_per_node=plan.layout.gpus_per_node)
 
 
@@ -249,7 +249,7 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
     """Judge a job that is absent: a user deleted it, its time to live ended, or ``collect`` removed it."""
     if not run_dir.plan.is_file():
-        return JobStatus(state=JobState.UNKNOWN, reason=f"no {sent.kind} {sent.name} and no run directory")
+        return JobStatus(state=JobState.UNKNOWN, reason=f"no {sent.kind} {sent.name} exists, nor its run directory")
     facts, last = _recall(run_dir), read_last_word(run_dir)
     if facts is not None and facts.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)

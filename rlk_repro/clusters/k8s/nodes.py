@@ -57,7 +57,7 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
         yield Problem(f"{where}.compute_domain", "this hardware has no compute domains", got=True, expected="false")
     if nodes and len(nodes) != plan.layout.num_nodes:
         expected = f"{plan.layout.num_nodes}"
-        yield Problem("--same-nodes", "differs from the layout's number of nodes", got=len(nodes), expected=expected)
+        yield Problem("--same-nodes", "names more or fewer nodes than the layout", got=len(nodes), expected=expected)
 
 
 def _is_partial(resource: str) -> bool:

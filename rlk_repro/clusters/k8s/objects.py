@@ -147,7 +147,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
 
 
 def find_restarts(plan: Plan) -> int:
-    """Return how often evicted pods are replaced: never without a claim, because results are lost with their pod."""
+    """Return how often evicted pods are replaced: never without a results claim, which keeps results."""
     settings = kubernetes_settings(plan)
     return 0 if settings.results.claim is None else settings.restarts
 

@@ -21,7 +21,7 @@ NO_GANG: Final = "two such jobs can each hold half of the nodes that they need, 
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's labels and annotations to the job.  The tool's own values win, because it finds jobs by them."""
+    """Add the site's labels and annotations to the job.  Values of this tool win: it finds jobs by them."""
     metadata = {"metadata": _merge(settings.overlay.metadata, job["metadata"])} if settings.overlay else {}
     return {**job, **metadata}
 

@@ -30,7 +30,7 @@ LOG_BLOCK_BYTES: Final = 4 << 20
 
 
 class LeaderEnded(Unreachable):
-    """The leading pod ended while it handed out the bundle, which is also on the claim."""
+    """The leading pod ended while it sent the bundle, which is also on the results claim."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,14 +61,14 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
                       got=image.reference, expected="a registry and a repository")  # fmt: skip
     for block in ("slurm", "container"):
         if getattr(plan.profile, block) is not None:
-            yield Problem(f"{where}: {block}", "has no meaning in a Kubernetes cluster", expected="kubernetes alone")
+            yield Problem(f"{where}: {block}", "has no meaning in a Kubernetes cluster", expected="only kubernetes")
     wanted = [value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)]
     for name in sorted(set(wanted) - settings.secrets.keys()):
         yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: a pod does not get this shell's variables",
                       expected="secret and key")  # fmt: skip
     if settings.results.claim is None and plan.layout.num_nodes > 1:
         what = "missing: the agents of several nodes share a run directory"
-        expected = "a claim with access mode ReadWriteMany"
+        expected = "a volume claim with access mode ReadWriteMany"
         yield Problem(f"{where}: kubernetes.results.claim", what, expected=expected)
     yield from _find_clashes(settings, wanted, where)
 

@@ -100,7 +100,7 @@ def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
 def judge_kubernetes(
     profile: Profile, site: KubernetesSite, hardware: Mapping[str, Hardware], plan: Plan | None
 ) -> list[Finding]:
-    """Find what in a profile would fail, as far as the cluster's answers show it without a job."""
+    """List the profile's faults that the cluster's answers show; no job is sent."""
     settings = profile.kubernetes or KubernetesSettings()
     model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
     num_nodes = 1 if plan is None else plan.layout.num_nodes
@@ -139,7 +139,7 @@ def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iter
         yield Finding(Level.BLOCKING, "kubernetes.queue", menu, settings.queue)
     elif settings.queue is None and site.queues:
         menu = f"one of {', '.join(site.queues)}"
-        yield Finding(Level.WARNING, "kubernetes.queue", menu, "not set: jobs may wait, or not be counted")
+        yield Finding(Level.WARNING, "kubernetes.queue", menu, "not set: the queues may hold or ignore such jobs")
 
 
 def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes: int) -> Iterator[Finding]:

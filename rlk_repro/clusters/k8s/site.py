@@ -144,7 +144,7 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
 def _find_denied(place: Target, operators: Collection[str]) -> Iterator[Permission]:
     """Find the permissions that this user does not have, in one call of kubectl, because kubectl starts slowly.
 
-    ``--validate=false`` is needed, because to check fields kubectl would read all CRDs, which few users may do.
+    Without ``--validate=false``, kubectl would read all CRDs to check fields, and few users may read CRDs.
     """
     kinds = [kind for kind in KINDS if kind not in OPERATORS or kind in operators]
     wanted = [*list_permissions(kinds, has_domain="compute_domain" in operators)]

@@ -147,7 +147,7 @@ def find_latest(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a sort key, oldest pod first: the creation time in whole seconds, then whether the pod has not ended."""
+    """Return a sort key, oldest pod first: by creation time in whole seconds; of equal times, an ended pod is older."""
     has_ended = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
     return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not has_ended
 
@@ -188,7 +188,7 @@ def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
             if reason and reason not in _NOT_A_REASON:
                 yield _explain(found)
             elif found.get("exitCode"):
-                ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with {found['exitCode']}"
+                ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with code {found['exitCode']}"
                 # an error of this tool ends with the problem and the next step
                 last = str(found.get("message", "")).splitlines()[-2:]
                 words = "; ".join(" ".join(line.split()) for line in last)

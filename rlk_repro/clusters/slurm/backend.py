@@ -87,7 +87,7 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """Ask Slurm's queue once for all jobs, and its accounting for forgotten jobs whose agent left no report."""
+    """Ask Slurm's queue once for all jobs; ask the accounting for jobs that are neither there nor reported ended."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
         job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
@@ -157,7 +157,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 
 def find_bound(plan: Plan) -> Bound | None:
-    """Return the upper limit of the plan's job.  A Slurm job has its nodes to itself."""
+    """Return what the plan's job may use at most.  A Slurm job has all GPUs of its nodes."""
     gpus = plan.hardware.gpus_per_node
     return Bound(time_min=time_limit_min(plan), gpus_per_node=gpus, num_jobs=find_max_jobs(plan))
 
@@ -241,7 +241,7 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
                 state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, but this is cluster {elsewhere}"
             )
         if not run_dir.plan.is_file():
-            return JobStatus(state=JobState.UNKNOWN, reason=f"no job {submission.job_id} and no run directory")
+            return JobStatus(state=JobState.UNKNOWN, reason=f"no job {submission.job_id} exists, nor its run directory")
         return _judge_end(run_dir, JobState.FAILED, f"Slurm no longer knows job {submission.job_id}")
     match facts.state:
         case JobState.PENDING:

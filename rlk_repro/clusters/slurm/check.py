@@ -30,7 +30,7 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find what in a profile would make the plan's run (without a plan: any run on one node) fail.
+    """List the profile's faults that make the plan's run (without a plan: any run on one node) fail.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.
@@ -66,7 +66,7 @@ def look_around(profile: Profile) -> UserHere:
 
 
 def find_bare_python(settings: ContainerSettings) -> str | None:
-    """Return the nodes' interpreter if this machine has it too and it cannot import rlk_repro as the job would."""
+    """Return the Python that the profile names for the nodes if that Python, run here, cannot import rlk_repro."""
     python = host_python(settings)
     if python is None or shutil.which(python) is None:
         return None

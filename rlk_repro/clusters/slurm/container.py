@@ -114,9 +114,9 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
 
 
 def list_fabric(plan: Plan) -> tuple[str, ...]:
-    """List devices of the network between nodes and, in one NVLink domain, of the memory that they share (IMEX).
+    """List the devices of the network between nodes and, in an NVLink domain, of memory that nodes share (IMEX).
 
-    The script passes on those that the node has.
+    The job's script mounts the devices that exist on the node.
     """
     if plan.layout.num_nodes == 1:
         return ()

@@ -1,4 +1,4 @@
-"""Find what would fail with a profile on a Slurm cluster, and why, from facts of the cluster and of this machine."""
+"""List the faults of a profile for Slurm, from facts of the cluster and of this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UserHere:
 def judge_profile(
     profile: Profile, site: SlurmSite, here: UserHere, needs: Needs, hardware: Mapping[str, Hardware]
 ) -> list[Finding]:
-    """Find what in a profile would fail, as far as the facts show it without a job."""
+    """List the profile's faults that the facts show; no job is sent."""
     settings = profile.slurm or SlurmSettings()
     pools = site.pools_of(settings.partition)
     return [

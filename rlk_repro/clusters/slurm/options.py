@@ -61,7 +61,7 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
         )
     if nodes and len(nodes) != plan.layout.num_nodes:
         expected = f"{plan.layout.num_nodes}"
-        yield Problem("--same-nodes", "differs from the layout's number of nodes", got=len(nodes), expected=expected)
+        yield Problem("--same-nodes", "names more or fewer nodes than the layout", got=len(nodes), expected=expected)
     for name in nodes:
         if _NODE.fullmatch(name) is None:
             yield Problem("--same-nodes", "is not a node name", got=name, expected="one name per node")
@@ -122,6 +122,6 @@ def list_secrets(plan: Plan) -> list[str]:
 
 
 def _make_comment(plan: Plan, run_dir: RunDir) -> str:
-    """Make a comment of one line for any folder name.  Accounting shows it, and no program reads it."""
+    """Make the job's comment, one line for any folder name.  Accounting shows the comment; no program reads it."""
     run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
     return f"rlk-repro {run_id} plan {plan.plan_hash[:_SHORT_HASH]}"

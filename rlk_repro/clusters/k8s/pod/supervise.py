@@ -120,7 +120,7 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
 def wait_for_end(run_dir: RunDir, environ: Mapping[str, str]) -> int:
     """Run the entrypoint of a RayJob: wait, and return the exit code of the leading pod's agent.
 
-    The end of another pod does not count: a pod that ran before a suspension may have left its end on the claim.
+    The end of another pod does not count: a pod from before a suspension may have left its end in the run directory.
     """
     own = environ.get(UID_VARIABLE, "")
     while True:
@@ -220,7 +220,7 @@ def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) ->
     while (roster := gathering.look()) is None:
         notes.write(waits_for=f"{gathering.num_missing} of {duty.num_nodes} pods")
         if time.monotonic() >= until:
-            raise EnvironmentMissing(Problem("pods", f"{gathering.num_missing} did not join within {GATHER_S:g} s",
+            raise EnvironmentMissing(Problem("pods", f"{gathering.num_missing} pods did not join within {GATHER_S:g} s",
                                              expected=f"{duty.num_nodes}"))  # fmt: skip
         if stop.wait(LOOK_S):
             return None
@@ -246,7 +246,7 @@ def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
 
 
 def _hold(duty: Duty, stop: Stop) -> None:
-    """Wait until the logs are read and the bundle is collected: without a claim it is lost with the pod."""
+    """Wait until the logs are read and the bundle is collected; without a results claim, both are lost with the pod."""
     if duty.hold_s:
         stop.wait(duty.hold_s)
     until = time.monotonic() + LAST_LINES_S
