@@ -156,4 +156,4 @@ class Backend(Protocol):
         """Propose a first profile and name its source; raise EnvironmentMissing where the cluster does not answer."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """List the profile's faults that make the plan's run (without a plan: any run) fail.  No job is queued."""
+        """Find values of a profile with which the plan's run (without a plan: any run) would fail; queue no job."""

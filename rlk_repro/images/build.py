@@ -30,7 +30,7 @@ CONTEXT: Final = (
     *("LICENSE", "README.md", "docker", "jobs", "k8s", "manifests", "pyproject.toml", "requirements", "rlk_repro"),
     *("slurm", "tools"),
 )
-"""The files that an image is built from.  `.dockerignore` and the Dockerfiles hold the same list for the builder."""
+"""The files that an image is built from.  `.dockerignore` and the Dockerfiles hold the same list."""
 ENGINES: Final = ("docker", "buildah", "podman")
 
 

@@ -22,7 +22,7 @@ SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
-"""The GPUs for which RL-Kernel's extension has machine code: GB200, A100, H200, and H200's own instructions."""
+"""The GPUs for which RL-Kernel's extension has machine code: GB200, A100, H200, and H200's extra instructions."""
 
 _LOGP_OPERATORS: Final = ("logp", "linear_logp")
 SYMBOLS: Final = {
@@ -37,7 +37,7 @@ SYMBOLS: Final = {
         )
     )
 }
-"""Functions that RL-Kernel's extension must have.  On ROCm the pinned commit has none; its operators use Triton."""
+"""Functions that RL-Kernel's extension must have.  The pinned commit's ROCm operators use Triton and need none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,7 @@ def compare_analyses(
 
 
 def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
-    """Return the level of results with identical numbers, and why; the reason mentions speed, which decides nothing."""
+    """Return the level of results with identical numbers, and why; the reason also mentions speed."""
     speed = _compare_speed(recorded, new)
     text = "losses and rewards are identical, step by step"
     return Match.BITWISE, text if speed is None else f"{text}; {speed[1]}"
@@ -244,7 +244,7 @@ def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
-    """Yield lines on both machines' speed and noise, which no level depends on: a replay must reproduce the effect."""
+    """Yield lines on both machines' speed and noise; the level depends on the effect and not on these values."""
     old, now = (_baseline_step_time_s(analysis) for analysis in (recorded, new))
     if old and now:
         yield f"baseline step time: recorded {format_number(old)} s, now {format_number(now)} s (mean of trial medians)"

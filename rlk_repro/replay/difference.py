@@ -18,7 +18,7 @@ BANDWIDTH_TOLERANCE: Final = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class RatioDifference:
-    """The difference of two log ratios, later minus earlier, with standard error; ``n`` is the larger pair count."""
+    """The difference of two log ratios, later minus earlier, with standard error; ``n`` is the larger sample size."""
 
     estimate: float
     error: float

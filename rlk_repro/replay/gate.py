@@ -59,7 +59,7 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
 
 
 def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Sequence[str] = ()) -> DiffGate:
-    """Decide the gate for two results of one experiment; ``margin`` is a fraction; any of ``obstacles`` closes it."""
+    """Decide the gate for two results of one experiment; ``margin`` is a fraction; an obstacle closes the gate."""
     if obstacles:
         is_open, text = False, f"the results cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
     else:

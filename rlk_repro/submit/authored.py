@@ -48,7 +48,7 @@ def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
 
 
 def describe_rule_changes(plan: Plan) -> str:
-    """Describe how the plan's rules differ from the shipped run of that name; the text is empty if they do not.
+    """Describe how a plan's rules differ from those of the shipped run with the same name; empty without a difference.
 
     A run that is not shipped is compared with the default rules of judging.
     """

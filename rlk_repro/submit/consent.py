@@ -53,7 +53,7 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "variants", "; ".join(f"{name}: {_join(env)}" for name, env in sides.items())
     brought = get_workload(run.workload.kind).find_brought(plan)
     yield from brought.sources.items()
-    yield "environment", _join(brought.env) + (", and what this shell has" if plan.cluster == "local" else "")
+    yield "environment", _join(brought.env) + (", and all variables of this shell" if plan.cluster == "local" else "")
     code = _list_code(plan)
     yield (
         "named code",

@@ -51,7 +51,7 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
     if device is not None and (
         "/" not in device or device == resource or device.endswith("/gpu") or _is_partial(device)
     ):
-        what = "is not an RDMA device, and other devices need no IPC_LOCK"
+        what = "is not an RDMA device; pods get IPC_LOCK for RDMA only"
         yield Problem(f"{where}.rdma.resource", what, got=device, expected="an RDMA device, such as rdma/ib")
     if settings.compute_domain and plan.hardware.platform != "cuda":
         yield Problem(f"{where}.compute_domain", "this hardware has no compute domains", got=True, expected="false")

@@ -21,7 +21,7 @@ NO_GANG: Final = "two such jobs can each hold half of the nodes that they need, 
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's labels and annotations to the job.  Values of this tool win: it finds jobs by them."""
+    """Add the site's labels and annotations to the job.  The tool's own values win: they identify the job."""
     metadata = {"metadata": _merge(settings.overlay.metadata, job["metadata"])} if settings.overlay else {}
     return {**job, **metadata}
 
@@ -73,7 +73,7 @@ def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     if num_nodes > 1 and not has_gang(settings):
         yield f"{num_nodes} nodes, and gang scheduling is waived: {NO_GANG}"
     elif num_nodes > 1 and settings.kind == "job" and settings.gang == "required" and not _has_group(settings):
-        yield f"schedulerName alone may start each pod of a Job by itself, and the overlay names no group: {NO_GANG}"
+        yield f"the overlay names no group, so its scheduler may start the pods of a Job one by one: {NO_GANG}"
     if overlay is not None:
         paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]
         yield f"the profile's overlay is merged unchanged and not checked: {', '.join(paths)}"

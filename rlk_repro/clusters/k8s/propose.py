@@ -67,7 +67,7 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
     if site.queues:
         values["queue"] = ask("Which queue?", site.queues, site.queues[0])
     elif shared:
-        remarks.append("queue: the namespace has none; a run of several nodes needs a queue, a gang scheduler in "
+        remarks.append("queue: the namespace has no queue; a run of several nodes needs one, a gang scheduler in "
                        "overlay.pod_spec.schedulerName, or gang: waived")  # fmt: skip
     if site.security == "restricted":
         values["run_as"] = {"user": 1000, "group": 1000}
@@ -100,7 +100,7 @@ def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
 def judge_kubernetes(
     profile: Profile, site: KubernetesSite, hardware: Mapping[str, Hardware], plan: Plan | None
 ) -> list[Finding]:
-    """List the profile's faults that the cluster's answers show; no job is sent."""
+    """Find the faults of a profile that the cluster's answers show without a job."""
     settings = profile.kubernetes or KubernetesSettings()
     model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
     num_nodes = 1 if plan is None else plan.layout.num_nodes

@@ -30,7 +30,7 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """List the profile's faults that make the plan's run (without a plan: any run on one node) fail.
+    """Find values of a profile with which the plan's run (without a plan: any run on one node) would fail.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.

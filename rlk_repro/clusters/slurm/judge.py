@@ -1,4 +1,4 @@
-"""List the faults of a profile for Slurm, from facts of the cluster and of this machine."""
+"""Find the faults of a profile for Slurm, from facts of the cluster and of this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UserHere:
 def judge_profile(
     profile: Profile, site: SlurmSite, here: UserHere, needs: Needs, hardware: Mapping[str, Hardware]
 ) -> list[Finding]:
-    """List the profile's faults that the facts show; no job is sent."""
+    """Find the faults of a profile that the facts show without a job."""
     settings = profile.slurm or SlurmSettings()
     pools = site.pools_of(settings.partition)
     return [

@@ -71,7 +71,7 @@ def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def _escape_folder(folder: str) -> str:
-    """Escape a file name for Slurm: write ``%%`` for ``%``, or double the backslashes if there are any."""
+    """Escape a path for Slurm: double its backslashes, which switch ``%`` off; without backslashes, double ``%``."""
     return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
 
 
