@@ -36,7 +36,7 @@ TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
 """GPU architectures, written as the argument of ``docker/Dockerfile.locked``."""
 SBOM_LOCK: Final = FOLDER / "sbom.txt"
-"""The lock of the tool that lists an environment's packages (SBOM)."""
+"""The lock file of the tool that lists an environment's packages (SBOM)."""
 PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 
 

@@ -1,4 +1,4 @@
-"""Read the lock of a stack's packages for one platform: a wheel each, with name, version, hash and size, but no URL."""
+"""Read a stack's lock file for one platform: each line gives one wheel by name, version, hash and size, without URL."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes
         level = Level.BLOCKING if num_nodes > 1 else Level.WARNING
         yield Finding(level, where, "a claim", "not set: results are lost with their pod")
     elif name not in claims:
-        menu = f"one of {', '.join(claims)}" if claims else "a claim in the namespace, which has none"
+        menu = f"one of {', '.join(claims)}" if claims else "a volume claim; the namespace has none"
         yield Finding(Level.BLOCKING, where, menu, name)
     elif num_nodes > 1 and not claims[name].modes & SHARED:
         yield Finding(Level.BLOCKING, where, "ReadWriteMany, for several nodes", ", ".join(sorted(claims[name].modes)))
