@@ -26,7 +26,7 @@ MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
 """Largest size in bytes of a file that lists many files, such as ``SHA256SUMS`` or ``prepared.json``."""
 MAX_ANALYSIS_BYTES: Final = 64 << 20
-"""Largest size in bytes of an analysis: large, because numbers in memory are little larger than their text."""
+"""Largest size in bytes of an analysis, which holds mostly numbers; in memory these are little larger than as text."""
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20

@@ -114,7 +114,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine; log-probs and layers also by case, such as ``alone`` (no batch).
+    """The record of one rank, by step and engine; log-probs and layers also by case: ``alone`` or in a batch.
 
     ``num_dropped`` counts the lines that could not be read.
     """

@@ -86,7 +86,7 @@ def find_changed_files(distribution: metadata.Distribution, module: str) -> list
     """List the files of ``module`` that differ from those that pip installed, with their present digests, sorted."""
     recorded = list(_recorded_files(distribution, module))
     if not recorded:
-        return Unknown("pip recorded no files of it")
+        return Unknown("pip recorded no files of this package")
     return sorted(f"{file} {found}" for file, expected, found in recorded if expected != found)
 
 

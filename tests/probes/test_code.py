@@ -175,7 +175,7 @@ def test_pips_record_of_a_commit_counts_without_a_checkout(tmp_path, monkeypatch
     )
     facts = code.probe_source(VIME, {}, {"vime": "unused"})
     assert (facts["version"], facts["source"], facts["commit"]) == ("0.3", "installed", "c0ffee")
-    assert facts["is_dirty"] == Unknown("pip recorded no files of it")
+    assert facts["is_dirty"] == Unknown("pip recorded no files of this package")
     assert code.probe_packages()["vime"] == "0.3"
     assert "vime" not in sys.modules
 
