@@ -197,12 +197,12 @@ class Plan:
 
     @property
     def all_limits_min(self) -> float:
-        """The sum of the limits of all trials or sessions and of the live runs that store rollouts."""
+        """The sum of the time limits of all trials or sessions and of the live runs that store rollouts."""
         return len(self.trials) * self.time_limit_min + self.num_stores * self.storing_limit_min
 
     @property
     def group_limit_min(self) -> float:
-        """The limit of one pair of trials or one session, which always run in one allocation."""
+        """The time limit of one pair of trials or one session, which always run in one allocation."""
         return max(map(len, self.groups().values())) * self.time_limit_min
 
     def to_json(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def make_schedule(measure: Measure, seed: int) -> Schedule:
 
 
 def _draw_orders(seed: int, count: int, kind: str) -> list[str]:
-    """Draw each block's order: equally many ABBA and BAAB, or one more of either; all arrangements are equally likely."""
+    """Draw each block's order: equally many ABBA and BAAB, or one more of either; every arrangement is as likely."""
     digests = [hashlib.sha256(f"{seed} {kind} {number}".encode()).digest() for number in range(count + 1)]
     first = digests.pop()[0] % 2
     orders = [""] * count

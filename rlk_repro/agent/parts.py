@@ -48,7 +48,7 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Return an agent's place.  Each node name must be a valid folder name.  For one node, an id is made.
+    """Return an agent's place.  Each node name must be a valid folder name.  For one node, ``allocation`` may be None.
 
     Raises:
         SpecError: a name is impossible, the node is not among the nodes, or several nodes have no allocation.

@@ -91,7 +91,7 @@ def run_trial(
 ) -> Outcome:
     """Run one trial in its new folder.  The exit record is written last, as a whole.
 
-    ``service_env`` holds what only this allocation knows, such as addresses; it is not recorded.
+    ``service_env`` holds variables of this allocation alone, such as addresses; these variables are not recorded.
 
     Raises:
         SpecError: a variable of ``from_env`` is not set.

@@ -78,7 +78,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     if hidden:
         where = f"profile {plan.profile.profile}: env.PYTHONPATH"
         raise SpecError(
-            *(Problem(where, f"hides {FLAGS[source]}", expected=f"only one of them, or no {source.variable}")
+            *(Problem(where, f"hides {FLAGS[source]}", expected=f"only one of env.PYTHONPATH and {source.variable}")
               for source in hidden)
         )  # fmt: skip
     own = set() if plan.run.rl_kernel.commits is None else {RL_KERNEL.module}

@@ -30,7 +30,7 @@ class _RedirectRefused(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The limits of one download.  ``asked`` is the user's address; ``what`` is its name; ``limit`` is in bytes."""
+    """The limits of a download: ``asked`` is the user's address, ``what`` a name for messages, ``limit`` in bytes."""
 
     asked: str
     what: str

@@ -1,8 +1,8 @@
 """Ask git about a folder: its commit, and whether the files are those of the commit.
 
-A checkout is not trusted: its configuration, attributes and hooks can name programs.  So git never works in it.  Git
-works in an empty repository that borrows the checkout's objects; there it only lists the commit's files and those that
-are not ignored.  This module hashes the files.  The checkout's own configuration is never read.
+A checkout is not trusted: its configuration, attributes and hooks can name programs.  So git never runs in the
+checkout.  Git runs in an empty repository that reads the checkout's objects, and only lists files: those of the commit
+and other files that git does not ignore.  This module hashes the files.  The checkout's own configuration is never read.
 
 An unpacked archive has no commit, but git's hash of its files can be computed.
 

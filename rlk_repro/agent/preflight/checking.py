@@ -2,7 +2,7 @@
 levels.
 
 The checks judge hardware by the node's manifest, so preflight and bundle use the same facts.  This module has the
-checks that every job needs.  ``rlk_repro.agent.preflight.checks`` has those whose level a site may change.
+checks that every job needs; ``rlk_repro.agent.preflight.checks`` has the checks whose level a site may change.
 """
 
 from __future__ import annotations
