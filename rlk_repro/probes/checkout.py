@@ -2,7 +2,7 @@
 
 A checkout is not trusted: its configuration, attributes and hooks can name programs.  So git never runs in the
 checkout.  Git runs in an empty repository that reads the checkout's objects, and only lists files: those of the commit
-and other files that git does not ignore.  This module hashes the files.  The checkout's own configuration is never read.
+and other files that git does not ignore.  This module hashes the files.  Nothing reads the checkout's configuration.
 
 An unpacked archive has no commit, but git's hash of its files can be computed.
 

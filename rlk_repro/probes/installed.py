@@ -20,7 +20,7 @@ from rlk_repro.base.files import sha256_bytes
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 BUILD_RECORD: Final = "rlk_repro_build.json"
-"""File name of the build record in pip's folder ``.dist-info``.  Pip's list RECORD has this file, so pip removes the file."""
+"""File name of the build record in pip's folder ``.dist-info``.  Pip's list RECORD has the file, so pip removes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,4 +96,5 @@ def test_a_profile_that_hides_the_checkouts_is_refused(call, tmp_path: Path) -> 
     profile.write_text("profile: site\ncluster: local\nhardware: cpu\nenv: {PYTHONPATH: /shared/vime}\n")
     code, _, err = call("submit", "--run", "module-smoke", "--profile", str(profile), "--vime-src", str(tmp_path / "a"))
     assert code == 2
-    assert "rlk-repro: profile site: env.PYTHONPATH: hides --vime-src, expected only one of env.PYTHONPATH and VIME_SRC" in err
+    said = "env.PYTHONPATH: hides --vime-src, expected only one of env.PYTHONPATH and VIME_SRC"
+    assert f"rlk-repro: profile site: {said}" in err
