@@ -35,7 +35,7 @@ VERDICT_TONES: Final = {
 AGREEMENT_WORDS: Final = {
     CheckWord.PASS: "engines agree within the contract",
     CheckWord.FAIL: "engines differ beyond the contract",
-    CheckWord.NOT_MEASURED: "agreement not measured",
+    CheckWord.NOT_MEASURED: "agreement not shown",
 }
 MEMORY: Final = {
     MemoryWord.SMALLER: ", and less memory",
@@ -179,10 +179,10 @@ def describe_ground(analysis: Analysis) -> str:
 def suggest_next(view: View, bundle: str) -> str:
     """Return the command to run next, such as a larger run that would decide, or a check of the bundle."""
     analysis, word = view.analysis, view.analysis.verdict.word
-    if did_not_run(analysis):
-        return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
     if analysis.checks:
         return f"rlk-repro agreement {bundle}"
+    if did_not_run(analysis):
+        return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
     if word is VerdictWord.NOT_COMPARABLE:
         return f"rlk-repro report {bundle} --summary  # the gates that failed, with their figures"
     if word is VerdictWord.INCONCLUSIVE and (number := _count_deciding(analysis)) is not None:
@@ -214,7 +214,7 @@ def describe_publishing(view: View) -> str:
 def list_suspects(view: View) -> str:
     """Return the findings that could explain the spread of an inconclusive result, such as a busy host."""
     analysis = view.analysis
-    if analysis.verdict.word is not VerdictWord.INCONCLUSIVE:
+    if analysis.verdict.word is not VerdictWord.INCONCLUSIVE or analysis.checks:
         return ""
     suspects: dict[str, str] = {}
     for item in (*analysis.findings, *view.context.findings):

@@ -6,6 +6,7 @@ Every number comes from the ``Analysis``, except the sensitivity, which ``rlk_re
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from rlk_repro.analysis.memory import judge_memory
@@ -55,8 +56,15 @@ def find_commit(analysis: Analysis, name: str) -> str:
 
 
 def describe_headline(analysis: Analysis) -> str:
-    """Return the headline without the verdict's word."""
+    """Return the headline without the verdict's word; an agreement run has no verdict on speed."""
+    if analysis.checks:
+        return "An agreement run compares what engines compute; its times are not compared."
     return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
+
+
+def list_reasons(analysis: Analysis) -> tuple[str, ...]:
+    """Return the reasons of the verdict on speed; an agreement run has none."""
+    return () if analysis.checks else analysis.verdict.reasons
 
 
 def make_basis(view: View) -> tuple[tuple[str, str], ...]:
@@ -70,14 +78,19 @@ def make_basis(view: View) -> tuple[tuple[str, str], ...]:
     return (
         *view.context.setting,
         *((("variants differ in", f"{as_planned}{describe_differences(differences)}"),) if differences else ()),
-        (view.label(view.primary).label, describe_effect(effect, analysis.unit)),
-        ("threshold", describe_threshold(analysis)),
-        *((("sensitivity", seen),) if (seen := describe_sensitivity(analysis, effect)) else ()),
-        ("memory", judge_memory(analysis).sentence),
+        *(() if analysis.checks else _make_speed_basis(view, effect)),
         (f"{analysis.unit}s", describe_pairs(analysis)),
         ("gates", _describe_gates(analysis.gates)),
         ("RL-Kernel", _describe_proof(analysis)),
     )
+
+
+def _make_speed_basis(view: View, effect: Effect | None) -> Iterator[tuple[str, str]]:
+    yield view.label(view.primary).label, describe_effect(effect, view.analysis.unit)
+    yield "threshold", describe_threshold(view.analysis)
+    if seen := describe_sensitivity(view.analysis, effect):
+        yield "sensitivity", seen
+    yield "memory", judge_memory(view.analysis).sentence
 
 
 def describe_effect(effect: Effect | None, unit: str) -> str:

@@ -14,6 +14,7 @@ from rlk_repro.report.svg import Scale, line, marker, polyline, text
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, list_failures
 from rlk_repro.rundir.results import ProofStatus
+from rlk_repro.spec.values import BASELINE, ENABLED
 
 KEY: Final = "engines"
 TITLE: Final = "Whether engines agree"
@@ -39,8 +40,11 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
 
 
 def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    words = {item.word for item in checks}
-    return next((word for word in (CheckWord.FAIL, CheckWord.PASS) if word in words), CheckWord.NOT_MEASURED)
+    """Return the word of a whole run; it passes only if log-probs of two engines were compared in both variants."""
+    if any(item.word is CheckWord.FAIL for item in checks):
+        return CheckWord.FAIL
+    passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}
+    return CheckWord.PASS if passed >= {BASELINE, ENABLED} else CheckWord.NOT_MEASURED
 
 
 def name_check(check: AgreementCheck) -> str:

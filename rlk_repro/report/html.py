@@ -22,7 +22,7 @@ from rlk_repro.report.answer import (
     list_suspects,
     suggest_next,
 )
-from rlk_repro.report.basis import describe_headline, make_basis, make_identity, make_origin
+from rlk_repro.report.basis import describe_headline, list_reasons, make_basis, make_identity, make_origin
 from rlk_repro.report.blocks import Block, Bullets, Column, Commands, Section, Table, TableCell, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
 from rlk_repro.report.figure import Figure
@@ -127,7 +127,7 @@ def _count_findings(view: View) -> str:
 def _render_basis(view: View) -> Iterator[str]:
     yield '<section id="basis" aria-labelledby="basis-title"><h2 id="basis-title">What the verdict rests on</h2>'
     yield f"<p>{_escape(describe_headline(view.analysis))}</p>"
-    yield from _render_reasons(view.analysis.verdict.reasons)
+    yield from _render_reasons(list_reasons(view.analysis))
     yield '<dl class="basis">'
     for name, value in make_basis(view):
         yield f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"

@@ -18,7 +18,7 @@ from rlk_repro.report.answer import (
     list_suspects,
     suggest_next,
 )
-from rlk_repro.report.basis import SHOWN_HASH, describe_headline, make_basis
+from rlk_repro.report.basis import SHOWN_HASH, describe_headline, list_reasons, make_basis
 from rlk_repro.report.blocks import Block, Bullets, Commands, Section, Table, TableCell, Text
 from rlk_repro.report.checks import make_checks
 from rlk_repro.report.evidence import make_evidence
@@ -84,7 +84,6 @@ def _cut(section: Section, number: int) -> Iterator[str]:
 
 
 def _render_lines(view: View) -> Iterator[str]:
-    verdict = view.analysis.verdict
     yield from (f"# {escape_markdown(view.analysis.run)}: {describe_word(view.analysis)}", "")
     yield from (
         f"**{escape_markdown(describe_answer(view))}**",
@@ -97,8 +96,8 @@ def _render_lines(view: View) -> Iterator[str]:
     if suspects := list_suspects(view):
         yield f"- suspects: {escape_markdown(suspects)}"
     yield from (f"- what now: {escape_markdown(suggest_next(view, view.context.bundle))}", "")
-    if verdict.reasons:
-        yield from ("Why:", "", *(f"- {escape_markdown(reason)}" for reason in verdict.reasons), "")
+    if reasons := list_reasons(view.analysis):
+        yield from ("Why:", "", *(f"- {escape_markdown(reason)}" for reason in reasons), "")
     for section in make_sections(view):
         yield from _render_section(section)
     yield from ("## Evidence", "")

@@ -27,6 +27,7 @@ from rlk_repro.report.blocks import (
 from rlk_repro.report.checks import TONES, choose_word
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.view import View, log_path
+from rlk_repro.rundir.agreement import CheckWord
 from rlk_repro.rundir.results import (
     Analysis,
     DecisionSummary,
@@ -66,9 +67,10 @@ PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, P
 
 def choose_tone(analysis: Analysis) -> Tone:
     """Choose the verdict's colour; a run without RL-Kernel's kernels gets the colour of an open question."""
-    if did_not_run(analysis):
+    word = choose_word(analysis.checks)
+    if did_not_run(analysis) and word is not CheckWord.FAIL:
         return Tone.OPEN
-    return TONES[choose_word(analysis.checks)] if analysis.checks else VERDICT_TONES[analysis.verdict.word]
+    return TONES[word] if analysis.checks else VERDICT_TONES[analysis.verdict.word]
 
 
 def make_effects(view: View) -> Section:

@@ -268,7 +268,8 @@ def make_cautions(view: View) -> tuple[str, ...]:
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
     # These sentences explain a gain, and only a scored pair can show a gain.
-    if any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs):
+    is_scored = any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs)
+    if is_scored and not analysis.checks:
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the measurement plan was changed after it was fixed.")

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from rlk_repro.report.answer import describe_answer, describe_words, suggest_next
-from rlk_repro.report.blocks import Table
+from rlk_repro.report.basis import list_reasons, make_basis
+from rlk_repro.report.blocks import Table, Tone
 from rlk_repro.report.checks import choose_word, describe_checks, make_checks, make_matrices, plot_drift
 from rlk_repro.report.index import Entry, render_index
+from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
 from tests.support.analysis_examples import EXAMPLES
@@ -40,6 +42,7 @@ def view_of(*checks: AgreementCheck) -> Any:
     return SimpleNamespace(analysis=SimpleNamespace(checks=checks, trials=()))
 
 
+BOTH = (make_check(), make_check(variant="enabled"))
 FAILED = make_check(kind=CheckKind.INPUTS, word=CheckWord.FAIL, found="tokens of sample 2, position 5", step=1)
 MISSING = make_check(word=CheckWord.NOT_MEASURED, found="no engine", num=0, largest=None, second="rollout, prompts")
 
@@ -51,7 +54,7 @@ def test_the_first_failure_is_named_and_counted() -> None:
         "sample 2, position 5"
     )
     assert describe_checks([MISSING]) == "nothing was measured"
-    assert [choose_word(found).value for found in ([make_check(), FAILED], [make_check(), MISSING], [MISSING])] == [
+    assert [choose_word(found).value for found in ([make_check(), FAILED], [*BOTH, MISSING], [MISSING])] == [
         *("fail", "pass", "not measured")
     ]
 
@@ -64,21 +67,34 @@ def test_a_step_that_failed_earlier_comes_first_and_of_a_step_the_inputs() -> No
 
 
 @pytest.mark.parametrize(
-    ("check", "words"),
+    ("checks", "words", "tone"),
     [
-        (make_check(), "engines agree within the contract"),
-        (FAILED, "engines differ beyond the contract"),
-        (MISSING, "agreement not measured"),
+        (BOTH, "engines agree within the contract", Tone.GOOD),
+        ((*BOTH, MISSING), "engines agree within the contract", Tone.GOOD),
+        ((*BOTH, FAILED), "engines differ beyond the contract", Tone.BAD),
+        ((make_check(),), "agreement not shown", Tone.FAINT),  # the other variant has no log-probs
+        ((make_check(kind=CheckKind.INPUTS), MISSING), "agreement not shown", Tone.FAINT),
     ],
-    ids=["pass", "fail", "not measured"],
+    ids=["pass", "pass in part", "fail", "one variant", "inputs alone"],
 )
-def test_the_answer_of_an_agreement_run_is_about_its_engines(check: AgreementCheck, words: str) -> None:
-    """Such a run times nothing, so its answer is not that speed is undecided."""
-    analysis = replace(next(iter(EXAMPLES.values()))(), checks=(check,))
+def test_the_answer_of_an_agreement_run_is_about_its_engines(
+    checks: tuple[AgreementCheck, ...], words: str, tone: Tone
+) -> None:
+    """Such a run compares no times, so its answer is not that speed is undecided."""
+    analysis = replace(EXAMPLES["faster"](), checks=checks)
     view = make_view(analysis)
     assert describe_words(analysis) == words
-    assert describe_answer(view) == f"Result: {describe_checks([check])}."
+    assert choose_tone(analysis) is tone
+    assert describe_answer(view) == f"Result: {describe_checks(checks)}."
     assert suggest_next(view, "bundle.tgz") == "rlk-repro agreement bundle.tgz"
+    assert list_reasons(analysis) == ()
+    assert "step time" not in dict(make_basis(view))
+
+
+def test_a_failed_agreement_is_bad_even_where_rl_kernel_did_not_run() -> None:
+    fallen = EXAMPLES["all-fallback"]()
+    assert choose_tone(replace(fallen, checks=BOTH)) is Tone.OPEN
+    assert choose_tone(replace(fallen, checks=(*BOTH, FAILED))) is Tone.BAD
 
 
 def test_the_section_has_a_table_for_each_kind() -> None:
@@ -141,7 +157,7 @@ def test_an_index_has_a_column_only_where_a_run_compares_engines() -> None:
     analysis = next(iter(EXAMPLES.values()))()
     plain = Entry(analysis=analysis, context=Context(bundle_id="ab" * 32))
     assert "engines agree" not in render_index([plain])
-    checked = Entry(analysis=replace(analysis, checks=(make_check(),)), context=Context(bundle_id="cd" * 32))
+    checked = Entry(analysis=replace(analysis, checks=BOTH), context=Context(bundle_id="cd" * 32))
     page = render_index([plain, checked])
     assert page.count("engines agree") >= 1
     assert ">pass<" in page
