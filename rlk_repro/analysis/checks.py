@@ -103,6 +103,9 @@ def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
         if case != AS_RUN and (engine, AS_RUN) in layers:
             names = (engine, f"{engine}, {case}")
             yield _compare_layers(log.contract, place, names, (layers[engine, AS_RUN], found))
+    for (engine, case), lacking in log.lacking_layers.get(place[2], {}).items():
+        other = f"{engine}, {case}" if case != AS_RUN else ROLLOUT if engine == TRAINING else TRAINING
+        yield _skip(CheckKind.LAYERS, place, engine, other, lacking.reason)
     for first, second in combinations([engine for engine, case in log_probs if case == AS_RUN], 2):
         sides = (log_probs[first, AS_RUN], log_probs[second, AS_RUN])
         yield _compare_log_probs(log.contract, place, (first, second), sides, inputs)

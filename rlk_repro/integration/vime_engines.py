@@ -24,7 +24,7 @@ from rlk_repro.integration.measure.engines import (
     choose_tokens,
     locate_tokens,
 )
-from rlk_repro.integration.vime_rollout import RolloutServer
+from rlk_repro.integration.vime_rollout import RolloutServer, describe_failure
 from rlk_repro.rundir.agreement import ALONE, AS_RUN, GENERATED, PROMPTS, REFERENCE, ROLLOUT, TRAINING
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class _Step:
             if not reason:
                 self._server.record(self._record, self._number, self._dtype, samples, chosen)
         except Exception as error:
-            reason = f"vLLM did not answer: {type(error).__name__}"
+            reason = describe_failure(error)
             logger.warning("rlk-repro: the log-probs of prompts are not recorded", exc_info=True)
         if reason:
             self._record.skip(self._number, "log_probs", PROMPTS, AS_RUN, reason)

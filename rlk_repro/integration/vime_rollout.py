@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import logging
+import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -18,6 +20,8 @@ import torch
 
 from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.rundir.agreement import AS_RUN, PROMPTS
+
+logger = logging.getLogger(__name__)
 
 TOGETHER: Final = "together"
 TIMEOUT_S: Final = 120.0
@@ -52,6 +56,9 @@ class RolloutServer:
             return "only a single data parallel rank asks vLLM, and its first process"
         if (args.rollout_temperature, args.rollout_top_p) != (1, 1):
             return "vLLM gives the log-probs of prompts without temperature and top-p"
+        split = [getattr(args, f"vllm_{name}_parallel_size", 1) or 1 for name in ("data", "pipeline")]
+        if max(split) > 1:
+            return "vLLM's data or pipeline parallel workers each compute a part of the samples or layers"
         return ""
 
     def record(
@@ -63,16 +70,37 @@ class RolloutServer:
         ``samples`` has each sample's tokens and the length of its response.  ``chosen`` has the tokens of each sample
         whose layers are recorded: their numbers and rows.
         """
-        is_watching = any(map(len, chosen))
-        if is_watching:
-            self._call("rlk_repro_watch", json.dumps(chosen))
-        rows = [self._score(*sample) for sample in samples]
-        points = self._call("rlk_repro_found") if is_watching else {}
+        rows, layers = self._watch_alone(samples, chosen)
         with ThreadPoolExecutor(len(samples)) as pool:
             together = list(pool.map(lambda sample: self._score(*sample), samples))
         record.write_log_probs(step, PROMPTS, AS_RUN, dtype, rows)
-        record.write_points(step, PROMPTS, AS_RUN, dtype, points)
+        record.write_points(step, PROMPTS, AS_RUN, dtype, layers.get("points", {}))
+        if reason := layers.get("reason"):
+            record.skip(step, "layers", PROMPTS, AS_RUN, reason)
         record.write_log_probs(step, PROMPTS, TOGETHER, dtype, together)
+
+    def _watch_alone(
+        self, samples: Sequence[tuple[list[int], int]], chosen: Sequence[Sequence[tuple[int, int]]]
+    ) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        """Return the log-probs of each sample alone, and the ``points`` of layers or the ``reason`` without them."""
+        if not any(map(len, chosen)):
+            return [self._score(*sample) for sample in samples], {}
+        wanted = {"calls": chosen, "lengths": [len(tokens) for tokens, _ in samples]}
+        try:
+            lacking = self._try("rlk_repro_watch", json.dumps(wanted))
+            rows = [self._score(*sample) for sample in samples]
+        finally:
+            # hooks that stay on the model would disturb vLLM's next generation
+            found = self._try("rlk_repro_found")
+        return rows, lacking or found
+
+    def _try(self, method: str, *arguments: str) -> dict[str, Any]:
+        """Return the answer of vLLM's workers to a call, or the ``reason`` why they have no answer."""
+        try:
+            return self._call(method, *arguments) or {}
+        except Exception as error:
+            logger.warning("rlk-repro: the layers of vLLM are not recorded", exc_info=True)
+            return {"reason": describe_failure(error)}
 
     def _score(self, tokens: list[int], num_response: int) -> torch.Tensor:
         wanted = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
@@ -95,3 +123,10 @@ class RolloutServer:
         )
         with self._opener.open(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer)
+
+
+def describe_failure(error: Exception) -> str:
+    """Describe in a few words why a request to vLLM failed; addresses stay out of the words."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"vLLM answered with HTTP status {error.code}"
+    return f"vLLM did not answer: {type(error).__name__}"

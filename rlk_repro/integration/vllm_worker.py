@@ -6,6 +6,8 @@ vLLM adds the methods of ``LayerWatch`` to its workers.  Its server calls them b
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,16 +18,38 @@ class LayerWatch:
     """Keeps the outputs of vLLM's layers; the prefix of the names separates them from vLLM's own."""
 
     get_model: Any
+    rlk_repro_capture: LayerCapture | None = None
+    rlk_repro_hooks: ExitStack | None = None
 
-    def rlk_repro_watch(self, calls: str) -> None:
-        """Keep the layer outputs of chosen tokens; ``calls`` is a JSON list for `LayerCapture`."""
-        self.rlk_repro_capture, self.rlk_repro_hooks = LayerCapture(json.loads(calls)), ExitStack()
+    def rlk_repro_watch(self, wanted: str) -> None:
+        """Keep the layer outputs of chosen tokens; ``wanted`` is JSON: ``calls`` and ``lengths`` for `LayerCapture`."""
+        self.rlk_repro_close()
+        self.rlk_repro_capture, self.rlk_repro_hooks = LayerCapture(**json.loads(wanted)), ExitStack()
         self.rlk_repro_hooks.enter_context(self.rlk_repro_capture.watching(self.get_model()))
 
     def rlk_repro_found(self) -> dict[str, Any]:
-        """Stop keeping outputs, and return those of each point as plain numbers."""
-        self.rlk_repro_hooks.close()
-        points = describe_points(self.rlk_repro_capture.found)
+        """Stop keeping outputs; return the outputs of all ``points`` as numbers, or the ``reason`` without them."""
+        self.rlk_repro_close()
+        capture, self.rlk_repro_capture = self.rlk_repro_capture, None
+        if capture is None:
+            return {"reason": "vLLM's worker kept no outputs of layers"}
+        if fault := capture.find_fault():
+            return {"reason": fault}
+        points = describe_points(capture.found)
         # vLLM computes logits outside the model's forward, which returns hidden states
         points.pop("logits", None)
-        return points
+        return {"points": {point: _hide_infinite(**numbers) for point, numbers in points.items()}}
+
+    def rlk_repro_close(self) -> None:
+        """Remove the hooks from vLLM's model, if it has any."""
+        if self.rlk_repro_hooks is not None:
+            self.rlk_repro_hooks.close()
+
+
+def _hide_infinite(values: Iterable[Iterable[float]], norms: Iterable[float]) -> dict[str, Any]:
+    """Replace numbers that are not finite by None, because vLLM's server cannot send them."""
+    return {"values": [_list_finite(row) for row in values], "norms": _list_finite(norms)}
+
+
+def _list_finite(row: Iterable[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in row]

@@ -98,11 +98,11 @@ class Layer:
 
 @record(**RECORD)
 class Skipped:
-    """The reason why the weights or the log-probs of an engine are missing."""
+    """The reason why the weights, the log-probs or the layers of an engine are missing."""
 
     event: Literal["skipped"]
     step: Count
-    what: Literal["weights", "log_probs"]
+    what: Literal["weights", "log_probs", "layers"]
     engine: Name
     case: Name
     reason: Name
@@ -124,6 +124,7 @@ class EngineLog:
     weights: dict[int, dict[str, Weights | Skipped]] = field(default_factory=dict)
     log_probs: dict[int, dict[tuple[str, str], LogProbs | Skipped]] = field(default_factory=dict)
     layers: dict[int, dict[tuple[str, str], dict[str, Layer]]] = field(default_factory=dict)
+    lacking_layers: dict[int, dict[tuple[str, str], Skipped]] = field(default_factory=dict)
     num_dropped: int = 0
     names: dict[str, set[str | int]] = field(default_factory=dict, compare=False)
 
@@ -149,6 +150,8 @@ class EngineLog:
                 self.inputs.setdefault(line.step, {}).setdefault(line.engine, line)
             case Weights() | Skipped(what="weights"):
                 self.weights.setdefault(line.step, {}).setdefault(line.engine, line)
+            case Skipped(what="layers"):
+                self.lacking_layers.setdefault(line.step, {}).setdefault((line.engine, line.case), line)
             case LogProbs() | Skipped():
                 self.log_probs.setdefault(line.step, {}).setdefault((line.engine, line.case), line)
             case Layer():

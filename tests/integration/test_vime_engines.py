@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import urllib.error
 from argparse import Namespace
+from email.message import Message
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,7 +118,8 @@ class Vllm(LayerWatch):
 
     def answer(self, path: str, body: Any) -> Any:
         if path == "/collective_rpc":
-            return json.loads(json.dumps({"results": [getattr(self, body["method"])(*body["args"])]}))
+            results = [getattr(self, body["method"])(*body["args"])]
+            return json.loads(json.dumps({"results": results}, allow_nan=False))
         ids = torch.tensor(body["token_ids"])
         rows = (self.model(ids) @ self.embedding.weight.T).detach().log_softmax(-1)[:-1]
         found = [{str(int(token)): {"logprob": float(row[token])}} for token, row in zip(ids[1:], rows, strict=True)]
@@ -190,10 +193,10 @@ def record(
     torch.manual_seed(1)
     model = [Wrapper(Model())]
     writer = EngineRecord(TrialDir(folder).engines, 0)
-    engines = VimeEngines(writer)
+    engines, server = VimeEngines(writer), Vllm(model[0].module)
     if asks_vllm:
         engines.server.follow_connect(lambda *_: None)(None, ["engine"])
-        engines.server._post = Vllm(model[0].module).answer  # type: ignore[method-assign]
+        engines.server._post = server.answer  # type: ignore[method-assign]
     data = make_data(model)
     begin = engines.follow_begin(lambda given: [DataIterator(given, given["micro_batch_indices"])])
     follow = engines.follow_pass(forward_only)
@@ -246,8 +249,12 @@ def test_vllm_computes_the_samples_as_prompts_alone_and_together_with_its_layers
         ({"rollout_top_p": 0.9}, "vLLM gives the log-probs of prompts without temperature and top-p"),
         ({"world_size": 2}, "only a single data parallel rank asks vLLM, and its first process"),
         ({"offload_rollout": True}, "vLLM has given its memory to the training"),
+        ({"vllm_data_parallel_size": 2},
+         "vLLM's data or pipeline parallel workers each compute a part of the samples or layers"),
+        ({"vllm_pipeline_parallel_size": 2},
+         "vLLM's data or pipeline parallel workers each compute a part of the samples or layers"),
     ],
-)
+)  # fmt: skip
 def test_where_vllm_cannot_be_asked_the_record_has_the_reason(
     change: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
@@ -264,6 +271,77 @@ def test_a_server_that_fails_ends_no_training(tmp_path: Path, monkeypatch: pytes
     found = record(tmp_path, asks_vllm=True).log_probs[0][PROMPTS, ""]
     assert isinstance(found, Skipped)
     assert found.reason == "vLLM did not answer: OSError"
+
+
+def test_a_sample_that_fails_leaves_no_hook_on_the_model_of_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, asked, servers = Vllm.answer, [], []
+
+    def fail_second(self: Vllm, path: str, body: Any) -> Any:
+        servers.append(self)
+        asked.append(path)
+        if path == "/inference/v1/generate" and asked.count(path) == 2:
+            raise urllib.error.HTTPError("http://10.0.0.1", 500, "", Message(), None)
+        return answer(self, path, body)
+
+    monkeypatch.setattr(Vllm, "answer", fail_second)
+    found = record(tmp_path, asks_vllm=True).log_probs[0][PROMPTS, ""]
+    assert isinstance(found, Skipped)
+    assert found.reason == "vLLM answered with HTTP status 500"
+    model = servers[0].model
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert len(model(torch.tensor([3]))) == 1
+
+
+def test_a_watch_closes_the_earlier_watch() -> None:
+    server = Vllm(Model())
+    for _ in range(2):
+        server.rlk_repro_watch(json.dumps({"calls": [[[0, 1]]], "lengths": [2]}))
+    server.model(torch.tensor([3, 4]))
+    assert len(server.rlk_repro_found()["points"]["final norm"]["values"]) == 1
+    assert not any(module._forward_hooks for module in server.model.modules())
+    assert server.rlk_repro_found() == {"reason": "vLLM's worker kept no outputs of layers"}
+
+
+@pytest.mark.parametrize(
+    ("forwards", "reason"),
+    [
+        ([[3, 4], [5, 6], [7]], "call 0 of the model has 2 rows, expected 4"),
+        ([[3, 4, 5, 6]], "the model was called 1 times, not once for each of 2 samples"),
+        ([[3, 4, 5, 6], [7], [7]], "the model was called 3 times, not once for each of 2 samples"),
+        ([], "the model was called 0 times, not once for each of 2 samples"),
+    ],
+)
+def test_forwards_that_do_not_fit_the_samples_give_no_layers(forwards: list[list[int]], reason: str) -> None:
+    server = Vllm(Model())
+    server.rlk_repro_watch(json.dumps({"calls": [[[0, 3]], []], "lengths": [4, 1]}))
+    for ids in forwards:
+        server.model(torch.tensor(ids))
+    assert server.rlk_repro_found() == {"reason": reason}
+
+
+def test_without_layers_the_record_has_the_log_probs_and_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Vllm, "rlk_repro_found", lambda self: {"reason": "no forward"})  # noqa: ARG005
+    log = record(tmp_path, asks_vllm=True)
+    assert not isinstance(log.log_probs[0][PROMPTS, ""], Skipped)
+    checks = check_pair("p1", [("baseline", log), ("enabled", log)])
+    found = [item for item in checks if item.kind is CheckKind.LAYERS and item.first == PROMPTS]
+    assert {(item.second, item.word, item.found) for item in found} == {
+        ("training", CheckWord.NOT_MEASURED, "no forward")
+    }
+
+
+def test_numbers_that_are_not_finite_are_null_in_the_answer_of_vllm() -> None:
+    server = Vllm(Model())
+    nn.init.constant_(server.embedding.weight, float("nan"))
+    server.rlk_repro_watch(json.dumps({"calls": [[[0, 0]]], "lengths": [1]}))
+    server.model(torch.tensor([3]))
+    (found,) = server.answer("/collective_rpc", {"method": "rlk_repro_found", "args": []})["results"]
+    assert set(found["points"]["final norm"]["values"][0]) == {None}
+    assert found["points"]["final norm"]["norms"] == [None]
 
 
 def test_what_is_packed_otherwise_is_named(tmp_path: Path) -> None:

@@ -76,7 +76,10 @@ class EngineRecord:
     ) -> None:
         """Write the log-probs of one pass of an engine, and the layer outputs that were captured during the pass."""
         self.write_log_probs(step, engine, case, dtype, rows)
-        self.write_points(step, engine, case, dtype, describe_points(capture.found))
+        if fault := capture.find_fault():
+            self.skip(step, "layers", engine, case, fault)
+        else:
+            self.write_points(step, engine, case, dtype, describe_points(capture.found))
 
     def write_points(self, step: int, engine: str, case: str, dtype: str, points: Mapping[str, Any]) -> None:
         """Write layer outputs, which `describe_points` has turned into numbers."""
@@ -84,7 +87,7 @@ class EngineRecord:
             self._writer.write("layer", step=step, engine=engine, case=case, dtype=dtype, point=point, **numbers)
 
     def skip(self, step: int, what: str, engine: str, case: str, reason: str) -> None:
-        """Record why the ``weights`` or the ``log_probs`` of an engine are missing."""
+        """Record why the ``weights``, the ``log_probs`` or the ``layers`` of an engine are missing."""
         self._writer.write("skipped", step=step, what=what, engine=engine, case=case, reason=reason)
 
     def close(self) -> None:
@@ -138,9 +141,11 @@ class LayerCapture:
     """Keeps the outputs of a model's layers for chosen tokens.
 
     ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
+    ``lengths`` has the number of rows of each call, where the caller knows them.
     """
 
-    def __init__(self, calls: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
+        self._lengths, self._fault = lengths, ""
         self._calls = [torch.tensor([row for _, row in call], dtype=torch.long) for call in calls]
         numbers = [number for call in calls for number, _ in call]
         self._order = torch.tensor(sorted(range(len(numbers)), key=numbers.__getitem__), dtype=torch.long)
@@ -163,18 +168,30 @@ class LayerCapture:
         """The kept outputs [chosen tokens, width] by point, such as ``layer 0 mlp``, in the order of computation."""
         return {point: torch.cat(parts)[self._order] for point, parts in self._kept.items()}
 
+    def find_fault(self) -> str:
+        """Return why the kept outputs may belong to other tokens; empty if every call had the expected rows."""
+        if not self._fault and self._lengths and self._call + 1 != len(self._lengths):
+            return f"the model was called {self._call + 1} times, not once for each of {len(self._lengths)} samples"
+        return self._fault
+
     def _count(self, _module: Any, _arguments: Any) -> None:
         self._call += 1
 
     def _keep(self, point: str, _module: Any, _arguments: Any, output: Any, *, is_sum: bool) -> None:
-        if self._call >= len(self._calls):
+        if self._fault or not 0 <= self._call < len(self._calls):
             return
         parts = output if isinstance(output, tuple) else (output,)
         # a layer of vLLM returns two tensors whose sum is the residual stream
         is_sum = is_sum and len(parts) == 2 and getattr(parts[1], "shape", None) == parts[0].shape
         value = parts[0] + parts[1] if is_sum else parts[0]
         rows = value.detach().reshape(-1, value.shape[-1])
-        self._kept.setdefault(point, []).append(rows[self._calls[self._call].to(rows.device)].double().cpu())
+        chosen = self._calls[self._call]
+        expected = self._lengths[self._call] if self._lengths else max(len(rows), *(chosen + 1).tolist(), 0)
+        if len(rows) != expected:
+            # on a GPU, an index beyond the rows would end the process
+            self._fault = f"call {self._call} of the model has {len(rows)} rows, expected {expected}"
+            return
+        self._kept.setdefault(point, []).append(rows[chosen.to(rows.device)].double().cpu())
 
 
 def list_points(model: Any) -> Iterator[tuple[str, Any]]:
