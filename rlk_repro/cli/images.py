@@ -82,7 +82,9 @@ def pull(
 def build(
     stack: StackName = None,
     platform: Platform = None,
-    engine: Annotated[str | None, typer.Option(help="docker, buildah or podman; default: the first installed.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="docker, buildah or podman; default: the first that answers.")
+    ] = None,
     tag: Annotated[
         str | None, typer.Option(help="Name of the image; default: localhost/rlk-repro:STACK-PLATFORM.")
     ] = None,

@@ -61,8 +61,11 @@ def status(
     # a requeued run that waits still has the state of its first attempt
     progress = None if is_waiting else read_state(run_dir)
     is_over = answer is not None and answer.state.is_final
+    is_done = answer is not None and answer.state is JobState.DONE
     if is_over and progress is not None:
-        progress = drop_forecast(progress)
+        # the progress of a job that is done and never told its end was read before that end
+        is_outdated = is_done and progress.phase is not Phase.ENDED
+        progress = None if is_outdated else drop_forecast(progress)
     if as_json:
         say_json(
             Status(
@@ -78,9 +81,7 @@ def status(
         say(f"{run_dir.run_id}: {unasked}")
         return
     say(f"{run_dir.run_id}: {answer.state}{f' ({answer.reason})' if answer.reason else ''}")
-    # the progress of a job that is done and never told its end was read before that end
-    is_outdated = answer.state is JobState.DONE and progress is not None and progress.phase is not Phase.ENDED
-    if progress is not None and not is_outdated:
+    if progress is not None:
         say(f"  {'ended in ' if is_over and progress.phase is not Phase.ENDED else ''}{render_progress(progress)}")
     if is_over and (advice := _advise(run_dir, answer.state, progress)):
         say(as_typed(f"  hint: {advice}"))
@@ -98,8 +99,9 @@ def _advise(run_dir: RunDir, job: JobState, progress: Progress | None) -> str:
         return ""
     if job is JobState.DONE:
         return f"the bundle is not on this machine yet; fetch it with rlk-repro collect {run_dir.run_id}"
-    if job is JobState.FAILED and finishing.is_end_elsewhere(run_dir, progress):
-        return f"the last message of the agent is in the cluster; fetch it with rlk-repro collect {run_dir.run_id}"
+    if job is JobState.FAILED and finishing.is_uncollected(run_dir, progress):
+        collect_first = f"fetch what the run left with rlk-repro collect {run_dir.run_id}"
+        return f"nothing was collected yet; {collect_first}, then rlk-repro submit --resume {run_dir.run_id}"
     end = "cancelled" if job is JobState.CANCELLED else "killed from outside"
     return f"the run was {end}; resume with rlk-repro submit --resume {run_dir.run_id}"
 

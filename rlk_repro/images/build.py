@@ -183,7 +183,7 @@ def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str
 
 
 def _find_engine(name: str | None) -> str:
-    """Return the named container engine unchecked (a dry run needs no engine), or else the first that works here."""
+    """Return the named container engine unchecked, or else the first installed engine that answers."""
     if name is not None:
         if name not in ENGINES:
             raise SpecError(Problem("--engine", "no such engine", got=name, expected=" or ".join(ENGINES)))

@@ -120,8 +120,8 @@ def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
     return not run_dir.is_sealed and (code is None or code not in _REFUSALS)
 
 
-def is_end_elsewhere(run_dir: RunDir, state: Progress | None) -> bool:
-    """Tell whether only the cluster has the agent's last message, because nothing was collected yet."""
+def is_uncollected(run_dir: RunDir, state: Progress | None) -> bool:
+    """Tell whether nothing of a remote run was collected yet, and this machine knows no exit code of its agent."""
     submission = load_submission(run_dir)
     has_end = state is not None and state.exit_code is not None
     is_remote = submission is not None and get_backend(submission.cluster).IS_REMOTE

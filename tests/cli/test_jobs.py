@@ -109,20 +109,22 @@ def test_the_hint_for_a_run_without_its_bundle_follows_the_end_of_its_job(
     assert f"  hint: {expected}\n" in status
     assert ("the agent's log" in status) is (job is not JobState.DONE)
     assert ("ended in trial 2/4" in status) is (job is not JobState.DONE)
+    assert (json.loads(call("status", "--json")[1])["progress"] is None) is (job is JobState.DONE)
     assert call("logs")[2] == f"{run_dir.run_id}: {expected}\n"
 
 
-def test_a_failed_job_whose_last_message_was_not_fetched_is_not_called_killed(
+def test_a_failed_job_of_which_nothing_was_collected_is_not_called_killed(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod that preflight ends after two seconds is gone before the first poll."""
     run_dir = make_submitted()
     monkeypatch.setattr(local, "IS_REMOTE", True)
     monkeypatch.setattr(local, "poll", lambda *_: JobStatus(state=JobState.FAILED))
-    hint = (
-        f"  hint: the last message of the agent is in the cluster; fetch it with rlk-repro collect {run_dir.run_id}\n"
-    )
-    assert hint in call("status")[1]
+    assert (
+        "  hint: nothing was collected yet; "
+        f"fetch what the run left with rlk-repro collect {run_dir.run_id}, "
+        f"then rlk-repro submit --resume {run_dir.run_id}\n"
+    ) in call("status")[1]
     write_text(run_dir.bundle, "")
     assert "the run was killed from outside" in call("status")[1]
 

@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
+from rlk_repro.clusters.k8s import pod_exec
 from rlk_repro.clusters.k8s.facts import BLOCK_BYTES, BUNDLE, Facts, unwrap_block, wrap_block
 from rlk_repro.clusters.k8s.fetch import MAX_FAILURES, fetch_bundle
 from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
@@ -251,3 +253,23 @@ def test_two_gigabytes_over_a_connection_that_is_cut_five_times(
         assert faults.cuts_left == 0
         # every cut costs the block that was cut, and checksums
         assert faults.bytes_sent <= size_bytes + 5 * BLOCK_BYTES + (1 << 16)
+
+
+def test_a_collector_tells_each_reason_once_and_only_while_it_waits(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pod(phase: str, kind: str, reason: str) -> dict[str, Any]:
+        return {"status": {"phase": phase, "containerStatuses": [{"state": {kind: {"reason": reason}}}]}}
+
+    looks = [
+        *(pod("Pending", "waiting", reason) for reason in ("ErrImagePull", "ImagePullBackOff") * 3),
+        pod("Failed", "terminated", "OOMKilled"),
+    ]
+    monkeypatch.setattr(Target, "get", lambda *_: [looks.pop(0)])
+    monkeypatch.setattr(pod_exec, "POLL_S", 0.0)
+    collector = Pod(place=Target(context="c", namespace="n"), name="x", plan=plan_for(), run_dir=run_dir)
+    told: list[str] = []
+    with pytest.raises(CheckFailed, match="OOMKilled"):
+        pod_exec._wait_for_collector(collector, told.append)
+    assert [line.rpartition("(")[2] for line in told] == ["ErrImagePull)", "ImagePullBackOff)"]
+    assert all(line.startswith("pod x waits: ") for line in told)

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from rlk_repro.agent.stop import Stop
-from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.files import dump_json_line, write_json, write_text
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.clusters.k8s.pod import roster, supervise
@@ -176,6 +176,24 @@ def test_a_run_that_ends_because_ray_ended_says_so(
     code = supervise._run_agent(duty, environ, Stop(), cast("Guarded", EndedRay(ray_code)), Notes(run_dir, environ))
     assert code == exit_code
     assert read_last_word(run_dir) == dataclasses.replace(last, message=message)
+
+
+def test_a_run_is_packed_where_the_disk_has_no_room_for_the_end_of_ray(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise EnvironmentMissing(Problem("state.json", "cannot be written"))
+
+    packed: list[RunDir] = []
+    last = Progress(phase=Phase.ENDED, num_trials=2, num_steps=4, message="stopped by SIGTERM", exit_code=143)
+    write_json(run_dir.state, last.to_json())
+    monkeypatch.setattr(supervise, "start_agent", lambda *_: EndedAgent(143))
+    monkeypatch.setattr(supervise, "_pack", packed.append)
+    monkeypatch.setattr(supervise, "write_json", refuse)
+    environ = {"RLK_REPRO_POD": LEADER.pod, "RLK_REPRO_POD_UID": LEADER.uid, "RLK_REPRO_NODE": LEADER.node}
+    duty = supervise.Duty(run_dir=run_dir, inputs=run_dir.root, num_nodes=1, is_kuberay=True)
+    code = supervise._run_agent(duty, environ, Stop(), cast("Guarded", EndedRay(1)), Notes(run_dir, environ))
+    assert (code, packed) == (143, [run_dir])
 
 
 def test_an_earlier_bundle_stays_until_all_pods_are_there(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,15 +180,16 @@ def _start_collector(sent: Sent, plan: Plan, run_dir: RunDir) -> str:
 
 def _wait_for_collector(pod: Pod, tell: Tell) -> Facts:
     run_id, until = pod.run_dir.run_id, time.monotonic() + START_TIMEOUT_S
-    reason = told = ""
+    reason, told = "", set[str]()
     while time.monotonic() < until:
         items = pod.place.get("pod", pod.name)
         if not items:
             raise CheckFailed(Problem(run_id, f"pod {pod.name} was deleted", hint="collect again"))
         reason = "; ".join(explain_pod(items[0]))
-        if reason and reason != told:
+        phase = items[0].get("status", {}).get("phase")
+        if phase == "Pending" and reason and reason not in told:
             tell(f"pod {pod.name} waits: {reason}")
-            told = reason
+            told.add(reason)
         if is_ready(items[0]):
             done = pod.show()
             facts = parse_facts(done)
@@ -199,7 +200,7 @@ def _wait_for_collector(pod: Pod, tell: Tell) -> Facts:
                                           hint="free space on the results claim, then collect again"))  # fmt: skip
             elif facts.bundle_bytes is not None:
                 return facts
-        if items[0].get("status", {}).get("phase") in {"Failed", "Succeeded"}:
+        if phase in {"Failed", "Succeeded"}:
             break
         time.sleep(POLL_S)
     raise CheckFailed(Problem(run_id, f"pod {pod.name} shows no bundle ({reason or 'it gives no reason'})",

@@ -179,7 +179,8 @@ def _name_ray(run_dir: RunDir, code: int) -> None:
     state = read_state(run_dir)
     if state is not None and state.is_interrupted:
         message = f"Ray ended with {code}; {state.message}"
-        write_json(run_dir.state, replace(state, message=message).to_json(), is_durable=False)
+        with suppress(EnvironmentMissing):  # the disk is full: packing matters more than this message
+            write_json(run_dir.state, replace(state, message=message).to_json(), is_durable=False)
 
 
 def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
