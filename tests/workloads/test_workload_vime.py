@@ -272,6 +272,15 @@ def test_a_profiler_is_for_one_vendor() -> None:
     assert "does not profile h200, got 'rocprofv3', expected torch or nsys" in str(problem)
 
 
+def test_vllm_computes_no_prompt_as_long_as_its_longest_sequence() -> None:
+    plan = plan_for("vime-agreement", "h200", settings=("workload.arguments.vllm-max-model-len=192",))
+    assert [str(problem) for problem in vime.find_problems(plan)] == [
+        "run vime-agreement: workload.arguments.vllm-max-model-len: the longest sample has 192 tokens, got 192, "
+        "expected a number from 193 to 100000000"
+    ]
+    assert vime.find_problems(with_workload(plan, what_for="deterministic")) == []
+
+
 def test_prepared_things_lie_where_the_profile_says() -> None:
     plan = plan_for("qwen3-4b", "h200", settings=LIVE)
     assert flags_of(plan)["--hf-checkpoint"] == ("/shared/runs/prepared/models/Qwen--Qwen3-4B@1cfa9a720891",)
@@ -285,7 +294,7 @@ def test_prepared_things_lie_where_the_profile_says() -> None:
     ("what_for", "flags", "variable"),
     [
         ("agreement", {"--deterministic-mode", "--vllm-enable-deterministic-inference", "--vllm-attention-backend",
-                       "--vllm-worker-extension-cls"}, "CUBLAS_WORKSPACE_CONFIG"),
+                       "--vllm-worker-extension-cls", "--vllm-enforce-eager"}, "CUBLAS_WORKSPACE_CONFIG"),
         ("deterministic", {"--deterministic-mode", "--vllm-enable-deterministic-inference", "--vllm-attention-backend"},
          "CUBLAS_WORKSPACE_CONFIG"),
         ("profiler", {"--use-pytorch-profiler", "--profile-step-start", "--profile-step-end", "--profile-target",

@@ -221,7 +221,8 @@ def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
             # vLLM 0.25.1 refuses to start its deterministic inference with FlashInfer, which vime's own recipe names
             vllm = {"vllm-enable-deterministic-inference": True, "vllm-attention-backend": "TRITON_ATTN"}
             if purpose == "agreement":
-                vllm["vllm-worker-extension-cls"] = WORKER
+                # hooks on vLLM's layers run only where vLLM compiles no graphs
+                vllm |= {"vllm-worker-extension-cls": WORKER, "vllm-enforce-eager": True}
             return {"deterministic-mode": True, **({} if plan.run.lane == "train-only" else vllm)}
         case "profiler" if vime_of(plan).programs:
             return {}
