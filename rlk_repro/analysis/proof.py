@@ -45,11 +45,39 @@ def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> s
     step in the schedule of a session; it is None in a trial of one variant.
     """
     count = ops_log.calls_in(op, step)
-    if planned is not None and (found := ops_log.variant_of(step)) != planned:
-        return f"step {step} is planned as {planned} and recorded as {found or 'neither variant'}"
+    if planned is not None and (other := _find_other_variant(ops_log, step, planned)):
+        return other
     if planned == BASELINE:
         return "" if count == OpCount() else f"called in step {step}, which is baseline"
     return "" if count.tokens else f"never called in step {step}"
+
+
+def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
+    """Return why a session's step does not show that the record of tokens was switched as planned; empty if it does.
+
+    A step of enabled must have the record on at least one rank, and a step of baseline on none.
+    """
+    if ops_log.missing_ranks:
+        return f"no ops file of rank {ops_log.missing_ranks[0]}"
+    if other := _find_other_variant(ops_log, step, planned):
+        return other
+    lacking = next((rank.source for rank in ops_log.ranks if step not in rank.steps), "")
+    if lacking:
+        return f"{lacking}: has no record of step {step}"
+    records = [record for rank in ops_log.ranks if (record := rank.steps[step][1].agreement) is not None]
+    if planned == BASELINE:
+        return f"step {step}, which is baseline, has a record of tokens" if records else ""
+    if any(not record.reason for record in records):
+        return ""
+    reason = next((f": {record.reason}" for record in records), "")
+    return f"step {step}, which is enabled, has no record of tokens{reason}"
+
+
+def _find_other_variant(ops_log: OpsLog, step: int, planned: str) -> str:
+    found = ops_log.variant_of(step)
+    return (
+        "" if found == planned else f"step {step} is planned as {planned} and recorded as {found or 'neither variant'}"
+    )
 
 
 def prove(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rlk_repro.analysis.proof import find_unproved, prove
+from rlk_repro.analysis.proof import find_unproved, find_unswitched, prove
 from rlk_repro.analysis.shadows import summarise_shadows
 from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_record, summarise_all
 from rlk_repro.base.units import count
@@ -138,8 +138,9 @@ def _find_faults(
     decisions = ops.decisions()
     served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
     for block, steps in enumerate(schedule.steps_of_blocks):
+        unswitched = (find_unswitched(ops, step, schedule.variant_of(step)) for step in steps if plan.run.switch)
         found = (_find_fault(ops, served, schedule, step_times, step) for step in steps)
-        if fault := next(filter(None, found), ""):
+        if fault := next(filter(None, (*unswitched, *found)), ""):
             yield block, fault
 
 

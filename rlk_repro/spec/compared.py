@@ -67,10 +67,15 @@ class OwnSwitch(Model):
     enabled: SwitchValues
 
 
-def find_compared_problems(rl_kernel: RlKernel, switch: OwnSwitch | None, *, design: str) -> Iterator[PathProblem]:
-    """Find settings that cannot be compared."""
+def find_compared_problems(
+    rl_kernel: RlKernel, switch: OwnSwitch | None, *, design: str, has_rollout_log_probs: bool
+) -> Iterator[PathProblem]:
+    """Find settings that cannot be compared; without log-probs in its rollouts, a run has no record of them."""
     if switch is not None:
         yield from _switch_problems(switch, design)
+        if not has_rollout_log_probs and AGREEMENT_RECORD in {*switch.baseline, *switch.enabled}:
+            what = "the rollouts of this run hold no log-probs that the trainer could record"
+            yield ("switch",), what, AGREEMENT_RECORD, "another variable, or rollouts of an engine"
     if rl_kernel.commits is None:
         return
     if design == CROSSOVER:
@@ -87,7 +92,8 @@ def find_compared_problems(rl_kernel: RlKernel, switch: OwnSwitch | None, *, des
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
     if design == CROSSOVER and (switch.baseline, switch.enabled) != PER_ROLLOUT:
         what = "the switch cannot change within a session: a process reads its variables when it starts"
-        yield ("measure", "design"), what, CROSSOVER, "parallel"
+        accepted = f'parallel, or {AGREEMENT_RECORD} alone with "0" in baseline and "1" in enabled'
+        yield ("measure", "design"), what, CROSSOVER, accepted
     for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
         side = "enabled" if name in switch.baseline else "baseline"
         yield ("switch", side, name), "missing", None, "a value in both variants"

@@ -325,7 +325,12 @@ def _run_problems(run: Run) -> list[PathProblem]:
         problems.append((("lane",), workload.lane_limit, run.lane, " or ".join(workload.lanes)))
     problems += _measure_problems(run.measure, has_variants=workload.has_variants)
     problems += _freeze_problems(run)
-    problems += find_compared_problems(run.rl_kernel, run.switch, design=run.measure.design)
+    problems += find_compared_problems(
+        run.rl_kernel,
+        run.switch,
+        design=run.measure.design,
+        has_rollout_log_probs=workload.has_output_layer and workload.has_rollout_log_probs(run.lane),
+    )
     menu = f"one of {', '.join(run.layouts)}"
     named: dict[tuple[str, ...], Iterable[str]] = {
         ("expected_trial_minutes",): run.expected_trial_minutes,

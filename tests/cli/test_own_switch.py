@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import PairStatus, ProofStatus
 from tests import ROOT
 from tests.cli.test_road import rlk_repro as run_command
@@ -89,9 +91,16 @@ def test_a_session_measures_what_the_record_of_tokens_costs(tmp_path: Path) -> N
     folder = tmp_path / Path(result["bundle"]).parent
     (session,) = json.loads((folder / "analysis" / "analysis.json").read_text())["pairs"]
     assert (session["status"], session["reason"]) == (PairStatus.SCORED.value, "")
-    lines = [json.loads(line) for line in next(folder.glob("trials/*/ops/0.jsonl")).read_text().splitlines()]
+    file = next(folder.glob("trials/*/ops/0.jsonl"))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
     steps = [(line["variant"], "agreement" in line) for line in lines if line["event"] == "step"]
     assert set(steps) == {("baseline", False), ("enabled", True)}
+    for line in lines:
+        line.pop("agreement", None)
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (damaged,) = analyse(RunDir(folder)).pairs
+    assert damaged.status is PairStatus.VOID
+    assert re.search(r"step \d+, which is enabled, has no record of tokens", damaged.reason)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +108,9 @@ def test_a_session_measures_what_the_record_of_tokens_costs(tmp_path: Path) -> N
     [
         (
             {"measure": {"design": "crossover"}},
-            "measure.design: the switch cannot change within a session: a process reads its variables when it starts",
+            "measure.design: the switch cannot change within a session: a process reads its variables when it starts, "
+            'got \'crossover\', expected parallel, or RLK_REPRO_AGREEMENT_RECORD alone with "0" in baseline and "1" in '
+            "enabled",
         ),
         ({"switch": {**SWITCH, "baseline": {"NCCL_PROTO": "LL"}}}, "switch.enabled.NCCL_PROTO: missing"),
         ({"switch": {**SWITCH, "baseline": SWITCH["enabled"]}}, "switch: is the same in both variants"),
@@ -116,6 +127,17 @@ def test_an_impossible_switch_is_refused_at_its_line(
     code, _, err = call("submit", write_run(tmp_path, **changes), "--dry-run")
     assert code == 2
     assert message in " ".join(err.split())
+
+
+@pytest.mark.parametrize("name", ["qwen3-4b-random", "module-smoke"])
+def test_the_record_of_tokens_is_no_switch_where_rollouts_hold_no_log_probs(
+    name: str, tmp_path: Path, call: Any
+) -> None:
+    values = [{"RLK_REPRO_AGREEMENT_RECORD": value} for value in "01"]
+    switch = {"title": "the record of tokens", "baseline": values[0], "enabled": values[1]}
+    code, _, err = call("submit", write_run(tmp_path, name, switch=switch), "--hardware", "h200", "--dry-run")
+    assert code == 2
+    assert "switch: the rollouts of this run hold no log-probs that the trainer could record" in " ".join(err.split())
 
 
 def test_a_run_of_vime_is_planned_without_rl_kernel(tmp_path: Path, call: Any) -> None:

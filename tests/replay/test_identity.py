@@ -199,7 +199,9 @@ def test_a_missing_field_of_the_format_leaves_the_level_undecided(tmp_path: Path
         comparison = diff_bundles(finish(tmp_path / str(index), 0.2267, change), new).comparison
         assert comparison is not None
         assert (comparison.level, comparison.is_ok) == (Match.UNDECIDED, False)
-        assert comparison.unidentified[0].endswith(f": not recorded in the old bundle, {TREE} in the new bundle")
+        assert comparison.unidentified[0] == (
+            f"sources.rl_engine: not recorded in the old bundle, {TREE} in the new bundle"
+        )
 
 
 @pytest.mark.parametrize(
