@@ -26,7 +26,7 @@ SIZES: Final = tuple(2**10 * GROWTH**number for number in range(5))
 NUM_WARMUPS: Final = 2
 NUM_REPEATS: Final = 5
 BUDGET_S: Final = 60.0
-"""A message that would end after these seconds is left out: smaller messages already show a slow network."""
+"""Seconds for all messages; messages beyond that time are left out: smaller ones already show a slow network."""
 TIMEOUT: Final = timedelta(seconds=120)
 
 

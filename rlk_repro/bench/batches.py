@@ -55,8 +55,8 @@ class BatchShape:
 class LogitsBatch:
     """Logits [1, T, V / ranks] float32 that need a gradient, and the ``batch`` that belongs to them.
 
-    ``batch`` holds what a rollout produces, but not the trainer's own log-probs.  Only the logits of sampled tokens
-    change, and nothing here waits for the device.
+    ``batch`` holds what a rollout produces, but not the trainer's own log-probs.  The methods change
+    only the logits of sampled tokens, and do not wait for the device.
     """
 
     def __init__(self, logits: torch.Tensor, batch: dict[str, Any], taken: Taken) -> None:
@@ -79,7 +79,7 @@ class LogitsBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """The logits [T] of each row's next token, of all ranks; ``rows`` and ``columns`` are those that this rank holds.
+    """The logits of all rows' next tokens, [T]; this rank's logits hold those at ``rows`` and ``columns``.
 
     ``noise`` yields [T] standard normal numbers, once for each change.
     """

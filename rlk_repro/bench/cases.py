@@ -180,7 +180,7 @@ def _split_rows(case: OperatorCase) -> tuple[int, int, int]:
 
 
 def estimate_bytes(case: OperatorCase) -> int:
-    """Return the device memory of a straightforward implementation: inputs, fp32 logits if the inputs have none, and
+    """Return the bytes that a straightforward implementation needs: inputs, fp32 logits if the inputs have none, and
     for each direction one fp32 intermediate as large as the logits."""
     size = find_dtype(case).itemsize
     logits = 4 * case.num_tokens * case.vocab_size

@@ -1,6 +1,6 @@
 """Measure one published claim: ``python -m rlk_repro.bench.claims`` with a task on standard input.
 
-The process prints one line about itself, then one line per cell, each flushed.  If it is killed,
+The process prints one line about itself, then one line per cell, each flushed.  If the process is killed,
 ``rlk_repro.claims.processes`` finds the reason.  Inputs are random; shapes, number types and method are those of the
 claim.  The process does not judge, and prints no path of the machine.
 """
@@ -156,7 +156,7 @@ def _find_obstacle(implementation: str, device: torch.device) -> str | None:
         return "needs a GPU"
     major, minor = torch.cuda.get_device_capability(device)
     if implementation == "sm90" and major != 9:
-        return f"needs compute capability 9, this GPU has {major}.{minor}"
+        return f"the class needs compute capability 9, and this GPU has {major}.{minor}"
     return None
 
 

@@ -41,7 +41,7 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """An implementation as a row of the tables; ``kind`` is the row's kind where the implementation is not built."""
+    """An implementation as a row of a report's tables; where ``build`` gives no call, the row shows ``kind``."""
 
     name: str
     operator: str
@@ -101,5 +101,5 @@ def clip_losses(ratio: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 
 
 def reduce_losses(losses: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
-    """Return the losses per row; for ``grpo_loss`` their mean, because RL-Kernel's function returns only that."""
+    """Return the losses per row; for ``grpo_loss`` their mean, because RL-Kernel's function returns only the mean."""
     return (losses * inputs.weights).sum() if inputs.case.operator == "grpo_loss" else losses

@@ -1,7 +1,7 @@
 """Run vime's own log-prob and policy loss functions on random batches: ``python -m rlk_repro.bench.module``.
 
 There is no model, no optimizer and no rollout: only a rollout's calls of vime's loss module, in their order, with
-vime's log lines.  One process per tensor parallel rank; the first one prints.
+vime's log lines.  Each tensor parallel rank is a process; the process of rank 0 prints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define the flags of the module process by its workload's settings; other arguments of vime's loss are fixed here."""
+"""Define the flags of ``rlk_repro.bench.module``; ``FIXED`` holds the other arguments that vime's loss reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags and ``FIXED``, as one namespace for vime's loss functions."""
     parser = argparse.ArgumentParser("python -m rlk_repro.bench.module", description=__doc__)
     parser.add_argument("--seed", type=int, default=1234, help="seed of all batches")
-    parser.add_argument("--num-rollout", type=int, default=3, help="rollouts, each with its log lines")
+    parser.add_argument("--num-rollout", type=int, default=3, help="number of rollouts, each with its log lines")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda also means AMD GPUs")
     parser.add_argument("--lead-ms", type=float, default=0.0, help="time that the device is kept busy before each pass")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1, help="ranks that share the vocabulary")
@@ -41,7 +41,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _add_setting(parser: argparse.ArgumentParser, flag: str, field: FieldInfo) -> None:
-    """Add a setting of the workload as ``setting_flags`` writes it: a bare flag is True, an absent flag is False."""
+    """Add the flag of a workload's setting: for a setting of type bool, the bare flag is True, no flag is False."""
     kind: Any = field.annotation
     choices = get_args(kind)
     if kind is bool:

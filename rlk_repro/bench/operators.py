@@ -1,6 +1,7 @@
 """Run every case of a suite with every implementation and print log lines: ``python -m rlk_repro.bench.operators``.
 
-Sweeps are timed, and nothing else happens in them; numbers and kernels are checked after the last sweep.
+A sweep times every implementation on every case, and does nothing else.  After the last sweep, numbers and kernels are
+checked.
 """
 
 from __future__ import annotations

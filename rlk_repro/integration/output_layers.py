@@ -1,4 +1,4 @@
-"""Let a Megatron model's output layer return its input as ``HiddenStates``; ``linear_logp`` computes the product."""
+"""Let a Megatron model's output layer return its input, which ``linear_logp`` multiplies by the layer's weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlk_repro.operators import Reason, Refusal
 
 
 def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: Abi) -> None:
-    """If ``linear_logp`` runs, let all output layers of a Megatron model return hidden states, or none if one cannot.
+    """If ``linear_logp`` runs, let a Megatron model's output layers return hidden states; if one cannot, change none.
 
     Raises:
         CheckFailed: a layer cannot do this, and the mode forbids a fallback.
@@ -82,7 +82,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
             return forward(input_, weight, runtime_gather_output, **fused)
         if runtime_gather_output or fused.get("output_cross_entropy_loss"):
             asked = "gathered logits" if runtime_gather_output else "a fused loss"
-            what = "the trainer asks the output layer for another result"
+            what = "the output layer cannot return this result"
             raise CheckFailed(Problem(NAME, what, got=asked, expected="this rank's logits"))
         if layer.sequence_parallel:
             input_ = _gather_rows(input_, layer.tp_group)

@@ -40,7 +40,7 @@ Pass = Callable[[Trainer, Transformer, TrainData, Steps], list[torch.Tensor]]
 
 
 class ReferenceEngines:
-    """Wraps functions of the trainer, and records each rollout once: in the first pass over the policy's weights."""
+    """Wraps functions of the trainer, and records each rollout once: in the first pass with the policy's weights."""
 
     def __init__(self, record: EngineRecord) -> None:
         self._record = record

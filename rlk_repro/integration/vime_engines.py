@@ -1,4 +1,4 @@
-"""Record what vime's engines compute for the same tokens, in the pass without gradient before a training.
+"""Record what vime's engines compute for the same tokens, in the pass without gradient before a rollout's training.
 
 An engine is one implementation of the model.  The rollout's log-probs come from vLLM's generation, the training's from
 vime's own pass.  Further passes compute the same samples, packed in other ways.  For what this process cannot record,
@@ -42,7 +42,7 @@ Pass = Callable[..., dict[str, list[torch.Tensor]]]
 
 
 class VimeEngines:
-    """Wraps functions of vime's actor, and records each rollout once: in the pass over the policy's weights."""
+    """Wraps functions of vime's actor, and records each rollout once: in the pass with the policy's weights."""
 
     def __init__(self, record: EngineRecord) -> None:
         self._record, self.server = record, RolloutServer()
@@ -116,7 +116,7 @@ class _Step:
         return result
 
     def _record_prompts(self, samples: Sequence[tuple[list[int], int]]) -> None:
-        """Record what vLLM computes of the samples as prompts; a failure of that ends no training."""
+        """Record what vLLM computes for the samples as prompts; after a failure the training continues."""
         reason = self._server.find_refusal(self._args)
         alone = [[index] for index in range(self._size)]
         chosen = locate_tokens(self._chosen, alone, self._data["total_lengths"])

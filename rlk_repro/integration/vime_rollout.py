@@ -1,4 +1,4 @@
-"""Ask vLLM's server of vime what its model computes for whole samples, from a training process.
+"""Let a training process ask vime's vLLM server for log-probs and layer outputs of whole samples.
 
 vLLM has the weights of the last sync: until the training's next sync, these are the weights before the training's step.
 """
@@ -37,7 +37,7 @@ class RolloutServer:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def follow_connect(self, connect: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the method that gives the engines to the sync of weights."""
+        """Wrap the method that connects the sync of weights to vLLM's engines, and keep those engines."""
 
         @functools.wraps(connect)
         def note_and_connect(updater: Any, rollout_engines: Sequence[Any], *rest: Any, **named: Any) -> Any:
@@ -47,7 +47,7 @@ class RolloutServer:
         return note_and_connect
 
     def find_refusal(self, args: Namespace) -> str:
-        """Return why this process cannot ask vLLM for log-probs that it could compare; empty if it can."""
+        """Return why this process cannot get comparable log-probs from vLLM; return an empty text if it can."""
         if not self._engines:
             return "the trainer has no engine of vLLM"
         if getattr(args, "offload_rollout", False):
@@ -67,8 +67,8 @@ class RolloutServer:
     ) -> None:  # fmt: skip
         """Record the log-probs of all responses, each sample alone and all together, and layers of each alone.
 
-        ``samples`` has each sample's tokens and the length of its response.  ``chosen`` has the tokens of each sample
-        whose layers are recorded: their numbers and rows.
+        ``samples`` has each sample's tokens and the length of its response.  ``chosen`` has, for each sample, the
+        numbers and rows of the tokens whose layers are recorded.
         """
         rows, layers = self._watch_alone(samples, chosen)
         with ThreadPoolExecutor(len(samples)) as pool:

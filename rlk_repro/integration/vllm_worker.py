@@ -15,7 +15,7 @@ from rlk_repro.integration.measure.engines import LayerCapture, describe_points
 
 
 class LayerWatch:
-    """Keeps the outputs of vLLM's layers; the prefix of the names separates them from vLLM's own."""
+    """Keeps the outputs of vLLM's layers; the prefix of its attributes separates them from those of vLLM's worker."""
 
     get_model: Any
     rlk_repro_capture: LayerCapture | None = None

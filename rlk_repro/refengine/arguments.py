@@ -57,7 +57,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ffn-hidden-size", type=_positive_int, help="SwiGLU width (None: 3 x hidden size)")
     group.add_argument("--vocab-size", type=_positive_int, default=16, help="rows of the embedding")
     group.add_argument(
-        "--untie-embeddings-and-output-weights", action="store_true", help="give the head its own weight matrix"
+        "--untie-embeddings-and-output-weights", action="store_true", help="give the output layer a weight of its own"
     )
     group.add_argument("--rotary-base", type=_positive_float, default=10000.0, help="base of the rotary angles")
     group.add_argument("--init-method-std", type=_positive_float, default=0.1, help="spread of the random weights")
@@ -80,12 +80,12 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--eps-clip-high", type=float, help="upper clip of the ratio (None: as --eps-clip)")
     group.add_argument("--entropy-coef", type=float, default=0.15, help="weight of the entropy bonus")
     group.add_argument("--use-kl-loss", action="store_true", help="measure KL to the reference and add it to the loss")
-    group.add_argument("--kl-loss-coef", type=float, default=0.0, help="weight of that KL")
+    group.add_argument("--kl-loss-coef", type=float, default=0.0, help="weight of the KL term in the loss")
     group.add_argument(
-        "--kl-loss-type", choices=("k1", "k2", "k3", "low_var_kl"), default="k1", help="estimator of that KL"
+        "--kl-loss-type", choices=("k1", "k2", "k3", "low_var_kl"), default="k1", help="estimator of the KL term"
     )
-    group.add_argument("--calculate-per-token-loss", action="store_true", help="mean over tokens, not over samples")
-    group.add_argument("--log-probs-chunk-size", type=int, default=-1, help="rows per chunk of the numeric core")
+    group.add_argument("--calculate-per-token-loss", action="store_true", help="mean loss over tokens, not samples")
+    group.add_argument("--log-probs-chunk-size", type=int, default=-1, help="rows of logits per computation (-1: all)")
 
 
 def _add_optimizer(parser: argparse.ArgumentParser) -> None:
@@ -117,11 +117,11 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="dtype of activations, and of the copy that generates",
+        help="dtype of activations, and of the weights that generate rollouts",
     )
     group.add_argument("--num-threads", type=_positive_int, help="CPU threads (None: torch's choice)")
     group.add_argument(
-        "--custom-megatron-init-path", metavar="MODULE.FUNCTION", help="function to call at the start, with the flags"
+        "--custom-megatron-init-path", metavar="MODULE.FUNCTION", help="function called with all flags before training"
     )
 
 

@@ -101,7 +101,7 @@ def load_samples(template: str, rollout_id: int, *, num_samples: int, vocab_size
         )
     unknown = [token for sample in samples for token in sample.tokens if not 0 <= token < vocab_size]
     if unknown:
-        expected = f"0 to {vocab_size - 1} by --vocab-size"
+        expected = f"0 to {vocab_size - 1}, because of --vocab-size"
         raise SpecError(Problem(str(path), "has an unknown token id", got=unknown[0], expected=expected))
     return samples
 
@@ -130,7 +130,7 @@ def _parse_sample(number: int, fields: dict[str, Any]) -> Sample:
 
 
 def normalise_rewards(rewards: Sequence[float], group_size: int) -> list[float]:
-    """Return (r - mean) / (std + 1e-6) inside each group of ``group_size`` neighbours, by the unbiased std."""
+    """Return (r - mean) / (std + 1e-6) for each reward r, by mean and unbiased std of its ``group_size`` neighbours."""
     groups = torch.tensor(rewards, dtype=torch.float32).view(-1, group_size)
     centred = groups - groups.mean(dim=-1, keepdim=True)
     flat: list[float] = (centred / (groups.std(dim=-1, keepdim=True) + 1e-6)).flatten().tolist()

@@ -116,7 +116,7 @@ def load_function(path: str) -> Callable[[argparse.Namespace], object]:
 
 
 class Trainer:
-    """Trains the policy; holds a frozen reference, a copy of the policy that generates, and the optimizer."""
+    """Trains the policy; holds a frozen reference, the generator with its copy of the policy, and the optimizer."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         config = make_model_config(args)
@@ -134,7 +134,7 @@ class Trainer:
         self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
     def update_weights(self) -> None:
-        """Give the policy's weights to the copy that generates; without generation, only log a time, as vime does."""
+        """Copy the policy's weights to the generator; where nothing is generated, only log a time, as vime does."""
         with self.timer.phase("update_weights"):
             if not self.args.debug_train_only:
                 self.engine.load_weights(self.model)

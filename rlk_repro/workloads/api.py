@@ -42,7 +42,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """A flag or source, and the code that it names.  Known code is in this package or in sources that a stack pins."""
+    """Code that a plan's setting ``where`` names; known code is in this package or in sources that a stack pins."""
 
     where: str
     value: str

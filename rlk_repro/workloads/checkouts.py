@@ -25,7 +25,7 @@ FLAGS: Final[Mapping[CodeSource, str]] = {VIME: "--vime-src", MEGATRON: "--megat
 
 
 def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
-    """Put the checkouts first on the path of this process's children, and set the variable of each.
+    """Put the checkouts first on the path of this process's children, and set each checkout's variable.
 
     Raises:
         SpecError: a folder does not hold its package.

@@ -35,7 +35,7 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial; ``--num-rollout`` is the number of sweeps, ``--suite`` the workload."""
+    """Return the command of one trial; ``--num-rollout`` is the number of sweeps, ``--suite`` the workload as JSON."""
     workload = plan.run.workload
     assert isinstance(workload, OperatorsWorkload)
     suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)

@@ -71,6 +71,6 @@ REFUSALS = {
     "top-p": "a call cannot be served: cannot leave out the columns that top-p sampling removed",
     "logits": "a call cannot be served: needs hidden states, and this call has logits",
     "labels": TAKEN,
-    "gathered logits": "the trainer asks the output layer for another result",
+    "gathered logits": "the output layer cannot return this result",
     "other losses": TAKEN,
 }

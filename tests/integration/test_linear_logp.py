@@ -209,8 +209,8 @@ def test_impossible_options_are_refused_at_the_start(case: Case, settings: dict[
     ("change", "expected"),
     [
         (lambda result: result.detach(), "linear_logp: returned a result without gradient"),
-        (lambda result: result[:-1], "linear_logp: RL-Kernel returned another form than it documents, got"),
-        (lambda result: result.double(), "linear_logp: RL-Kernel returned another form than it documents, got"),
+        (lambda result: result[:-1], "linear_logp: RL-Kernel's result lacks its documented form, got"),
+        (lambda result: result.double(), "linear_logp: RL-Kernel's result lacks its documented form, got"),
     ],
 )
 def test_an_answer_of_another_form_stops(
@@ -312,9 +312,7 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
         assert torch.equal(found.recover(), hidden)
         assert found.head.weight is (model.embedding if is_tied else layer.weight)
         assert (found.head.bias, bias) == (None, None)
-        with pytest.raises(
-            CheckFailed, match="the trainer asks the output layer for another result, got 'gathered logits'"
-        ):
+        with pytest.raises(CheckFailed, match="the output layer cannot return this result, got 'gathered logits'"):
             layer(hidden, weight, runtime_gather_output=True)
         installation.turn.is_enabled = False
         assert torch.equal(layer(hidden, weight)[0], expected)

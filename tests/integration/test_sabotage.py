@@ -146,7 +146,7 @@ def test_5_answers_that_are_no_log_probs(
 
 def test_6_an_answer_of_the_wrong_shape(tmp_path: Path, rl_kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     change_logp(rl_kernel, monkeypatch, lambda result: result[:-1])
-    with pytest.raises(RouteFailed, match=r"logp: RL-Kernel returned another form than it documents, got '\(19,\)"):
+    with pytest.raises(RouteFailed, match=r"logp: RL-Kernel's result lacks its documented form, got '\(19,\)"):
         train(tmp_path, Mode.AUTO)
 
 

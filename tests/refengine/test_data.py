@@ -66,8 +66,8 @@ def test_every_missing_file_is_named_and_none_is_replaced(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokens": [3, 4, 14]}, "has an unknown token id, got 14, expected 0 to 13 by --vocab-size"),
-        ({"tokens": [3, 4, -1]}, "has an unknown token id, got -1, expected 0 to 13 by --vocab-size"),
+        ({"tokens": [3, 4, 14]}, "has an unknown token id, got 14, expected 0 to 13, because of --vocab-size"),
+        ({"tokens": [3, 4, -1]}, "has an unknown token id, got -1, expected 0 to 13, because of --vocab-size"),
         (
             {"response_length": 3},
             "not a stored rollout (ValueError: sample 0: response_length 3 does not fit its tokens and loss_mask)",

@@ -24,7 +24,7 @@ _SUMS: Final = ("abs", "k1", "k3")
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The data of one call of the trainer's loss, by sample: log-probs and loss masks of the response, all tokens."""
+    """One call of the trainer's loss, by sample: the response's log-probs and loss mask, the whole sample's tokens."""
 
     ours: Sequence[torch.Tensor]
     theirs: Sequence[torch.Tensor]
@@ -35,7 +35,7 @@ class _Microbatch:
 
 @dataclass(frozen=True)
 class _Table:
-    """Counts and sums over a microbatch's tokens; the last column of ``counts`` has those masked or not finite.
+    """Counts and sums over a microbatch's tokens; the last column counts masked and not finite tokens.
 
     ``counts``: [bands of positions + bands of log-probs, classes of the difference + 1] int64.  ``sums``: [3 + bands of
     positions] float64.  ``largest``: [2] float64, the largest difference and its place among all tokens.
@@ -48,7 +48,7 @@ class _Table:
 
 
 class TokenRecord:
-    """Records how far log-probs of training and rollout differ in a step; ``refusal`` is why a run cannot record it."""
+    """Records how far log-probs of training and rollout differ in a step; ``refusal`` says why a run cannot."""
 
     def __init__(self, layout: RowLayout, refusal: str = "", turn: Turn | None = None) -> None:
         self._layout, self._refusal, self._reason, self._turn = layout, refusal, refusal, turn

@@ -154,7 +154,7 @@ class LayerCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Keep outputs during the block; keep none without chosen tokens, or if no dialect fits the model."""
+        """Keep outputs during the block; keep none without chosen tokens, or if the layers' names are unknown."""
         with ExitStack() as stack:
             for number, (point, module) in enumerate(list_points(model) if any(map(len, self._calls)) else ()):
                 if not number:
@@ -218,14 +218,14 @@ def _find(owner: Any, path: str) -> Any:
 
 
 def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]) -> LayerCapture:
-    """Make a capture of the chosen tokens, or an empty one in a case whose layers are not recorded."""
+    """Make a capture of the chosen tokens' layers; it keeps nothing in cases that are not in ``LAYER_CASES``."""
     return LayerCapture(locate_tokens(chosen if case in LAYER_CASES else (), calls, lengths))
 
 
 def locate_tokens(
     chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> list[list[tuple[int, int]]]:
-    """Return, for each call of a model, the numbers of the chosen tokens in it and their rows.
+    """Return, for each call of a model, the chosen tokens that the call computes: each token's number and row.
 
     Each entry of ``calls`` has the numbers of the samples that one call packs; ``lengths`` has all samples' lengths.
     """

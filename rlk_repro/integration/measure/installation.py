@@ -85,7 +85,7 @@ class Installation:
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
-        """Measure the peak memory of each phase; ``follow``, if given, also wraps the pass without gradient."""
+        """Measure the peak memory of each phase; ``follow``, if given, also wraps the phase ``FORWARD_ONLY``."""
         for name, phase in phases.items():
             make = functools.partial(self._wrap_phase, phase, follow if phase == FORWARD_ONLY else None)
             self.rebind(owner, name, make, "peak memory")
@@ -145,7 +145,7 @@ class Installation:
             )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
-        """Return the step's variant, None if the step did not begin, and torch's counts during the step."""
+        """Return the step's variant, None if the step did not begin, and its compilations and allocation retries."""
         if not self._schedule:
             return {}
         before, self._counts = self._counts, read_counts()

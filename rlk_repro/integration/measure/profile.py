@@ -204,7 +204,7 @@ class StepProfile:
 
 
 class _BackwardSpan:
-    """The backward pass of one call; a graph that is walked twice gives two intervals."""
+    """Times the backward pass of one call; a graph that is walked twice gives two intervals."""
 
     __slots__ = ("_begin", "_clock", "_end", "_intervals", "_name", "_num_left", "num_inputs")
 
@@ -266,7 +266,7 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def read_counts() -> dict[str, int]:
-    """Return how often this process has compiled and retried allocations so far; import no module of torch for it."""
+    """Return how often torch has compiled and has retried allocations in this process; import no module of torch."""
     counts: dict[str, int] = {}
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:

@@ -17,7 +17,7 @@ ROCTX: Final = "librocprofiler-sdk-roctx.so"
 class ProfiledSteps:
     """Starts the recording before the first profiled rollout and stops it after the last; by default records nothing.
 
-    ``steps`` is ``first:end``: the first profiled rollout, and the first one after the profiled ones.  Rollout 0 is
+    ``steps`` is ``first:end``: the first profiled rollout, and the rollout after the last profiled one.  Rollout 0 is
     never recorded.
     """
 

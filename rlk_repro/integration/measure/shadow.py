@@ -42,7 +42,7 @@ MAX_ERROR: Final = 300
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The arguments of the trainer's loss, and of its call of the log-prob function (``call``) with the result."""
+    """The arguments of the trainer's loss, and the arguments (``call``) and results of the log-prob function in it."""
 
     args: Any
     batch: Mapping[str, Any]

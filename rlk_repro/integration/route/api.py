@@ -54,7 +54,7 @@ Claim: TypeAlias = tuple[Operator, Route | None]
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Return the route of ``op``, or a refusal by the table's rules, by the route, or because of its class."""
+    """Return the route of ``op``; or why it cannot run: a rule, the route itself, or a class that is not accepted."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal
@@ -94,7 +94,7 @@ class Recorder(Protocol):
 class Turn:
     """Whether RL-Kernel is in use now; otherwise every call goes to the trainer's own function and is not counted.
 
-    While ``aside`` is set, it records the calls, because they do not belong to the step.
+    While ``aside`` is set, calls are recorded there, because they do not belong to the step.
     """
 
     is_enabled: bool = True

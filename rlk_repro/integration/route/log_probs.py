@@ -125,7 +125,7 @@ def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard)
 
 
 def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Refuse token ids outside the vocabulary; all ranks of a group have equal ids.  This waits for the device."""
+    """Refuse token ids outside the vocabulary; all ranks of a group have equal ids.  The check waits for the device."""
     is_outside = (tokens < 0) | (tokens >= shard.size * logits.shape[1])
     return Refusal(Reason.FOREIGN_ID) if bool(is_outside.any()) else None
 
@@ -299,9 +299,9 @@ def can_mend(operators: Operators, device: torch.device) -> bool:
 def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, shard: Shard) -> Joined:
     """Combine log-probs and entropies within the shard into those over the whole vocabulary.
 
-    The shard's column c has logit a and log-prob l in the shard, so its log-sum-exp is n_r = a - l.  With n that of all
-    shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).  All are relative to
-    the largest a, to keep digits; every rank gets the same bits.
+    The shard's column c has logit a and log-prob l in the shard, so its log-sum-exp is n_r = a - l.  Let n be the
+    log-sum-exp of all shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).
+    All logits are taken relative to the largest a, to keep digits; every rank gets the same bits.
     """
     if targets.split is None:
         return Joined(local, None, entropy)
@@ -340,6 +340,6 @@ def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool =
     if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
         got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
         expected = f"{tuple(like.shape)} torch.float32"
-        raise RouteFailed(f"{op}: RL-Kernel returned another form than it documents, got {got!r}, expected {expected}")
+        raise RouteFailed(f"{op}: RL-Kernel's result lacks its documented form, got {got!r}, expected {expected}")
     if needs_grad and not result.requires_grad:
         raise RouteFailed(f"{op}: returned a result without gradient, expected one with a gradient")

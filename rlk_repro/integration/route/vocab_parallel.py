@@ -72,7 +72,7 @@ class Dispatched:
 
 
 def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Dispatched | Refusal:
-    """Ask RL-Kernel for ``backend``, the name of a tier or an implementation's id; refuse what ``OPERATORS`` lacks."""
+    """Ask RL-Kernel for ``backend``, one of RL-Kernel's tiers or an implementation; refuse what ``OPERATORS`` lacks."""
     contract = make_contract(contracts.types, shape, case.context_parallel)
     try:
         result = contracts.registry.get_logprob_op(contract, requested_backend=backend)
@@ -112,7 +112,7 @@ def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
 
 
 class VocabParallelLogp:
-    """Serves the calls of one run: RL-Kernel dispatches each new shape, and must choose the start's implementation."""
+    """Serves the calls of one run: RL-Kernel dispatches each new shape, always to the implementation of the first."""
 
     def __init__(self, contracts: Contracts, case: Case, first: Dispatched) -> None:
         self.loaded = LoadedOperator(

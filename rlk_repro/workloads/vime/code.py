@@ -94,7 +94,7 @@ def _list_flags(plan: Plan) -> Iterator[Code]:
 
 
 def spell_written(plan: Plan) -> list[str]:
-    """Return the flags that the run's author wrote, with those for this hardware."""
+    """Return the flags that the run's author wrote for the model and for this hardware."""
     workload = vime_of(plan)
     return spell_flags({**workload.model.arguments, **workload.arguments_on(plan.hardware.hardware)})
 
@@ -119,7 +119,7 @@ def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
 
 
 def _is_known(flag: str, values: Sequence[str]) -> bool:
-    """Whether a flag's text names a function of a known package; a file, for example, is not known."""
+    """Whether a flag's values name a function of a known package; the name of a file, for example, does not."""
     dotted = [value for value in values if not value.isidentifier()]
     are_known = all(_DOTTED.fullmatch(value) and value.partition(".")[0] in KNOWN_PACKAGES for value in dotted)
     return bool(dotted) and are_known and _FUNCTIONS.fullmatch(flag) is not None

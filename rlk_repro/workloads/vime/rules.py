@@ -89,7 +89,7 @@ def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
     if layout.num_nodes == 1 and number >= layout.gpus_per_node > 0:
         yield Problem(where, "leaves no GPU for the training", got=number, expected=f"less than {layout.gpus_per_node}")
     elif layout.num_nodes > 1 and (number % max(layout.gpus_per_node, 1) or number >= division.num_gpus):
-        expected = f"whole nodes of {layout.gpus_per_node} GPUs, but not all {layout.num_nodes} nodes"
+        expected = f"a multiple of {layout.gpus_per_node} (whole nodes), below {division.num_gpus}"
         yield Problem(where, "cannot be taken from these nodes", got=number, expected=expected)
 
 
