@@ -232,7 +232,7 @@ class ArchiveReader:
         size_bytes = self._find_size(info, overrides)
         self._gzip.check_room(size_bytes)
         if is_folder and size_bytes:
-            self._place.refuse("refused: a folder entry with content")
+            self._place.refuse("refused: a folder entry must not hold data")
         self._place.member = name or "."
         self._register(name, is_file=not is_folder)
         if not self.is_own and self.foreign_member is None and blocks != render_header(name, size_bytes):

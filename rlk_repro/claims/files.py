@@ -251,7 +251,7 @@ def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem
         what = "the settings are not those of the operator"
         yield ("check", "settings"), what, sorted(check.settings), expected
     if claim.dtype is None:
-        yield ("check", "operator"), "the claim has no number type", None, "dtype in the claim"
+        yield ("check", "operator"), "the claim names no dtype", None, "dtype in the claim"
     for index, row in enumerate(claim.rows):
         if set(row.shape) != set(measurable.dimensions):
             expected = ", ".join(measurable.dimensions)

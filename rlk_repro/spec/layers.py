@@ -23,7 +23,7 @@ def is_layer_pattern(value: Any, num_layers: int) -> bool:
 
 
 def read_layer_pattern(text: str) -> LayerCount | None:
-    """Count the layers of a sum of repeated lists of 0 and 1; None for any other text."""
+    """Return the number of layers in a text like ``[0]*3+[1]*45`` of Megatron-LM; None for a text of another form."""
     try:
         return _count(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, MemoryError, RecursionError):

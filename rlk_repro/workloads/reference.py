@@ -55,10 +55,10 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Return the commands that store rollouts for the train-only lane: one live run without records per pair.
+    """Return the commands that store rollouts for the train-only lane: one live run for the seed of each pair.
 
-    The seed determines the weights, and training changes them.  Rollouts of another run come from another policy, so
-    train_rollout_logprob_abs_diff would measure the policies' difference and not the variants'.
+    The seed determines the weights, and training changes them.  Rollouts of another seed come from another policy, so
+    train_rollout_logprob_abs_diff would measure the difference of the policies and not of the variants.
     """
     if plan.run.lane != "train-only":
         return {}

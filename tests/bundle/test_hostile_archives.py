@@ -84,7 +84,11 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "file and folder": (HARMLESS + entry("a", kind=tarfile.DIRTYPE), "a", "refused: appears twice"),
     "inside a file": (HARMLESS + entry("a/b"), "a/b", "refused: lies inside a file"),
     "folder that was a path": (entry("a/b") + HARMLESS, "a", "refused: appears twice"),
-    "folder with content": (entry("a", b"a", tarfile.DIRTYPE), "a", "refused: a folder entry with content"),
+    "folder with content": (
+        entry("a", b"a", tarfile.DIRTYPE),
+        "a",
+        "refused: a folder entry must not hold data",
+    ),
     "long part": (entry("x" * 256), "x" * 256, "refused: name too long"),
     "long path": (entry("x/" * 600 + "a"), "x/" * 600 + "a", "refused: name too long"),
     "endless name": (

@@ -14,6 +14,7 @@ import pytest
 from rlk_repro.base.resources import data_dir
 from rlk_repro.replay.gate import DiffGate, judge_analyses
 from rlk_repro.replay.recorded import load_result
+from rlk_repro.report.answer import describe_words
 from rlk_repro.report.markdown import render_summary
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.statistics.stats import STEP_TIME
@@ -49,7 +50,7 @@ def test_a_summary_fits_a_pull_request(bundle: Path) -> None:
     text = render_summary(found, context)
     assert len(text.splitlines()) <= 60
     assert len(text) < 65_536
-    assert text.startswith(f"### {found.run}: {found.verdict.word}")
+    assert text.startswith(f"### {found.run}: {describe_words(found)}")
     assert f"bundle `{context.bundle_id[:12]}`" in text
 
 

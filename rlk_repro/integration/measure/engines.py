@@ -225,9 +225,9 @@ def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], le
 def locate_tokens(
     chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> list[list[tuple[int, int]]]:
-    """Return, for each call of a model, the chosen tokens that the call computes: each token's number and row.
+    """Return, for each call of a model, its chosen tokens: a token's index in ``chosen`` and its row in the call.
 
-    Each entry of ``calls`` has the numbers of the samples that one call packs; ``lengths`` has all samples' lengths.
+    Each entry of ``calls`` lists the indices of the samples that one call packs; ``lengths`` has a sample's length.
     """
     found: list[list[tuple[int, int]]] = []
     for samples in calls:
