@@ -25,7 +25,7 @@ RESERVE_BYTES: Final = 256 << 10
 
 
 @dataclass(kw_only=True)
-class Phase:
+class PhaseEnd:
     """One phase of the agent's work, and the error that ended it."""
 
     error: Exception | None = None
@@ -75,9 +75,9 @@ class Journal:
         return hide_places(self._redact(text), self._run_dir.root)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[Phase]:
+    def phase(self, name: str) -> Iterator[PhaseEnd]:
         """Record the begin and the end of a phase.  An error in the phase is recorded and not raised."""
-        phase = Phase()
+        phase = PhaseEnd()
         started = time.monotonic()
         self.record("begin", phase=name)
         try:
