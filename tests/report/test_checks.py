@@ -146,7 +146,8 @@ def test_where_drift_starts_has_a_line_for_each_two_engines(num_layers: int) -> 
 
 def test_engines_that_are_equal_everywhere_draw_nothing_and_a_gap_is_left_out() -> None:
     same = replace(make_layers(), curve=(0.0,) * 8)
-    assert [figure.svg for figure in plot_drift(view_of(same))] == [""]
+    (empty,) = plot_drift(view_of(same))
+    assert (empty.svg, empty.caption) == ("", "Between these engines no layer differs: training / reference.")
     gap = replace(make_layers(), curve=(0.0, None, *[1e-6] * 6))
     (figure,) = plot_drift(view_of(gap))
     assert figure.svg.count("<circle") == 1 + 6
