@@ -142,16 +142,17 @@ def run_build(build: Build) -> None:
     require_clean()
     if build.locked:
         download, unpacked = map(format_bytes, sum_sizes(build.locked))
-        _say(f"{build.tag}: {len(build.locked)} packages, {download} to download, {unpacked} unpacked; "
-             f"{build.engine} may take twice the unpacked size while it builds")  # fmt: skip
+        say(f"{build.tag}: {len(build.locked)} packages, {download} to download, {unpacked} unpacked; "
+            f"{build.engine} may take twice the unpacked size while it builds")  # fmt: skip
     started = time.monotonic()
     code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
     if code != 0:
         raise CheckFailed(Problem(f"{build.engine} build", f"ended with {code}"))
-    _say(f"{build.tag}: {format_duration(time.monotonic() - started)}")
+    say(f"{build.tag}: {format_duration(time.monotonic() - started)}")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Show a line of progress on standard error, before the output of a command that follows."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -21,7 +21,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, Spec
 from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_json, write_text
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.base.units import format_bytes, format_duration
-from rlk_repro.images.build import ROOT, make_arguments, require_clean
+from rlk_repro.images.build import ROOT, make_arguments, require_clean, say
 from rlk_repro.images.lock import FOLDER, Locked, lock_path, read_lock, sum_sizes
 from rlk_repro.images.stacks import choose_platform
 from rlk_repro.images.transport import write_checksums
@@ -71,7 +71,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
     for step in STEPS:
         key = _key(stack, chosen, step)
         if done.get(step) == key:
-            _say(f"{step}: done already")
+            say(f"{step}: done already")
             continue
         words = "compiling; MAX_JOBS bounds memory" if step in {"transformer-engine", "rl-kernel"} else "running"
         # the modules of this checkout, whose commit the record names
@@ -223,7 +223,7 @@ def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
                 str(parent), "has too little space", got=format_bytes(free), expected=f"{format_bytes(needed)} free"
             )
         )
-    _say(f"{folder}: needs about {format_bytes(needed)}; {format_bytes(free)} are free")
+    say(f"{folder}: needs about {format_bytes(needed)}; {format_bytes(free)} are free")
 
 
 def _python(folder: Path) -> Path:
@@ -233,9 +233,9 @@ def _python(folder: Path) -> Path:
 @contextmanager
 def _timed(step: str, what: str) -> Iterator[None]:
     started = time.monotonic()
-    _say(f"{step}: {what} …")
+    say(f"{step}: {what} …")
     yield
-    _say(f"{step}: {format_duration(time.monotonic() - started)}")
+    say(f"{step}: {format_duration(time.monotonic() - started)}")
 
 
 def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
@@ -254,8 +254,3 @@ def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
 def _require(what: str, code: int | None) -> None:
     if code != 0:
         raise CheckFailed(Problem(what, "did not finish", got=code, hint="the same command continues"))
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
