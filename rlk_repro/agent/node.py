@@ -76,7 +76,7 @@ def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Fin
 def load_manifest(path: Path) -> Manifest | None:
     """Load a node's manifest; return None if the node's agent has not written it."""
     try:
-        return Manifest.from_json(load_json(path), str(path))
+        return Manifest.load(path)
     except BundleUnreadable:
         return None
 

@@ -167,7 +167,7 @@ def _list_agents(run_dir: RunDir) -> Iterator[tuple[str, NodeDir]]:
 def _find_allocation(node: NodeDir) -> str | None:
     """Return the allocation of a node, or None if its manifest or its preflight record is unreadable."""
     try:
-        Manifest.from_json(load_json(node.manifest))
+        Manifest.load(node.manifest)
         found = load_json(node.preflight)["allocation"]
         return found if isinstance(found, str) else None
     except (BundleUnreadable, KeyError, TypeError):

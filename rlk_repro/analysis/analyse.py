@@ -243,7 +243,7 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
     for node in run_dir.node_dirs():
         name = node.path.name
         try:
-            manifests.append(Manifest.from_json(load_json(node.manifest), name))
+            manifests.append(Manifest.load(node.manifest))
         except BundleUnreadable as error:
             findings.append(Finding(Level.WARNING, f"nodes.{name}", "a manifest", error.problems[0].what))
         try:

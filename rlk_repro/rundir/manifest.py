@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.errors import BundleUnreadable, Problem, shorten
@@ -53,6 +54,15 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "node": self.node, "sections": _encode(self.sections)}
+
+    @classmethod
+    def load(cls, path: Path) -> Manifest:
+        """Load the manifest of one node.
+
+        Raises:
+            BundleUnreadable: the file is missing, or it is no manifest.
+        """
+        return cls.from_json(load_json(path), str(path))
 
     @classmethod
     def from_json(cls, value: Any, where: str = "manifest") -> Manifest:
@@ -129,7 +139,7 @@ def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
         BundleUnreadable: one of the files is not a manifest.
     """
     files = (node.manifest for node in run_dir.node_dirs())
-    return tuple(Manifest.from_json(load_json(path), str(path)) for path in files if path.is_file())
+    return tuple(Manifest.load(path) for path in files if path.is_file())
 
 
 @lru_cache(maxsize=4 * MAX_FACTS)
