@@ -78,21 +78,16 @@ def describe_baseline(view: View) -> str:
     return "baseline"
 
 
-def describe_words(analysis: Analysis) -> str:
-    """Return the verdict's word, or what an agreement run found.
-
-    Where speed and memory are both decided, the text has both words, like ``faster, same memory``.
-    """
-    if analysis.checks:
-        return AGREEMENT_WORDS[choose_word(analysis.checks)]
-    word, memory = analysis.verdict.word, judge_memory(analysis).word
-    is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
-    return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word.value
-
-
 def describe_word(analysis: Analysis) -> str:
-    """Return the first of the words of ``describe_words``, which is about speed or about agreement."""
-    return describe_words(analysis).partition(",")[0]
+    """Return the verdict's word, or what an agreement run found."""
+    return AGREEMENT_WORDS[choose_word(analysis.checks)] if analysis.checks else analysis.verdict.word.value
+
+
+def describe_words(analysis: Analysis) -> str:
+    """Return the word, and where speed and memory are both decided, both words, like ``faster, same memory``."""
+    word, memory = describe_word(analysis), judge_memory(analysis).word
+    is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
+    return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word
 
 
 def describe_answer(view: View) -> str:
