@@ -57,8 +57,8 @@ def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
 
     A step of enabled must have the record on at least one rank, and a step of baseline on none.
     """
-    if ops_log.missing_ranks:
-        return f"no ops file of rank {ops_log.missing_ranks[0]}"
+    if missing := _name_missing_ranks(ops_log):
+        return missing
     if other := _find_other_variant(ops_log, step, planned):
         return other
     lacking = next((rank.source for rank in ops_log.ranks if step not in rank.steps), "")
@@ -116,10 +116,8 @@ def _find_gap(ops_log: OpsLog) -> str:
     """Return what the ops files lack to prove anything; empty for complete files."""
     if not ops_log.ranks:
         return "the trainer wrote no ops file"
-    if ops_log.missing_ranks:
-        names = [str(rank) for rank in ops_log.missing_ranks[:MAX_SHOWN_RANKS]]
-        rest = len(ops_log.missing_ranks) - len(names)
-        return f"no ops file of rank {', '.join(names)}{f' and {rest} more' if rest else ''}"
+    if missing := _name_missing_ranks(ops_log):
+        return missing
     steps = set(ops_log.steps())
     for rank in ops_log.ranks:
         if rank.rejects:
@@ -131,6 +129,15 @@ def _find_gap(ops_log: OpsLog) -> str:
         if lacking := steps - set(rank.steps):
             return f"{rank.source}: has no record of step {min(lacking)}"
     return "" if steps else "no step was recorded"
+
+
+def _name_missing_ranks(ops_log: OpsLog) -> str:
+    """Return which ranks left no ops file; empty if every rank left one."""
+    if not ops_log.missing_ranks:
+        return ""
+    names = [str(rank) for rank in ops_log.missing_ranks[:MAX_SHOWN_RANKS]]
+    rest = len(ops_log.missing_ranks) - len(names)
+    return f"no ops file of rank {', '.join(names)}{f' and {rest} more' if rest else ''}"
 
 
 def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
