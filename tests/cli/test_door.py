@@ -55,7 +55,7 @@ def test_a_run_is_named_with_or_without_a_flag(call) -> None:
         (("qwen3-4",), "did you mean 'qwen3-4b'?"),
         (("vime-train",), "did you mean 'vime-train-only'?"),
         (("smoek",), "did you mean 'smoke'?"),
-        (("smoke", "--hardware", "h100"), "to add hardware, copy "),
+        (("smoke", "--hardware", "b300"), "to add hardware, copy "),
         (("smoke", "--stack", "2026"), "did you mean '2026-07'?"),
     ],
 )
