@@ -19,8 +19,6 @@ Table = tuple[tuple[int, ...], ...]
 
 
 class _Found(NamedTuple):
-    """The token counts of one step on one rank."""
-
     place: str
     step: tuple[str, int]
     tokens: Tokens
@@ -85,7 +83,6 @@ def _mean(values: Iterable[float], number: int) -> float | None:
 
 
 def _add_tables(tables: Sequence[Table], num_rows: int) -> Table:
-    """Add the tables row by row; where a shorter table lacks a row, its numbers count as zero."""
     num_rows = max([num_rows, *map(len, tables)])
     rows = ([table[index] for table in tables if index < len(table)] for index in range(num_rows))
     return tuple(tuple(map(sum, zip(*row, strict=True))) if row else (0,) * NUM_CLASSES for row in rows)
@@ -97,7 +94,6 @@ def _find_means(sums: Sequence[Sequence[float]], table: Table) -> Iterator[float
 
 
 def _find_largest(found: Sequence[_Found]) -> LargestDifference | None:
-    """Return the largest difference, the first of several equal ones; the result is None where no token differs."""
     best = max(
         (item for item in found if item.tokens.largest is not None),
         key=lambda item: item.tokens.largest.abs if item.tokens.largest else 0.0,

@@ -31,7 +31,7 @@ SLACK_S: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A span of time from begin to end, both in Unix seconds."""
+    """A span of time; ``begin`` and ``end`` are Unix seconds."""
 
     begin_s: float
     end_s: float
@@ -96,7 +96,7 @@ def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> I
 def _find_wrong_windows(
     trials: Sequence[Trial], exits: Mapping[str, ExitRecord], agents: Mapping[str, Window]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the trials with impossible recorded times, in the order of the plan, each with the reason."""
+    """Yield each trial whose recorded times are impossible, with the reason."""
     last: dict[str, tuple[str, Window]] = {}
     for trial in trials:
         record = exits[trial.name]
@@ -141,7 +141,7 @@ def _read_agents(run_dir: RunDir) -> dict[str, Window]:
 
 
 def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
-    """Yield the allocation and time of each line of the agent's log, without lines that a kill cut short."""
+    """Yield the allocation and the time of each line of the agent's log; a line that a kill cut short is left out."""
     try:
         data = read_start(run_dir.agent_log, MAX_LOG_BYTES)
     except BundleUnreadable:
@@ -158,14 +158,12 @@ def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
 
 
 def _list_agents(run_dir: RunDir) -> Iterator[tuple[str, NodeDir]]:
-    """Yield the name of a node and a folder of that node, for every agent that ran there."""
     for node in run_dir.node_dirs():
         for agent in (node, *node.earlier_dirs()):
             yield node.path.name, agent
 
 
 def _find_allocation(node: NodeDir) -> str | None:
-    """Return the allocation of a node, or None if its manifest or its preflight record is unreadable."""
     try:
         Manifest.load(node.manifest)
         found = load_json(node.preflight)["allocation"]

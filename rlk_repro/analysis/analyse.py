@@ -152,7 +152,7 @@ def _judge(plan: Plan, evidence: Evidence) -> Judgement:
 def _read_trials(
     plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry], sessions: Sequence[Session]
 ) -> Iterator[TrialResult]:
-    """Yield the result of every trial; a session yields a result for each of its variants."""
+    """Yield the result of every trial; a session yields one result for each variant."""
     for session in sessions:
         yield from session.arms
     for trial in () if sessions else plan.trials:
@@ -160,7 +160,7 @@ def _read_trials(
 
 
 def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
-    """Yield the sessions; a session is void if its records do not show that one agent ran it in one allocation."""
+    """Yield the sessions. A session becomes void if its records do not show that one agent ran it in one allocation."""
     for pair in pairs:
         misfit = misfits.get(pair.pair, "") if pair.status is PairStatus.SCORED else ""
         yield replace(pair, status=PairStatus.VOID, reason=misfit) if misfit else pair
@@ -173,7 +173,6 @@ def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterato
 
 
 def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list[Finding]]:
-    """Read the telemetry of all nodes; each file with unreadable lines gives findings."""
     files = [node.telemetry for node in run_dir.node_dirs() if node.telemetry.is_file()]
     found = [parse_telemetry(path) for path in files]
     refused = [
@@ -282,7 +281,6 @@ def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the first findings of one kind and count the others, because a bundle may cause very many."""
     yield from findings[:MAX_ALIKE]
     if rest := findings[MAX_ALIKE:]:
         yield Finding(
@@ -291,7 +289,6 @@ def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[TrialResult]) -> dict[str, str]:
-    """Return the facts at the head of a report, without those that are unknown."""
     facts: dict[str, str] = {"nodes": str(len(manifests))}
     known = dict(manifests[0].facts()) if manifests else {}
     for label, path in HEADLINE_FACTS:

@@ -38,7 +38,7 @@ Place = tuple[str, str, int]
 
 
 def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
-    """Yield every check of a run that compares engines; a run of another kind has no checks."""
+    """Yield every check of a run that compares engines; any other run has no checks."""
     for pair, trials in plan.pairs().items() if plan.run.workload.compares_engines else ():
         logs = {trial.name: read_engines(run_dir.trial(trial.name)) for trial in trials}
         yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials])
@@ -86,7 +86,6 @@ def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
 
 
 def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) -> AgreementCheck:
-    """Make a check that was not measured, because fewer than two engines have this kind of record."""
     name = next(iter(found), ROLLOUT)
     reason = next((side.reason for side in found.values() if isinstance(side, Skipped)), "")
     other = ROLLOUT if name == TRAINING else TRAINING
@@ -94,7 +93,7 @@ def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) ->
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """Yield a check of each two engines as they ran, then of each engine against itself in other cases."""
+    """Yield a check of each two engines, then checks of each engine against itself with another batch or padding."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
     inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
@@ -187,7 +186,6 @@ def _compare_inputs(place: Place, names: tuple[str, str], sides: tuple[Inputs, I
 def _find_mismatch(
     number: int, names: tuple[str, str], sides: tuple[SampleInput, SampleInput], special: Mapping[int, str]
 ) -> str:
-    """Return the first field and position in which two engines' inputs differ; empty for equal inputs."""
     if sides[0].padding != sides[1].padding:
         values = " against ".join(f"{name} {side.padding}" for name, side in zip(names, sides, strict=True))
         return f"padding in front of sample {number}: {values}"
@@ -232,7 +230,6 @@ def _find_dtype(one: str, other: str) -> str:
 
 
 def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -> tuple[CheckWord, str]:
-    """Return a check's result and what the check found; ``largest`` is None where a value is not finite."""
     if bound is None:
         return CheckWord.NOT_MEASURED, f"the contract has no bound for {dtype}; {found}"
     if largest is None or largest > bound:
@@ -242,7 +239,10 @@ def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -
 
 @dataclass(frozen=True)
 class _Gap:
-    """How much two sets of rows differ, and where most; ``largest`` and ``mean`` are None if a value is not finite."""
+    """The largest difference between two sets of rows, with its place.
+
+    ``largest`` and ``mean`` are None if a value is not finite.
+    """
 
     num: int
     num_unequal: int
@@ -337,12 +337,11 @@ def _compare_layers(
 
 
 def _find_shape(layer: Layer) -> tuple[int, ...]:
-    """Return the number of norms, then the number of values in each row."""
     return (len(layer.norms), *map(len, layer.values))
 
 
 def _find_distance(one: Layer, other: Layer) -> float | None:
-    """Return the largest difference of a token's output, as a share of the second engine's norm; None if not finite."""
+    """Return the largest difference of a token's output, divided by the second engine's norm; None if not finite."""
     found = 0.0
     for left, right, norm in zip(one.values, other.values, other.norms, strict=False):
         gaps = [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]

@@ -220,7 +220,7 @@ def _non_inferior(
     num_sides: int = 1,
     bound: Bound = t_interval,
 ) -> Gate:
-    """Decide whether the mean loss is within the margin: its bound ``low`` decides a failure, ``high`` a pass."""
+    """Decide whether the mean loss is within the margin: the lower bound decides a failure, the upper bound a pass."""
     alpha, n = evidence.measure.alpha, len(losses)
     passing = bound(losses, 1 - 2 * alpha)
     failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
@@ -271,7 +271,6 @@ def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:
 
 
 def _present(gate: Gate, convert: Callable[[float], float]) -> Gate:
-    """Convert a gate's losses to the unit that its detail names."""
     bounds = sorted(convert(item) for item in (gate.low, gate.high) if item is not None)
     low, high = bounds or (None, None)
     return replace(
@@ -288,7 +287,6 @@ def _plain_gate(name: str, status: GateStatus, detail: str, n: int) -> Gate:
 
 
 def _stored_gate(evidence: Evidence, name: str) -> Gate:
-    """Return a gate that does not apply, because both variants use the same rollouts or train the same policy."""
     given = GIVEN_TO_BOTH.get(evidence.workload, "both variants train on the same stored rollouts")
     detail = ONE_POLICY if evidence.lane == "live" else given
     return _plain_gate(name, GateStatus.NOT_APPLICABLE, detail, 0)
@@ -350,7 +348,6 @@ def _active_gate(evidence: Evidence) -> Gate:
 
 
 def _blocks_gate(evidence: Evidence) -> Gate:
-    """Decide whether each session has enough blocks, and whether too many blocks were lost."""
     found = evidence.blocks_of(is_control=False)
     lost = [block for block in found if block.reason]
     n = len(found) - len(lost)

@@ -20,7 +20,7 @@ BANDWIDTH: Final = "memory bandwidth, measured"
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
-    """The cells of a run; ``facts`` are rates of the device, ``rejects`` counts the refused lines of each trial."""
+    """The cells of a run. ``facts`` are rates of the device; ``rejects`` counts the refused log lines of each trial."""
 
     results: tuple[OperatorResult, ...]
     facts: Mapping[str, str]
@@ -42,7 +42,6 @@ def read_operators(plan: Plan, run_dir: RunDir) -> OperatorTable:
 
 
 def _read_trial(name: str, log: OperatorLog, warmup: int) -> Iterator[tuple[CellKey, OperatorTrial]]:
-    """Yield the cells of one process, each with its speedup over the trainer's own function in the same case."""
     scored = {
         key: [record for sweep, record in sorted(sweeps.items()) if sweep >= warmup]
         for key, sweeps in log.times.items()
@@ -61,7 +60,6 @@ def _find_median(records: Sequence[tuple[int, Time]]) -> float | None:
 
 
 def _find_status(records: Sequence[Time], check: OracleCheck | None) -> tuple[OperatorStatus, str]:
-    """Return the first failure of the scored sweeps or of the float64 check, or ``passed`` with the check's remark."""
     if not records:
         return OperatorStatus.FAILED, "the process ended before a scored sweep"
     for record in (*records, *(() if check is None else (check,))):
@@ -131,7 +129,7 @@ def _make_result(
 
 
 def _find_kind(times: Iterable[Time]) -> OperatorKind:
-    """Return the kind of a cell; one process that ran plain PyTorch makes the whole cell ``native``."""
+    """Return the kind of a cell: ``native`` if any process ran plain PyTorch."""
     kinds = {time.kind for time in times}
     order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.TRAINER)
     return next(kind for kind in order if kind in kinds)
@@ -147,7 +145,7 @@ def _find_facts(logs: Iterable[OperatorLog]) -> Iterator[tuple[str, str]]:
 
 
 def _show_rates(rates: Sequence[float], unit: str) -> str:
-    """Return the lowest and the highest rate, like ``4.31 – 4.33 TB/s``, or one rate where both look equal."""
+    """Return a range of rates like ``4.31 – 4.33 TB/s``; two rates that look equal become one."""
     prefix, scale = ("T", 1e12) if max(rates) >= 1e12 else ("G", 1e9)
     ends = dict.fromkeys(f"{rate / scale:.3g}" for rate in (min(rates), max(rates)))
     return f"{' – '.join(ends)} {prefix}{unit}"

@@ -41,8 +41,8 @@ _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIV
 def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> str:
     """Return why a step's record does not show that the planned variant ran; empty if the record shows this.
 
-    A step of enabled must have calls of the operator, and a step of baseline none.  ``planned`` is the variant of the
-    step in the schedule of a session; it is None in a trial of one variant.
+    A step of enabled must have calls of the operator; a step of baseline must have no such call.  ``planned`` is the
+    variant of the step in the schedule of a session; it is None in a trial of one variant.
     """
     count = ops_log.calls_in(op, step)
     if planned is not None and (other := _find_other_variant(ops_log, step, planned)):
@@ -113,7 +113,7 @@ def prove(
 
 
 def _find_gap(ops_log: OpsLog) -> str:
-    """Return what the ops files lack to prove anything; empty for complete files."""
+    """Return what is missing in the ops files, without which nothing is proved; empty if nothing is missing."""
     if not ops_log.ranks:
         return "the trainer wrote no ops file"
     if missing := _name_missing_ranks(ops_log):
@@ -132,7 +132,6 @@ def _find_gap(ops_log: OpsLog) -> str:
 
 
 def _name_missing_ranks(ops_log: OpsLog) -> str:
-    """Return which ranks left no ops file; empty if every rank left one."""
     if not ops_log.missing_ranks:
         return ""
     names = [str(rank) for rank in ops_log.missing_ranks[:MAX_SHOWN_RANKS]]
@@ -141,7 +140,7 @@ def _name_missing_ranks(ops_log: OpsLog) -> str:
 
 
 def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
-    """Return which operator a commit of RL-Kernel other than ``commit`` served; empty without such an operator."""
+    """Return an operator that another commit of RL-Kernel than ``commit`` served; empty without such an operator."""
     served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
     other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
     return "" if other is None else f"{other.op} is of RL-Kernel {other.version}, planned is {commit[:12]}"
@@ -180,7 +179,6 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
 
 
 def _find_foreign_kernel(ops_log: OpsLog) -> str:
-    """Return a kernel of RL-Kernel that a profiler saw in a baseline; empty if the profiler saw no such kernel."""
     known = {
         part for operator in OPERATORS.values() for items in operator.implementations.values()
         for item in items for part in item.kernels
@@ -194,7 +192,6 @@ def _find_foreign_kernel(ops_log: OpsLog) -> str:
 
 
 def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementation | None]) -> str:
-    """Return a kernel that must have run and that a profiler did not see; empty without such a kernel."""
     wanted = [part for item in implementations if item is not None for part in item.kernels]
     for rank in ops_log.ranks:
         names = rank.kernels.names if rank.kernels is not None else None

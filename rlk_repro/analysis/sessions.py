@@ -45,7 +45,7 @@ from rlk_repro.statistics.stats import (
 )
 
 ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
-"""The times that are adjusted for the number of tokens where the rollouts of the variants differ."""
+"""The times that depend on the number of tokens; they are adjusted where the variants train on different rollouts."""
 _TOKENS: Final = "tokens"
 _RATE, _RATE_TIME = "train_tokens_per_s", "actor_train_time_s"
 _COUNTS: Final = {
@@ -126,7 +126,7 @@ def make_session(
 
 
 def _count_tokens(values: Values) -> list[float | None]:
-    """Compute each rollout's number of tokens from what vime prints: tokens per second, and the training time."""
+    """Compute each rollout's number of tokens: the tokens per second that vime prints, times the training time."""
     pairs = zip(values.get(_RATE, ()), values.get(_RATE_TIME, ()), strict=False)
     return [None if rate is None or time_s is None else rate * time_s for rate, time_s in pairs]
 
@@ -234,7 +234,6 @@ def _find_status(session: Session) -> tuple[PairStatus, str]:
 
 
 def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[PairMetric]:
-    """Yield each metric of both arms with its effect in the session, then the metrics that only blocks have."""
     for item in pair_metrics(*session.arms):
         effects = session.effects(item.metric)
         if item.metric == MEAN_STEP_TIME:
@@ -259,7 +258,6 @@ def _make_metric(name: str, log_ratio: float) -> PairMetric:
 
 
 def _list_blocks(session: Session, slope: float) -> Iterator[BlockResult]:
-    """Yield the blocks in the order in which they ran, each with its effect on step time, adjusted for tokens."""
     for number, block in enumerate(session.schedule.blocks):
         log_ratio, tokens = session.effect(STEP_TIME, number), session.effect(_TOKENS, number)
         yield BlockResult(

@@ -43,7 +43,6 @@ def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
 
 
 def _worst(values: Iterable[float | None]) -> float | None:
-    """Return the largest value; None without values, or if one of them is None."""
     found = list(values)
     known = [value for value in found if value is not None]
     return max(known) if known and len(known) == len(found) else None

@@ -19,7 +19,7 @@ SOCKET: Final = "Socket"
 
 
 def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -> Iterator[Finding]:
-    """Yield a finding for each trial with a rank that used TCP though a node has an active port of a fast network."""
+    """Yield a finding for each trial in which a rank used TCP although a node has an active port of a fast network."""
     devices = [manifest.sections.get("network", {}).get("rdma_devices") for manifest in manifests]
     num_active = sum(port.get("state") == ACTIVE for found in devices for _, port in list_ports(found))
     if plan.layout.num_nodes == 1 or not num_active:

@@ -27,7 +27,7 @@ PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """What the records in a trial's folder say; summaries and proof come later."""
+    """The content of the records in a trial's folder, without summaries and proof."""
 
     status: TrialStatus
     reason: str
@@ -37,7 +37,7 @@ class TrialRecord:
     rejects: dict[str, int]
 
     def to_result(self, plan: Plan, trial: Trial, proof: Proof, telemetry: TrialTelemetry | None) -> TrialResult:
-        """Make the trial's result from this record; the result has no summaries yet."""
+        """Make the trial's result from these records; the result has no summaries yet."""
         return TrialResult(
             index=trial.index,
             name=trial.name,
@@ -92,7 +92,6 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
 
 
 def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:
-    """Return the series, the number of refused lines by reason, and a text on the first impossible step."""
     if not folder.stdout.is_file():
         return (), {}, ""
     parsed = parse_log(folder.stdout)
@@ -117,7 +116,7 @@ def _series(name: str, found: SampleSeries, source: str) -> Series:
 
 
 def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
-    """Yield module timers, peak memory and energy; a value is the largest of all ranks, with its file and line."""
+    """Yield module timers, peak memory and energy of each step, as the largest value of all ranks."""
     columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
     peak = next((name for name in PEAKS if name in ops.memory), None)
     if peak is not None:
@@ -148,7 +147,7 @@ def fell_back_everywhere(trial: TrialResult) -> bool:
 
 
 def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:
-    """Summarise each series over these steps."""
+    """Summarise the values that each series has at these steps."""
     found = (
         summarise(item.metric, [item.values[step] for step in steps if step < len(item.values)]) for item in series
     )

@@ -64,7 +64,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """What decides the verdict's word and its reasons; ``threshold`` and ``smallest`` are fractions."""
+    """The facts that decide the word and the reasons of a verdict; ``threshold`` and ``smallest`` are fractions."""
 
     evidence: Evidence
     effects: tuple[Effect, ...]
@@ -164,7 +164,7 @@ def decline(
 
 
 def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
-    """Return the effects: the step time, then other costs by name, Holm-corrected, then diagnostics."""
+    """Return the effects: step time, other costs by name with Holm's correction, then metrics that only explain."""
     names = {item.metric for pair in evidence.scored for item in pair.metrics if is_cost(item.metric)} - {STEP_TIME}
     secondary = [_make_effect(evidence, name, SECONDARY) for name in sorted(names - set(DIAGNOSTICS))]
     corrected = holm([effect.p_t for effect in secondary])
@@ -240,7 +240,6 @@ def _headline(case: _Case, word: VerdictWord) -> str:
 
 
 def _show_small_change(case: _Case) -> str:
-    """Return enabled's small change where sessions are equivalent and the interval of the ratio excludes 1."""
     effect = case.primary
     if not case.evidence.is_crossover or None in (effect.low, effect.high, effect.ratio):
         return ""
@@ -318,7 +317,6 @@ def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
 
 
 def _name_lost(case: _Case) -> str:
-    """Return the part of the headline that names void and dropped pairs and fallbacks."""
     lost = {
         "void": case.comparisons_that_are(PairStatus.VOID),
         "dropped": case.comparisons_that_are(PairStatus.DROPPED),

@@ -24,7 +24,7 @@ __all__ = ["Context", "write_report"]
 def write_report(analysis: Analysis, directory: Path, context: Context | None = None) -> Path:
     """Write a report as HTML and Markdown into ``directory``, and return the path of the HTML page.
 
-    A report may be moved, so its commands name the bundle's file without its folder.
+    The commands in the report name the bundle's file without its folder, because a reader may move the report.
     """
     if context is not None:
         context = replace(context, bundle=Path(context.bundle).name)

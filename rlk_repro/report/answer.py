@@ -53,7 +53,7 @@ SUSPECTS: Final = {
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }
-"""Possible causes of a wide spread.  A key is the beginning of a finding's ``where``; the first match counts."""
+"""Possible causes of a wide spread. A finding has the cause whose key is the beginning of the finding's ``where``."""
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
@@ -84,7 +84,7 @@ def describe_word(analysis: Analysis) -> str:
 
 
 def describe_words(analysis: Analysis) -> str:
-    """Return the word, and where speed and memory are both decided, both words, like ``faster, same memory``."""
+    """Return the verdict's word; where speed and memory are both decided, return both, like ``faster, same memory``."""
     word, memory = describe_word(analysis), judge_memory(analysis).word
     is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
     return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word
@@ -127,7 +127,6 @@ def _describe_operators(analysis: Analysis) -> str:
 
 
 def _first(analysis: Analysis) -> str:
-    """Return the first reason of the headline, without the verdict's word and the numbers."""
     text = analysis.verdict.headline.removeprefix("exploratory: ").removeprefix(f"{analysis.verdict.word}: ")
     reason = text.split("; ")[0]
     return f"{reason[:1].upper()}{reason[1:]}."
@@ -140,7 +139,7 @@ def _range(effect: Effect) -> str:
 
 
 def _size(view: View, effect: Effect) -> str:
-    """Return the change in percent and both variants' times; from double speed on, also ``2.10 times as fast``."""
+    """Return the change in percent and the times of both variants; for large changes, also ``2.10 times as fast``."""
     assert effect.ratio is not None
     low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1

@@ -45,13 +45,13 @@ def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def find_date(analysis: Analysis) -> str:
-    """Return the day of the run, which its id begins with; empty for an id without a date."""
+    """Return the day of the run, which is the beginning of the run's id; an id without a date gives an empty text."""
     day = analysis.run_id[:8]
     return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
 
 
 def find_commit(analysis: Analysis, name: str) -> str:
-    """Return the first digits of the commit of a source, by the source's title; empty where unknown."""
+    """Return the first digits of each known commit; a key is the title of the source, such as ``vime``."""
     return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 

@@ -42,7 +42,7 @@ class Column:
 class Table:
     """A table whose first column names the rows; ``title`` is empty where the section's heading is enough.
 
-    HTML folds a table with ``is_folded``, so that its rows show only after a click.
+    HTML shows the rows of a table with ``is_folded`` only after a click.
     """
 
     title: str

@@ -40,7 +40,7 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
 
 
 def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    """Return the word of a whole run; it passes only if log-probs of two engines were compared in both variants."""
+    """Return the word of a whole run. A run passes only if log-probs of two engines were compared in both variants."""
     if any(item.word is CheckWord.FAIL for item in checks):
         return CheckWord.FAIL
     passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}
@@ -77,7 +77,6 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
 
 
 def _count_words(checks: Sequence[AgreementCheck]) -> Table:
-    """Make a table that counts checks by kind and result, with the reasons of checks that were not measured."""
     rows = []
     for kind in CheckKind:
         found = [item for item in checks if item.kind is kind]
@@ -194,10 +193,6 @@ def _draw_axes(x: Scale, y: Scale, points: Sequence[str], bottom: float, unit_y:
 def _draw_curve(
     number: int, engines: int, check: AgreementCheck, points: Sequence[str], x: Scale, y: Scale
 ) -> Iterator[str]:
-    """Draw a curve and its entry in the legend; points where the engines are equal are left out.
-
-    The number ``engines`` gives both variants of two engines the same colour and shape.
-    """
     variant = "enabled" if check.variant == "enabled" else "baseline"
     colour = f"series-{engines % NUM_COLOURS}"
     shape = SHAPES[engines % len(SHAPES)]

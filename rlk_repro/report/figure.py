@@ -45,7 +45,7 @@ def draw_y_axis(y: Scale, name: str) -> Iterator[str]:
 
 
 def draw_powers(y: Scale, name: str, unit_y: float = UNIT_Y) -> Iterator[str]:
-    """Draw a logarithmic axis with its name; ``y`` maps exponents of ten."""
+    """Draw a logarithmic axis with its name; ``y`` converts an exponent of ten to a pixel."""
     for power in range(int(y.low), int(y.high) + 1, max(1, math.ceil((y.high - y.low) / 8))):
         yield line(LEFT, y(power), RIGHT, y(power), "grid")
         yield text(LEFT - 8, y(power) + 4, "1" if power == 0 else f"1e{power}", "tick", "end")
@@ -81,5 +81,5 @@ def describe_absence(trial: TrialResult) -> str:
 
 
 def is_drawable(value: float | None) -> TypeGuard[float]:
-    """Tell whether a number is known, finite and small enough to compute an axis around it."""
+    """Tell whether a number is known and finite, and small enough for an axis."""
     return value is not None and abs(value) < MAX_DRAWABLE

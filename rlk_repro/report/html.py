@@ -135,7 +135,6 @@ def _render_basis(view: View) -> Iterator[str]:
 
 
 def _render_reasons(reasons: Sequence[str]) -> Iterator[str]:
-    """Render the first reasons as a list, and fold the others."""
     if reasons:
         yield _render_list(reasons[:MAX_REASONS])
     if rest := reasons[MAX_REASONS:]:

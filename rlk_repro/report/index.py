@@ -30,7 +30,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One sealed bundle; ``context.bundle_id`` is not empty."""
+    """A sealed bundle on the page; ``context.bundle_id`` is not empty."""
 
     analysis: Analysis
     context: Context
@@ -70,7 +70,6 @@ def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
 
 
 def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
-    """Make a table for each experiment that ran several times on one hardware, so that changes between commits show."""
     by_experiment: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         by_experiment.setdefault((entry.analysis.experiment_hash, entry.hardware), []).append(entry)

@@ -114,7 +114,7 @@ def find_label(metric: str, workload: str = "") -> MetricLabel:
 
 
 def recorded_metrics(analysis: Analysis) -> frozenset[str]:
-    """Return the metrics that have a value in any trial."""
+    """Return the metrics for which any trial recorded a value."""
     return frozenset(
         series.metric
         for trial in analysis.trials
@@ -124,7 +124,7 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the measured metric of which a metric of pairs is computed, such as the step time for its mean."""
+    """Return the metric from which a metric of pairs is computed: the mean step time comes from the step time."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 
@@ -182,7 +182,7 @@ def format_fixed(value: float, decimals: int) -> str:
 
 
 def headline_value(metric: str, summary: Summary) -> float:
-    """Return the value of a trial: the highest step for a peak, else the mean of the scored steps."""
+    """Return the value of a trial: for a peak the highest of its scored steps, otherwise their mean."""
     return summary.maximum if metric.startswith("peak_") else summary.mean
 
 
@@ -195,7 +195,6 @@ def _unit_of(metric: str) -> str:
 
 
 def _choose_unit(metric: str, size: float) -> tuple[str, float]:
-    """Return the unit for a value of this size, and the factor that converts to it."""
     unit = _unit_of(metric)
     if unit == "GiB":
         return unit, 1 / GIB

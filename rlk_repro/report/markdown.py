@@ -1,4 +1,7 @@
-"""Render the report as Markdown, without plots and single steps; a line holds one fact, so that diffs are readable."""
+"""Render the report as Markdown, without plots and without values of single steps.
+
+Each line holds one fact, so that a diff of two reports is readable.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,6 @@ def _render_summary(view: View) -> Iterator[str]:
 
 
 def _cut(section: Section, number: int) -> Iterator[str]:
-    """Render the first ``number`` rows of the section's tables, and a line that counts the other rows."""
     for block in section.blocks:
         if isinstance(block, Table):
             yield from _render_table(replace(block, rows=tuple(block.rows[:number]), note=""))

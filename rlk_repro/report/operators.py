@@ -153,7 +153,7 @@ def describe_median(result: OperatorResult) -> str:
 
 
 def find_speedup(result: OperatorResult) -> float | None:
-    """Return the geometric mean of the processes' speedups, or None for the reference itself."""
+    """Return the geometric mean of the processes' speedups; the reference itself gives None."""
     speedups = [trial.speedup for trial in result.trials if is_drawable(trial.speedup) and trial.speedup > 0]
     if result.implementation == REFERENCE or not speedups:
         return None
@@ -185,7 +185,6 @@ def describe_floor_share(result: OperatorResult) -> str:
 
 
 def _find_spread(result: OperatorResult) -> float | None:
-    """Return the largest deviation within a process, as a fraction of the median of that process."""
     found = [trial.mad_s / trial.median_s for trial in result.trials if trial.mad_s is not None and trial.median_s]
     return max(found, default=None)
 
@@ -202,7 +201,6 @@ def describe_error(error: float | None) -> str:
 
 
 def _make_origin_tables(results: Sequence[OperatorResult]) -> Iterator[Table]:
-    """Make a table of each implementation's class and kernels, and a table of what was not measured."""
     passed = _group(result for result in results if result.status is OperatorStatus.PASSED)
     others = _group(result for result in results if result.status is not OperatorStatus.PASSED)
     names = ("implementation", "operator", "kind")
@@ -259,7 +257,6 @@ def _describe_kernels(found: Sequence[OperatorResult]) -> str:
 
 
 def _shorten_kernel(name: str) -> str:
-    """Return a kernel's name without return type, namespaces, template arguments and parameters."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)", "")
     head = plain.split("<")[0].split("(")[0]
     return (head.rpartition("::")[2] or head or name)[:MAX_KERNEL_NAME]

@@ -73,7 +73,7 @@ def plot_trials(view: View, metric: str) -> Figure:
     absent = [(place, trial) for place, trial, _ in found if place not in drawn_places]
     body += [marker("cross", x(place), BOTTOM - 8, 4, "absent", describe_absence(trial)) for place, trial in absent]
     steps = sorted({summary.n for _, _, summary in points})
-    what = "A point is the highest scored step of a trial; the line reaches down to the lowest." if is_peak else (
+    what = "A point is the highest value of a trial's steps; the line ends at the lowest." if is_peak else (
         "A point is the mean of a trial's scored steps; the line is ± 1 standard deviation of these steps."
     )  # fmt: skip
     caption = (
@@ -148,7 +148,7 @@ def plot_steps(view: View, metric: str) -> Figure:
 
 
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Return the values that the axis must show: the scored ones, or the smallest and largest of each session.
+    """Return the values that the axis must show: those of scored steps, and in a session the smallest and the largest.
 
     In a session, scored steps and other steps alternate.
     """

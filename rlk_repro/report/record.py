@@ -14,7 +14,10 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 
 @dataclass(frozen=True, kw_only=True)
 class LevelRecord:
-    """The mean of a metric over each variant's trials, None if not recorded; the metric's name ends in its unit."""
+    """The mean of a metric over the trials of each variant; the value of a variant without the metric is None.
+
+    The metric's name ends in its unit.
+    """
 
     metric: str
     baseline: float | None

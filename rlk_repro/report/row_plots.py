@@ -26,7 +26,7 @@ MODULE_ROW: Final = 24
 
 
 def plot_pairs(view: View) -> Figure:
-    """Draw the change in every pair, the effect with its interval, and the limits that decide the verdict."""
+    """Draw the change in every pair, the effect with its interval, and the smallest effect and noise floor."""
     metric = view.primary
     label = view.label(metric).label
     key, title = "plot-pairs", f"Change of {label}, {view.analysis.unit} by {view.analysis.unit}"
@@ -73,7 +73,6 @@ def _change_scale(view: View, ratios: Sequence[float], effect: Effect | None, bl
 
 
 def _limits(view: View, x: Scale, bottom: float) -> Iterator[str]:
-    """Draw the smallest effect of interest as a band, and the noise floor as two dashed lines."""
     low, high = _limit_changes(view.analysis.verdict.smallest_effect)
     yield rect(x(low), TOP, x(high) - x(low), bottom - TOP, "warmup")
     floor = view.analysis.noise_floor
@@ -83,7 +82,7 @@ def _limits(view: View, x: Scale, bottom: float) -> Iterator[str]:
 
 
 def _limit_changes(fraction: float) -> tuple[float, float]:
-    """Return the limits of a band around 0, in percent: the ratios 1 / (1 + fraction) and 1 + fraction, minus 1."""
+    """Return the ratios 1 / (1 + fraction) and 1 + fraction as changes in percent: the limits of a band around 0."""
     return 100 * (1 / (1 + fraction) - 1), 100 * fraction
 
 

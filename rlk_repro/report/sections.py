@@ -66,7 +66,7 @@ PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, P
 
 
 def choose_tone(analysis: Analysis) -> Tone:
-    """Choose the verdict's colour; a run without RL-Kernel's kernels gets the colour of an open question."""
+    """Choose the verdict's colour; a run in which no kernel of RL-Kernel ran gets the colour of `inconclusive`."""
     word = choose_word(analysis.checks)
     if did_not_run(analysis) and word is not CheckWord.FAIL:
         return Tone.OPEN
@@ -280,7 +280,7 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[TableCell, ...]:
 
 
 def make_proof_cell(view: View, trial: TrialResult) -> TableCell:
-    """Return the proof that RL-Kernel ran in a trial; a run of operators alone has no such proof."""
+    """Return the proof that RL-Kernel ran in a trial; in a run of operators alone, no trial has such a proof."""
     if not view.is_comparison:
         return TableCell(text="n/a", tone=Tone.FAINT)
     return TableCell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
@@ -328,7 +328,6 @@ def _operator_row(found: list[tuple[TrialResult, DecisionSummary]]) -> tuple[Tab
 
 
 def _make_rl_kernel_cell(decision: DecisionSummary) -> TableCell:
-    """Return whether RL-Kernel served an operator: yes, no, or native where its plain PyTorch code ran."""
     if not decision.is_rl_kernel:
         return TableCell(text="no")
     accepted = OPERATORS[decision.op].implementations.values() if decision.op in OPERATORS else ()

@@ -100,7 +100,7 @@ def _metric_row(view: View, metric: str) -> tuple[TableCell, ...]:
 
 
 def describe_range(view: View, metric: str, variant: str) -> tuple[str, int]:
-    """Return ``lowest – highest`` over the trials of a variant, and the number of trials that have the metric."""
+    """Return the lowest and the highest value of a variant's trials, and the number of trials that have the metric."""
     summaries = [trial.summary(metric) for trial in view.analysis.trials if trial.variant == variant]
     values = [headline_value(metric, summary) for summary in summaries if summary is not None]
     return view.numbers.format_range(metric, values), len(values)
@@ -165,7 +165,7 @@ def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
 
 
 def _merge_manifests(view: View) -> Iterator[tuple[str, str]]:
-    """Yield one row for a fact that all nodes share; for another fact, one row per value, with its nodes."""
+    """Yield one row for each fact that all nodes share; for any other fact, yield a row per value, with its nodes."""
     rows: dict[tuple[str, str], list[str]] = {}
     num_left_out = 0
     for manifest in view.context.manifests:

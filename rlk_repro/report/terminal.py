@@ -169,7 +169,6 @@ def _print_gates(view: View, console: Console) -> None:
 
 
 def _print_cells(view: View, console: Console) -> None:
-    """Print one table per case, then each reason for missing numbers with its implementations."""
     cases = group_by_case(view.analysis.operators)
     _print_heading(console, "Operators", f"median in ms, lowest .. highest process; {TIMES}: how many times as fast")
     numbers = ("median", TIMES, "error", *(("extra memory", "of floor") if console.width >= WIDE else ()))
@@ -257,7 +256,6 @@ def _make_table(*names: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def _make_bullet(text: str) -> Table:
-    """Return a list item; the text keeps its indentation on all lines."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_row("-", _text(text))
     return grid

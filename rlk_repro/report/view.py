@@ -44,7 +44,7 @@ class Context:
         may_claim: what the run definition allows a reader to claim; ``may_not_claim`` is what it forbids.
         setting: the settings in which runs of one name may differ.
         rule_changes: how the rules of the run differ from those of the shipped run.
-        differences: how the variants were started differently; with ``is_as_planned``, by the plan, not by a record.
+        differences: how the starts of the variants differ; with ``is_as_planned``, according to the plan only.
         own_work: sentences on the part of enabled's gain that comes from rlk-repro's own code.
     """
 
@@ -143,7 +143,7 @@ class View:
         return self.analysis.verdict.word is not VerdictWord.NO_COMPARISON
 
     def metric_rank(self, metric: str) -> tuple[int, bool]:
-        """Return a sort key for the report's order; a metric such as the mean step time follows the step time."""
+        """Return a sort key for the order of metrics in a report; the mean step time follows the step time."""
         measured = measured_metric(metric)
         return self._places.get(measured, len(self._places)), metric != measured
 
@@ -190,12 +190,12 @@ def log_path(trial: str) -> str:
 
 
 def describe_source(trial: TrialResult, series: Series) -> str:
-    """Return the path of a series' file, with ``<trial>`` in place of the name: ``trials/<trial>/stdout.log``."""
+    """Return the path of a series' file, with ``<trial>`` for the trial's name: ``trials/<trial>/stdout.log``."""
     return series.source.replace(trial.folder, "<trial>", 1)
 
 
 def describe_lines(series: Series | None) -> str:
-    """Return the first and last line that printed a value, like ``:120-412``."""
+    """Return the numbers of the first and the last line that printed a value of the series, like ``:120-412``."""
     lines = [line for line in series.lines if line is not None] if series else []
     return f":{min(lines)}-{max(lines)}" if lines else f" ({NOT_RECORDED})"
 

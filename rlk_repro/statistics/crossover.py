@@ -18,7 +18,10 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""The exact p needs at most this many sums over half of the sessions; four sessions of 8 blocks need 4,900."""
+"""Largest number of sums over half of the sessions for which the exact p is computed.
+
+Four sessions of 8 blocks need 4,900 sums.
+"""
 _FIRST_LABEL: Final = "A"
 
 
@@ -115,15 +118,12 @@ def _count_orders(number: int) -> int:
 
 
 def _list_sums(values: Sequence[float]) -> list[float]:
-    """Return the sum of the values for every choice of signs that has as many plus as minus, or one more of either."""
     total, number = math.fsum(values), len(values)
     sizes = {number // 2, number - number // 2}
     return [total - 2 * math.fsum(chosen) for size in sizes for chosen in combinations(values, size)]
 
 
 def _add_sums(lists: Sequence[Sequence[float]]) -> list[float]:
-    """Return every sum of one item from each list; without lists the only sum is 0."""
-
     def add(first: Sequence[float], second: Sequence[float]) -> Iterator[float]:
         return (one + other for one in first for other in second)
 

@@ -67,7 +67,6 @@ def chance_of_live_gates(
 
 
 def _search(find_power: Callable[[float], float], power: float) -> float | None:
-    """Return the smallest effect, as a fraction, for which ``find_power`` of its log reaches ``power``."""
     low, high = 0.0, LARGEST_LOG_EFFECT
     if find_power(high) < power:
         return None
@@ -137,8 +136,6 @@ def power_of(
 
 
 class _Plan:
-    """The planned pairs with their noise, and equally likely noise floors that their control pairs may measure."""
-
     def __init__(self, num_pairs: int, sd: float, smallest: float, alpha: float, num_control_pairs: int) -> None:
         self._df = num_pairs - 1
         self._error = sd / math.sqrt(num_pairs)
@@ -148,7 +145,6 @@ class _Plan:
 
     @property
     def half_width(self) -> float:
-        """Half the width of the interval, if the noise is as planned."""
         return self._critical * self._error
 
     def power(self, log_effect: float) -> float:

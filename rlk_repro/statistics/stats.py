@@ -21,7 +21,7 @@ MEAN_STEP_TIME: Final = "mean_step_time_s"
 UNADJUSTED: Final = "unadjusted_step_time_s"
 CARRY_OVER: Final = "carry_over_step_time_s"
 DIAGNOSTICS: Final = (UNADJUSTED, CARRY_OVER)
-"""Metrics that only sessions have: the step time not adjusted for tokens, and first steps after a change of variant."""
+"""Metrics that only sessions have: the step time without adjustment for tokens, and the carry-over."""
 PERCENTILE_MIN_N: Final = {50: 1, 90: 20, 99: 200}
 MAX_SIGN_FLIP_PAIRS: Final = 16
 OUTLIER_MIN_N: Final = 4
@@ -243,7 +243,7 @@ def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha:
 
 
 class Place(StrEnum):
-    """Where the interval of a ratio lies: on one side of the limits, within them, or across one of them."""
+    """The place of a ratio's interval: beyond the limits, within the limits, or across a limit."""
 
     BELOW = "below"
     ABOVE = "above"
@@ -252,7 +252,7 @@ class Place(StrEnum):
 
 
 def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
-    """Return where an effect's interval lies: outside the fraction ``beyond``, inside ``within``, or neither."""
+    """Return the place of an effect's interval: wholly outside ``beyond``, wholly inside ``within``, or neither."""
     if effect.low is None or effect.high is None:
         return Place.ACROSS
     if effect.high < 1 / (1 + beyond):
