@@ -51,7 +51,7 @@ def find_date(analysis: Analysis) -> str:
 
 
 def find_commit(analysis: Analysis, name: str) -> str:
-    """Return the first digits of each known commit; a key is the title of the source, such as ``vime``."""
+    """Return the first digits of each known commit; a key is the title of the source, such as ``RL-Kernel``."""
     return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 
