@@ -1,7 +1,7 @@
-"""The plan: run, stack, hardware, profile and flags, fully resolved.  Pure: the same inputs give the same two hashes.
+"""Make a plan: run, stack, hardware, profile and flags, fully resolved.
 
-``experiment_hash`` covers what is measured (all but profile and cluster), so a replay on another site keeps it;
-``plan_hash`` covers everything.
+The same inputs always give the same two hashes.  ``experiment_hash`` covers all that is measured, without profile and
+cluster, so a replay on another site keeps this hash.  ``plan_hash`` covers everything.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _RUN_ID: Final = "run_id"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One execution of one variant.  ``is_control`` marks trials of a pair that compares baseline with baseline.
+    """One execution of one variant.
 
-    A session is a trial of the variant ``crossover``, and alone in its pair.
+    ``is_control`` marks the trials of a pair that compares baseline with baseline.  A session is a single trial: its
+    variant is ``crossover``, and no other trial belongs to its pair.
     """
 
     index: int
@@ -58,7 +59,10 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One submission, resolved.  ``sources`` says per dotted path of the run where its value came from."""
+    """The resolved values of one submission.
+
+    ``sources`` maps the dotted path of a value in the run to the file or flag that the value came from.
+    """
 
     run: Run
     stack: Stack
@@ -70,7 +74,7 @@ class Plan:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """The trials in the order they run, computed from the plan's other values."""
+        """The trials in the order that they run."""
         return tuple(order_trials(self.run, has_enabled=ENABLED in self.variants))
 
     @property
@@ -80,7 +84,10 @@ class Plan:
 
     @property
     def needs_rl_kernel(self) -> bool:
-        """Whether any trial uses RL-Kernel; a plan of control pairs or of an own switch may not use it."""
+        """Whether any trial uses RL-Kernel.
+
+        A plan with control pairs only, or with a switch other than RL-Kernel, may have no such trial.
+        """
         return any(self.run.has_rl_kernel(trial.variant) for trial in self.trials)
 
     @property
@@ -136,7 +143,7 @@ class Plan:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 
     def groups(self) -> dict[str, list[Trial]]:
-        """Return by name each pair's two trials and each session; a trial counts only if its pair is complete."""
+        """Return the complete pairs and the sessions by name, each with its trials."""
         grouped: dict[str, list[Trial]] = {}
         for trial in self.trials:
             grouped.setdefault(trial.pair, []).append(trial)
@@ -158,7 +165,7 @@ class Plan:
         return ordered
 
     def eligibilities(self) -> list[Eligibility]:
-        """For each operator: whether it may run in this layout, and if not, why."""
+        """Return for each requested operator whether the operator may run in this layout, and the reason if not."""
         case = Case(
             platform=self.hardware.platform,
             tensor_parallel=self.layout.tensor_parallel,
@@ -239,7 +246,7 @@ class Plan:
 
 
 class PlanExperiment(BaseModel):
-    """The measured experiment, in the form of a plan file."""
+    """The measured experiment, as a plan file records it."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -252,7 +259,7 @@ class PlanExperiment(BaseModel):
 
 
 class PlanRecord(BaseModel):
-    """A plan file as it is read.  Its trials and hashes must be those that its other values give."""
+    """The content of a plan file that was read; its trials and hashes must follow from its other values."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -298,14 +305,14 @@ def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
 
 
 def make_record(plan: Plan, run_id: str) -> dict[str, Any]:
-    """The content of a plan file: the plan and the run id, which neither hash covers."""
+    """Return the content of a plan file: the plan, and the run id, which neither hash covers."""
     return {**plan.to_json(), _RUN_ID: run_id}
 
 
 def find_run_id(record: Any, folder_name: str) -> str:
-    """The run id in a plan file; the name of the run's folder where the file has no usable id.
+    """Return the run id that a plan file records, or the name of the run's folder if the file has no usable id.
 
-    The id is recorded so that an analysis stays equal when its run directory is moved, renamed or unpacked.
+    The file records the id so that an analysis does not change when the run directory is moved, renamed or unpacked.
     """
     run_id = record.get(_RUN_ID) if isinstance(record, Mapping) else None
     if not isinstance(run_id, str) or not run_id.isprintable() or "/" in run_id or run_id in {"", ".", ".."}:
@@ -350,7 +357,7 @@ def make_plan(
 
 
 def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
-    """Order the trials: sessions one after another; pairs ABBA, so every second pair of a kind runs in reverse.
+    """Order the trials: sessions in turn, or pairs in ABBA order, in which every second pair of a kind is reversed.
 
     Control pairs are spread evenly among the others.
     """

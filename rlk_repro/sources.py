@@ -11,9 +11,9 @@ from typing import Final
 class CodeSource:
     """The names of one code base.
 
-    ``pin`` is its name among a stack's pins, ``section`` its place in a manifest's section ``code``, and ``title`` its
-    name in reports.  The environment variable ``variable`` names its checkout; the names of the variables that change
-    its behaviour begin with one of ``prefixes``.
+    ``pin`` is the name among a stack's pins, ``section`` the name in a manifest's section ``code``, and ``title`` the
+    name in reports.  The environment variable ``variable`` holds the path of a checkout.  Each of ``prefixes`` begins
+    the names of environment variables that change what the code does.
     """
 
     pin: str
@@ -58,6 +58,6 @@ OURSELVES: Final = CodeSource(
 PINNED: Final = (VIME, MEGATRON, RL_KERNEL)
 """The code bases that a stack pins."""
 SECTIONS: Final[Mapping[str, str]] = {source.pin: source.section for source in PINNED}
-"""The section of a manifest that describes a source, by the name of its pin."""
+"""The sections of a manifest that describe sources; a key is the name of the source's pin."""
 CITED: Final = (VIME, RL_KERNEL, OURSELVES)
 """The sources whose commits a report names beside its result."""

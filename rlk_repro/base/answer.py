@@ -1,4 +1,4 @@
-"""Define the base class of what commands print with ``--json``: the fields of an answer are the keys of an object."""
+"""Define the base class of answers that commands print with ``--json``: a field becomes a key of the JSON object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Base class of answers; their JSON Schema is made from the fields and allows no other key."""
+    """Base class of answers; the fields of a class define the JSON Schema, which allows no other key."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 

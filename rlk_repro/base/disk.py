@@ -44,8 +44,9 @@ class Unwritable(EnvironmentMissing, OSError):
 
 @contextmanager
 def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
-    """Turn write errors of the block into errors about ``path``; an ``Unwritable`` keeps its path and gets the hint.
+    """Turn write errors of the block into errors about ``path``.
 
+    An ``Unwritable`` from the block keeps the path that it names, and gets ``hint`` if it has no hint.
     ``FileExistsError`` is not changed, because callers handle it.
 
     Raises:
@@ -65,7 +66,7 @@ def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
 
 
 class Stream(io.FileIO):
-    """An unbuffered file whose errors name ``path``, even while it is written under a temporary name."""
+    """An unbuffered file whose errors name ``path``, even while the file on disk has a temporary name."""
 
     def __init__(self, file: Path | int, mode: str, path: Path) -> None:
         self._path = path
@@ -137,7 +138,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def describe_file_system(path: Path) -> str:
-    """Say where the file system of a path is mounted and how much of it is free."""
+    """Say where the file system of a path is mounted, and how much space it has left."""
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()).resolve()
     device = there.stat().st_dev
     mount = there

@@ -66,7 +66,7 @@ class RlkReproError(Exception):
 
 
 class CheckFailed(RlkReproError):
-    """The command ran and the answer is no: a verify mismatch, a failed trial, a void pair under ``require``."""
+    """The command ran and its answer is no: for example a changed bundle, a failed trial, or a void pair."""
 
     exit_code = 1
     title = "the answer is no"
@@ -108,7 +108,7 @@ class BundleUnreadable(RlkReproError):
 
 
 def finish(work: Callable[[], int | None]) -> int:
-    """Run ``work`` and return its exit code, by default 0.  An error is printed and its own code is returned."""
+    """Run ``work`` and return its exit code, by default 0; print an error and return the error's exit code."""
     try:
         return work() or 0
     except RlkReproError as error:
@@ -117,5 +117,5 @@ def finish(work: Callable[[], int | None]) -> int:
 
 
 def code_after(signal_number: int | None) -> int:
-    """Return the exit code of a process that ended in order after a signal; a shell reports the same code."""
+    """Return the exit code of a process that a signal told to end: the code that a shell reports for this signal."""
     return 0 if signal_number is None else 128 + signal_number

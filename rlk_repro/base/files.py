@@ -26,7 +26,7 @@ MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
 """Largest size in bytes of a file that lists many files, such as ``SHA256SUMS`` or ``prepared.json``."""
 MAX_ANALYSIS_BYTES: Final = 64 << 20
-"""Largest size in bytes of an analysis, which holds mostly numbers; in memory these are little larger than as text."""
+"""Largest size in bytes of an analysis. Most of it is numbers, which need little more memory than their text."""
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20
@@ -68,7 +68,7 @@ def _make_folder(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, is_durable: bool = True) -> None:
-    """Write a whole file through ``replacing``."""
+    """Write a whole file; after a kill, the file has the old or the new content."""
     with replacing(path, is_durable=is_durable) as stream:
         stream.write(data)
 
@@ -215,7 +215,7 @@ _DECODER: Final = json.JSONDecoder(
 
 
 def check_schema(where: str, value: Any, schema: int) -> None:
-    """Refuse anything but an object whose ``schema`` is a number that this version knows."""
+    """Refuse any value but an object whose ``schema`` is a number that this version of rlk-repro knows."""
     found = value.get("schema") if isinstance(value, Mapping) else None
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise BundleUnreadable(Problem(where, "no schema number", got=found, expected=f"1 to {schema}"))

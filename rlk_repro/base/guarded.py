@@ -1,6 +1,6 @@
-"""One command under the guard: start it, poll it, and end it together with all its descendants.
+"""Run a command under the guard: start, poll and end the command together with all its descendants.
 
-Trainers, Ray, and a pod's agent run this way.  The owner reads the output and sets the time limit.
+Trainers, Ray, and a pod's agent run this way.  The caller reads the output and sets the time limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _END_S: Final = 10.0
 
 
 class Guarded:
-    """A running command; ``pid`` is the guard's, and the id of the process group and session of guard and command."""
+    """A running command and its guard.
+
+    ``pid`` is the guard's process id, which is also the id of the process group and session that both belong to.
+    """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> None:
         """Start the command; raises EnvironmentMissing where this Python cannot be started."""

@@ -45,7 +45,10 @@ class KnownValues:
         return block
 
     def find_open(self, block: bytes) -> int:
-        """Return where the line starts in which an unfinished value may begin; without one, the length of ``block``."""
+        """Return the start of the line in which a value may begin that later lines end.
+
+        Without such a line, return the length of ``block``.
+        """
         if not self._forms:
             return len(block)
         joined, last = _join_lines(block[-_REACH_BYTES:]), block.rstrip(b"\r\n")
@@ -58,7 +61,6 @@ class KnownValues:
 
     @cached_property
     def _beginnings(self) -> Mapping[bytes, list[bytes]]:
-        """All prefixes of the values' forms, by the last one to four bytes of the prefix."""
         found: dict[bytes, list[bytes]] = {}
         for form in self._forms:
             for length in range(1, min(len(form), _MAX_OPEN_BYTES)):
@@ -74,7 +76,6 @@ def _join_lines(block: bytes) -> bytes:
 
 
 def _is_open(beginning: bytes, joined: bytes, last: bytes) -> bool:
-    """Tell whether the lines end with ``beginning``; up to three bytes count only at the start of a word."""
     if len(beginning) > 3:
         return joined.endswith(beginning)
     return last.endswith(beginning) and not last[: -len(beginning)][-1:].isalnum()

@@ -31,7 +31,7 @@ def hide_places(text: str, run_dir: Path | None = None) -> str:
 
 
 def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
-    """Make a function that does the same as ``hide_places`` with bytes, but looks up the folders only once."""
+    """Make a function that replaces folders like ``hide_places``, but in bytes; it finds the folders only once."""
     names = {
         os.fsencode(path): name.encode()
         for path, name in _list_places(run_dir)
@@ -43,7 +43,7 @@ def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
 
 
 def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield folders and their names; if a folder comes twice, its later name counts."""
+    """Yield folders and their names; of two names for one folder, the later one counts."""
     yield sys.executable, PYTHON
     places = [
         (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises without a home)

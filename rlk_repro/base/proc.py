@@ -98,7 +98,10 @@ def start(
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Tell whether a command from ``start`` ended in time.  Its process id cannot be reused before this call."""
+    """Tell whether a command from ``start`` ended in time.
+
+    The system gives the command's process id to no other process before this call.
+    """
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -127,7 +130,6 @@ def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None)
 
 
 def _exit_by_signal(number: int, _frame: object) -> None:
-    """Handle a signal by an exception, so that code that waits for a command ends the command first."""
     sys.exit(128 + number)
 
 
@@ -158,7 +160,7 @@ def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:
-    """Signal the process group that ``pid`` leads; False when the group is already gone."""
+    """Signal the process group that ``pid`` leads; return False if the group is already gone."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):  # not permitted: a zombie of another user namespace leads the group
@@ -167,7 +169,7 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
 
 
 def signal_process(pid: int, number: signal.Signals) -> bool:
-    """Signal one process that rlk-repro started; False when it is already gone."""
+    """Signal one process that rlk-repro started; return False if the process is already gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Read what /proc says about processes.  ``proc`` starts and signals them."""
+"""Read facts about processes from /proc. The module ``proc`` starts and signals processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _STAT_BYTES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStat:
-    """One line of /proc/<pid>/stat.  A later process with the same pid has other ``start_ticks`` (ticks since boot)."""
+    """The facts in /proc/<pid>/stat.
+
+    ``start_ticks`` counts ticks from boot to the start of the process, and so tells two processes with one pid apart.
+    """
 
     state: str
     parent: int
@@ -29,7 +32,7 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Read a process's stat line; None where there is no such process."""
+    """Read the facts of a process; return None if no such process runs."""
     try:
         handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:

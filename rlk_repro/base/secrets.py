@@ -160,7 +160,6 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
 
 
 def _join_hints(hints: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Join all hints, grouped by first letter, in one regex, which halves the time for lines without a hint."""
     rests: dict[bytes, list[bytes]] = {}
     for hint in sorted({part for joined in hints for part in joined.split(b"|")}):
         length = 2 if hint.startswith(b"\\") else 1
@@ -274,7 +273,7 @@ def scrub_argv(argv: Iterable[str]) -> list[str]:
 
 
 def _scrub_word(before: list[str], word: str) -> str:
-    """Scrub one word, judged with the words before it: ``-p`` takes a password only after ``docker login``."""
+    """Scrub one word; the words ``before`` it decide whether ``-p`` takes a password, as after ``docker login``."""
     line = " ".join([*before, word]).encode(errors="surrogatepass")
     if before and before[-1] in _SHORT_FLAGS:
         found = [match.end() for pattern in SECRET_PATTERNS for match in pattern.regex.finditer(line)]
@@ -284,7 +283,6 @@ def _scrub_word(before: list[str], word: str) -> str:
 
 
 def _edit_lines(block: bytes, wanted: re.Pattern[bytes], edit: Callable[[bytes], bytes]) -> bytes:
-    """Apply ``edit`` to the lines in which ``wanted`` is found."""
     parts, done = [], 0
     while (found := wanted.search(block, done)) is not None:
         begun = max(block.rfind(b"\n", done, found.start()), block.rfind(b"\r", done, found.start()), done - 1) + 1
@@ -315,7 +313,6 @@ def _is_opaque(value: str) -> bool:
 
 
 def _can_be_known(value: str) -> bool:
-    """Tell whether a value is special enough to be searched for in logs; paths, switches and numbers are not."""
     plain = value.strip()
     if len(plain) < MIN_LENGTH or plain.startswith(("/", "./", "~", "$", "<")):
         return False

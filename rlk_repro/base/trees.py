@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 REPOSITORY: Final = (".git", "__pycache__")
 """Names that are never source: git's own records and Python's caches."""
 GENERATED: Final = (*REPOSITORY, "*.pyc", "*.so", "*.egg-info")
-"""Names that building or installing in place adds to unpacked sources."""
+"""Names of files that an installation or a build adds to a folder of sources."""
 
 _Choice: TypeAlias = Callable[[Path], bool]
 _Links: TypeAlias = Mapping[Path, str]

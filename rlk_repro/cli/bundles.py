@@ -48,12 +48,11 @@ def verify(
 
 
 def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
-    """Yield lines with the id of these files, and with another id that the bundle or the user gives."""
     if found.bundle_id is None:
         return
     yield f"id {found.bundle_id}"
     if found.claimed_id is not None:
-        yield f"  computed from these files; the bundle's SHA256SUMS gives another id, {found.claimed_id}"
+        yield f"  this id is computed from these files; the bundle's SHA256SUMS gives another id, {found.claimed_id}"
     if expected_id is not None and not found.bundle_id.startswith(expected_id):
         yield f"  but --id expects {expected_id}"
 

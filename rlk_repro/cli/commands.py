@@ -1,4 +1,4 @@
-"""Complete every command's help: hide the type of flags without a value, and add one example."""
+"""Complete the help of every command: hide the type of flags without a value, and add one example."""
 
 from __future__ import annotations
 

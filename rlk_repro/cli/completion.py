@@ -41,7 +41,7 @@ def complete_id(incomplete: str) -> list[str]:
 
 
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a file.", autocompletion=complete_run)
+    str, typer.Argument(metavar="RUN", help="A run of `runs list`, or its file.", autocompletion=complete_run)
 ]
 HardwareName = Annotated[
     str | None, typer.Option(help="Such as h200; default: the profile's.", autocompletion=complete_hardware)
@@ -50,7 +50,8 @@ PinsName = Annotated[
     str | None, typer.Option(help="Pinned versions; default: the run's.", autocompletion=complete_stack)
 ]
 StackName = Annotated[
-    str | None, typer.Option("--stack", help="A name or a file; default: the newest.", autocompletion=complete_stack)
+    str | None,
+    typer.Option("--stack", help="Stack or its file; default: the newest.", autocompletion=complete_stack),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change one value; can be repeated.")

@@ -79,7 +79,6 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
 
 
 def _write(output: Path, text: str) -> None:
-    """Write the profile, but never replace an existing file."""
     from rlk_repro.base.errors import CheckFailed, Problem
     from rlk_repro.base.files import write_text
 

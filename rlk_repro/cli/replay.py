@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""Up to this number of warnings about one part of the manifest are shown in full, and more on one line."""
+"""Largest number of warnings about one part of a manifest that are shown one by one; more warnings share one line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -159,7 +159,7 @@ def _require_ready(
 
 @contextmanager
 def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
-    """With ``--json``, print the successful re-analysis and the reason for which the new run stopped.
+    """With ``--json``, print the successful re-analysis, and why the new run stopped.
 
     Raises:
         NotReproduced: replaces CheckFailed, whose exit code would say that the re-analysis failed.
@@ -218,7 +218,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
 
 
 def _say_warnings(warnings: Sequence[Finding]) -> None:
-    """Print one line for a part of the manifest that differs in many places, so that other lines stay on the screen."""
+    """Print one line for each part of the manifest with many warnings, so that other lines stay on the screen."""
     from rlk_repro.base.units import name_some
 
     by_part: dict[str, list[Finding]] = {}

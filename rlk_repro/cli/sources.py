@@ -92,7 +92,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
 
 
 def note_switches() -> None:
-    """Print the trainer's variables that this shell sets and that have no effect, because the run sets them."""
+    """Print the environment variables of this shell that have no effect, because the run sets them."""
     from rlk_repro.cli.output import note
     from rlk_repro.workloads.environment import SWITCHES
 

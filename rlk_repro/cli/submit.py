@@ -64,7 +64,7 @@ def submit(
     megatron_src: MegatronSource = None,
     rl_kernel_src: RlKernelSource = None,
     max_job_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Slurm: longest time of one job, as 4h.")
+        str | None, typer.Option(metavar="TIME", help="Slurm: longest time of one job, such as 4h.")
     ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the run's end and its result.")] = False,

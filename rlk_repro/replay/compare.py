@@ -128,7 +128,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """A quantity that both results have, in words, and whether its two values are compatible."""
+    """A quantity that both results have, described in words. It says whether the two values are compatible."""
 
     is_compatible: bool
     text: str
@@ -185,7 +185,6 @@ def compare_analyses(
 
 
 def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
-    """Return the level of results with identical numbers, and why; the reason also mentions speed."""
     speed = _compare_speed(recorded, new)
     text = "losses and rewards are identical, step by step"
     return Match.BITWISE, text if speed is None else f"{text}; {speed[1]}"
@@ -213,7 +212,6 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
 
 
 def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[RatioDifference, str] | None:
-    """Return the difference between the step time ratios, also in words; None where a result has no interval."""
     old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)
     difference = None if old is None or now is None else find_difference(old, now)
     if old is None or now is None or difference is None:
@@ -227,7 +225,6 @@ def _percent(fraction: float) -> str:
 
 
 def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
-    """Write one line for each finding of this level, with the values of both bundles."""
     form = "recorded {}, now {}" if level is Level.BLOCKING else "{} in the old bundle, {} in the new bundle"
     for item in findings:
         if item.level is level:
@@ -317,9 +314,9 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
 
 
 def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """Match the operators: an implementation must have the same status and a similar speedup in every case.
+    """Compare the operators: in every case an implementation must have the same status and a similar speedup.
 
-    The speedups may differ by ``OPERATOR_TOLERANCE`` plus the spread between the processes of either result.
+    Two speedups may differ by ``OPERATOR_TOLERANCE`` plus the spread between the processes of either result.
     """
     if not recorded.operators:
         return

@@ -45,8 +45,8 @@ class RatioDifference:
     def find_needed(self, margin: float) -> int | None:
         """Return how many pairs on each side would put the interval inside the margin, at the present spread.
 
-        The calculation keeps the measured difference where it lies inside the margin, and uses 0 where it lies outside.
-        The result is None above the largest number that is ever suggested.
+        The estimate assumes the measured difference if that lies inside the margin, and otherwise a difference of 0.
+        The result is None if more pairs would be needed than rlk-repro ever suggests.
         """
         limit, seen = math.log1p(margin), abs(self.estimate)
         room = limit - seen if seen < limit else limit
@@ -63,7 +63,10 @@ class RatioDifference:
 
 
 def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
-    """Compare two effects by Welch's t with Welch and Satterthwaite's degrees of freedom; None without an interval."""
+    """Compare two effects by Welch's t test, with Welch and Satterthwaite's degrees of freedom.
+
+    The result is None if an effect has no interval.
+    """
     sides = [(effect.n, error) for effect in (old, new) if (error := _standard_error(effect)) is not None]
     if old.ratio is None or new.ratio is None or len(sides) < 2:
         return None

@@ -110,7 +110,10 @@ def _read_package_tree(module: str, manifest: Manifest) -> str | None:
 
 
 def compare_identities(old: Identity, new: Identity) -> list[Finding]:
-    """Compare two identities: a different value is blocking, a missing value a warning, or info in an older format."""
+    """Compare two identities: a different value is blocking, and a missing value is a warning.
+
+    A value that an older format did not record is for information only.
+    """
     return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 
 
@@ -162,7 +165,6 @@ def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Return the values of one field of (implementation, version) pairs; empty where no version has the field."""
     if field == IMPLEMENTATION:
         return frozenset(name for name, _ in resolved)
     found = (match[field] for _, version in resolved if (match := _VERSION.fullmatch(version)))
@@ -170,7 +172,6 @@ def _read_field(field: str, resolved: Iterable[tuple[str, str]]) -> frozenset[st
 
 
 def _describe(where: str, *sides: tuple[Identity, frozenset[str]]) -> Finding:
-    """Make the finding on two values that differ, or of which at least one is missing."""
     lacking = [side for side, values in sides if not values]
     level = Level.INFO if all(side.is_early for side in lacking) else Level.WARNING
     texts = (", ".join(sorted(values)) or (NOT_YET if side.is_early else MISSING) for side, values in sides)

@@ -60,7 +60,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
-    """Return lines that say how to get the code of rlk-repro that ran; without changes to its commit, no line."""
+    """Return lines that say how to get the code of rlk-repro that ran; an unchanged commit gives no lines."""
     own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.section) if manifests else None
     patch = own.get(OWN_PATCH) if isinstance(own, dict) else None
     if not isinstance(own, dict) or patch is None:
@@ -146,7 +146,7 @@ def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
 
 
 def _is_by_another_version(run_dir: RunDir) -> bool:
-    """Tell whether a node records another rlk-repro than this one: another version, other files or another git commit.
+    """Tell whether another version of rlk-repro recorded a node: another number, other files or another git commit.
 
     An installed package knows its files but no commit.
     """

@@ -47,7 +47,7 @@ class Recorded:
     identity: Identity
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
-    """Whether another version worded gates or reasons differently; every value is the same."""
+    """Whether the sealed analysis has other words than this version writes; all values are the same."""
 
     def describe(self) -> Reanalysis:
         verdict = self.analysis.verdict
@@ -192,14 +192,17 @@ def run(
 
 
 def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:
-    """Compare the prepared files here with those used in training; a remote cluster keeps its own files."""
+    """Compare the prepared files here with the files that the recorded training used.
+
+    A remote cluster has prepared files of its own, which this machine cannot see.
+    """
     if get_backend(here.plan.cluster).IS_REMOTE:
         return ()
     return tuple(diff_contents(recorded.parts, find_parts(list_run_folders(here.plan, here.run_dir))))
 
 
 def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
-    """Reduce the plan to one node without a container, for the local cluster, and list what was removed."""
+    """Reduce the plan to one node without a container, as the local cluster needs; list what was removed."""
     lost, sources = [], dict(plan.sources)
     run, stack, hardware, layout = plan.run, plan.stack, plan.hardware.hardware, plan.layout
     if layout.num_nodes > 1:
@@ -217,7 +220,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """Return the recorded analysis with the hash of the reduced plan that runs here; the drift lists the reductions."""
+    """Return the recorded analysis with the hash of the plan that runs here, which may be reduced to one node."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis

@@ -148,7 +148,6 @@ def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCh
 
 
 def _number(checks: Iterable[AgreementCheck]) -> dict[tuple[tuple[str, ...], int], str]:
-    """Return each check's result by key and a number from 0, because both trials of a control pair have equal keys."""
     seen: Counter[tuple[str, ...]] = Counter()
     words: dict[tuple[tuple[str, ...], int], str] = {}
     for item in checks:

@@ -49,7 +49,6 @@ def read_exit(folder: TrialDir) -> ExitRecord:
 
 
 def _read_duration(value: Any) -> float | None:
-    """Read a duration; raise ValueError for a number that is not above 0 and finite."""
     if value is None:
         return None
     duration_s = float(value)

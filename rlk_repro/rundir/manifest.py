@@ -198,7 +198,6 @@ def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str
 
 
 def _has_same(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Return whether both sides know a fact and have the same value."""
     was, now = left.get(path), right.get(path)
     return was is not None and was == now and not isinstance(was, Unknown)
 

@@ -52,11 +52,11 @@ class OperatorCase:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTrial:
-    """One implementation in one case in one process, over the calls of its scored sweeps.
+    """One implementation in one case in one process, over its timed calls without warm-up.
 
     Numbers are None unless the implementation passed.  ``speedup`` is the median time of vime's own function in the
-    same case and process, divided by ``median_s``.  ``floor_fraction`` is the shortest possible time on this device,
-    divided by ``median_s``.  ``line`` is the first line of the log with this measurement.
+    same case and process, divided by ``median_s``. ``floor_fraction`` is the shortest possible time on this device,
+    divided by ``median_s``. ``line`` is the first line of the log with this measurement.
     """
 
     trial: str
@@ -96,7 +96,7 @@ class OperatorResult:
 
     @property
     def status(self) -> OperatorStatus:
-        """The worst status over all processes."""
+        """The worst status of all processes."""
         order = (OperatorStatus.FAILED, OperatorStatus.OOM, OperatorStatus.BLOCKED)
         found = {trial.status for trial in self.trials}
         return next((status for status in order if status in found), OperatorStatus.PASSED)

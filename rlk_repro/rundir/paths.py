@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """The path of a file or folder with a fixed name, as an attribute of the object for the folder that holds it."""
+    """The path of a file or folder with a fixed name. The class of a folder has one such attribute for each name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -53,7 +53,7 @@ class TrialDir:
         return _by_rank(self.ops, OPS_SUFFIX)
 
     engines = Within("engines")
-    """What each engine computed from the same tokens, in runs that compare engines."""
+    """The records of what each engine computed from the same tokens; only runs that compare engines have them."""
 
     def engines_files(self) -> dict[int, Path]:
         """The existing records of engines, by rank."""
@@ -69,7 +69,7 @@ class TrialDir:
         return _by_rank(self.libraries, LIBRARIES_SUFFIX)
 
     traces = Within("traces")
-    """A profiler's traces, in runs that use a profiler."""
+    """A profiler's traces; only runs that use a profiler have them."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class RolloutDir:
 
     @property
     def template(self) -> str:
-        """The path of the files as a trainer gets it; the trainer replaces ``{rollout_id}`` by a number."""
+        """The path of the stored rollouts for a trainer, which replaces ``{rollout_id}`` by a number."""
         return str(self.path.absolute() / "{rollout_id}.pt")
 
     def file(self, rollout_id: int) -> Path:
@@ -138,7 +138,7 @@ class RunDir:
         return self.scheduler / f"{topic}.txt"
 
     accounting_fields = Within("scheduler/accounting-fields.txt")
-    """The names of sacct's fields to query inside the job, separated by commas; empty without accounting."""
+    """The file with the names of sacct's fields to query in the job, separated by commas; empty without accounting."""
     own_patch = Within("rlk-repro.patch")
     """A patch with the changes of rlk-repro's checkout, if the checkout differed from its commit."""
     prepared = Within("prepared.json")
@@ -187,11 +187,11 @@ class RunDir:
     reserve = Within(".reserve")
     """A file that reserves disk space; on a full disk the leading agent removes it to write its last message."""
     state = Within(".state.json")
-    """The progress that ``status`` shows; no result comes from this file."""
+    """The file with the progress that ``status`` shows; no result comes from this file."""
     agent_output = Within(".agent.log")
-    """The output of the agent's process on the cluster ``local``; the file is empty unless the agent crashes."""
+    """The file for the output of the agent's process on the cluster ``local``; empty unless the agent crashes."""
     cancelled = Within(".cancelled")
-    """The time at which a user asked the scheduler to end the job."""
+    """The file with the time at which a user asked the scheduler to end the job."""
 
     def job_output(self, job_id: str) -> Path:
         """Return the file for the output of the batch script and of Slurm's tools.
@@ -201,7 +201,7 @@ class RunDir:
         return self.root / f".slurm-{job_id}.log"
 
     roster = Within(".roster.json")
-    """The pods that take part in a job on Kubernetes."""
+    """The file that lists the pods of a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
         """Return the file that changes as long as this pod waits to take part in the job."""
@@ -211,15 +211,18 @@ class RunDir:
         return sorted(self.root.glob(f"{_POD_JOIN}*"))
 
     pod_end = Within(".pod-end.json")
-    """The exit code of the leading pod's work."""
+    """The file with the exit code of the work in the leading pod."""
     pod_losses = Within(".pod-losses.json")
-    """How often the head of the newest Ray cluster of a RayJob was taken away."""
+    """The file that counts how often the newest Ray cluster of a RayJob lost its head."""
     pod_note = Within(".pod.json")
-    """Messages of the first process of the leading pod, or of a pod that gives out files after the run."""
+    """Messages of the leading pod's first process, or of a pod that gives out files after the run."""
     pod_read = Within(".pod-read.json")
-    """How much of the trials' logs was read from outside the cluster, and when."""
+    """The file that says how much of the trials' logs was read from outside the cluster, and when."""
     kubernetes_record = Within(".kubernetes.json")
-    """The cluster's facts about job and pods at collection time; a bundle lacks them, because it is sealed before."""
+    """The file with the cluster's facts about job and pods.
+
+    The facts are read after sealing, when the run is collected, so a bundle lacks them.
+    """
 
     @property
     def live(self) -> RunDir:
@@ -231,30 +234,33 @@ class RunDir:
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")
-    """The allocation of the leading agent.  A node that sees this file shares the leader's file system."""
+    """The file that names the allocation of the leading agent.
+
+    A node that sees this file shares the leader's file system.
+    """
 
     def pulse(self, node: str) -> Path:
         """Return a file that changes as long as this node's agent lives."""
         return self.root / f".pulse-{node}"
 
     all_reduce_order = Within(".all-reduce.json")
-    """The leading agent's order to begin the all-reduce before the trials."""
+    """The file by which the leading agent orders the all-reduce before the trials."""
     all_reduce_result = Within(".all-reduce-result.json")
-    """The result of the all-reduce, before it is in the manifests."""
+    """The file with the result of the all-reduce, until the manifests have the result."""
     ray_order = Within(".ray.json")
-    """The leading agent's order to start or end Ray on all nodes."""
+    """The file by which the leading agent orders the start or the end of Ray on all nodes."""
 
     def ray_report(self, node: str) -> Path:
         """Return the file with the state of Ray on this node."""
         return self.root / f".ray-{node}.json"
 
     ray_token = Within(".ray-token")
-    """The token by which the processes of one Ray cluster recognize each other; it is a secret."""
+    """The file with the token by which processes of one Ray cluster recognize each other; the token is a secret."""
 
     again = Within(".again")
-    """The name of an allocation whose time ran out after it completed pairs; another allocation continues the run."""
+    """The file that names an allocation whose time ran out after it completed pairs; another one continues the run."""
     lost = Within(".lost")
-    """The name of an allocation that lost nodes and ended; an allocation with other nodes may continue the run."""
+    """The file that names an allocation that ended because it lost nodes; another allocation may continue the run."""
 
     def end_marker(self, node: str) -> Path:
         """Return the file that names the allocation which this node's agent has finished."""

@@ -143,7 +143,7 @@ class TrialResult:
 
     @property
     def folder(self) -> str:
-        """The name of the trial's folder; both variants of a session have one folder."""
+        """The name of the folder with the trial's files; both variants of a session have one folder."""
         return self.name.partition(":")[0]
 
     def summary(self, metric: str) -> Summary | None:

@@ -72,5 +72,5 @@ def read_state(run_dir: RunDir) -> Progress | None:
 
 
 def read_last_word(run_dir: RunDir) -> Progress:
-    """Return the last written state, or a state of no trials; ``exit_code`` is None until the agent ends."""
+    """Return the last written state, or a state without trials; ``exit_code`` is None until the agent ends."""
     return read_state(run_dir) or Progress(phase=Phase.PREFLIGHT, num_trials=0, num_steps=0)
