@@ -143,7 +143,7 @@ class Plan:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 
     def groups(self) -> dict[str, list[Trial]]:
-        """Return the complete pairs and the sessions by name, each with its trials."""
+        """Return the trials of each pair and of each session, by the name of the pair or session."""
         grouped: dict[str, list[Trial]] = {}
         for trial in self.trials:
             grouped.setdefault(trial.pair, []).append(trial)

@@ -1,10 +1,11 @@
-"""Record the flags that a vime reads: ``python -m tools.contract VIME MEGATRON [-o FILE]`` writes its contract.
+"""Record the flags that vime's parsers accept: ``python -m tools.contract VIME MEGATRON [-o FILE]`` writes a contract.
 
 The tool calls the real ``vime.utils.arguments.parse_args``, with Megatron-LM, vLLM and vllm-router as this Python finds
-them.  It records every parser that this function builds, and reads no command line.  Nothing needs a GPU. VIME is a
-checkout.  MEGATRON is a checkout with vime's own patch applied (``git apply VIME/docker/patch/latest/megatron.patch``),
-as in images. vLLM and the router must be those of the stack.  With ``--without-vllm`` stand-ins replace them, and the
-contract says that their flags are missing.
+them.  It records every parser that this function builds, and reads no command line.  Nothing needs a GPU.
+
+VIME is a checkout.  MEGATRON is a checkout with vime's own patch applied (``git apply
+VIME/docker/patch/latest/megatron.patch``), as in images.  vLLM and the router must be those of the stack.  With
+``--without-vllm`` stand-ins replace vLLM and the router, and the contract says that their flags are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ VALUELESS = {"store_true", "store_false", "store_const", "append_const", "Boolea
 
 
 class Done(Exception):
-    """Raised by the last parser, in place of reading the command line."""
+    """The last parser raises this exception where it would read the command line."""
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def read_command_line() -> argparse.Namespace:
     parser.add_argument("vime", type=Path)
     parser.add_argument("megatron", type=Path)
     parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--vime-commit", help="commit of an unpacked archive, which has no git")
+    parser.add_argument("--vime-commit", help="commit of VIME, if VIME is an unpacked archive")
     parser.add_argument("--megatron-commit")
     parser.add_argument("--without-vllm", action="store_true")
     return parser.parse_args()
@@ -98,7 +99,7 @@ def collect_parsers() -> tuple[list[argparse.ArgumentParser], frozenset[str]]:
 
 
 def describe(action: argparse.Action, number: int, owner: str) -> dict[str, Any]:
-    """Return what one parser says about one flag; keys with their usual value are left out."""
+    """Return the facts of one flag that one parser has; keys with their usual value are left out."""
     name = find_action_name(action)
     kind = find_kind(action.type)
     is_alone = action.nargs == 0 or name in VALUELESS
@@ -137,7 +138,7 @@ def find_action_name(action: argparse.Action) -> str:
 
 
 def find_default(value: Any) -> Any:
-    """Return a default as JSON; for other objects only the type's name, since their text may name this machine."""
+    """Return a default as JSON; of any other object only the type's name, because its text may name this machine."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, (list, tuple)):
@@ -165,7 +166,7 @@ def find_owner(action: argparse.Action, megatron: frozenset[str], own: str) -> s
 
 
 def check_patch(patch: Path, megatron: Path) -> str:
-    """Return the sha256 of the patch, which the checkout must contain."""
+    """Return the sha256 of vime's patch, after a check that the checkout contains the patch."""
     if not git(megatron, "apply", "--reverse", "--check", "--", str(patch.absolute())).is_ok:
         sys.exit(f"{megatron}: {patch} is not applied")
     return hashlib.sha256(patch.read_bytes()).hexdigest()
@@ -174,7 +175,7 @@ def check_patch(patch: Path, megatron: Path) -> str:
 def find_commit(checkout: Path) -> str:
     answer = git(checkout, "rev-parse", "HEAD")
     if not answer.is_ok:
-        sys.exit(f"{checkout}: no git checkout; give its commit")
+        sys.exit(f"{checkout}: is no git checkout; give its commit by --vime-commit or --megatron-commit")
     return answer.stdout.strip()
 
 
@@ -188,7 +189,7 @@ def find_versions(without_vllm: bool) -> dict[str, str]:
 
 
 def name_platform() -> None:
-    """Set vLLM's platform to its CPU platform: without a GPU it finds none, and its defaults cannot be built."""
+    """Set vLLM's platform to CPU, because without a GPU vLLM finds no platform and cannot build its defaults."""
     platforms = importlib.import_module("vllm.platforms")
     if platforms.current_platform.is_unspecified():
         platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
 """Resolve a stack's packages into one lock for each processor: ``python -m tools.lock_stack STACK``.
 
-uv resolves.  For every package the lock keeps the one wheel that Python 3.12 takes there: one line with version, hash
-and size.  The lock keeps no address, because a site's mirror serves the same bytes.
+The program uv chooses the versions.  For every package the lock keeps the one wheel that Python 3.12 installs on that
+processor, as a line with version, hash and size.  The lock keeps no address, because a site's mirror serves the same
+bytes.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def main() -> int:
 
 
 def resolve(stack: str, machine: str) -> list[dict[str, Any]]:
-    """Return uv's choice, as the packages of a pylock.toml (PEP 751).
+    """Return the packages that uv chooses, as in a pylock.toml (PEP 751).
 
     Raises:
-        CheckFailed: uv failed; the error quotes it.
+        CheckFailed: uv failed; the error quotes its output.
     """
     with temporary_folder("rlk-repro-lock-") as folder:
         target = folder / "pylock.toml"
@@ -63,10 +64,10 @@ def resolve(stack: str, machine: str) -> list[dict[str, Any]]:
 
 
 def render(packages: list[dict[str, Any]], machine: str) -> str:
-    """Return the lock's text, sorted by name as uv sorts.
+    """Return the text of the lock, sorted by name as uv sorts.
 
     Raises:
-        CheckFailed: packages without a wheel for this machine.
+        CheckFailed: some packages have no wheel for this processor.
     """
     rank = {tag: place for place, tag in enumerate(_tags(machine))}
     chosen = [(package, _choose(package, rank)) for package in packages]

@@ -1,4 +1,4 @@
-"""Write JSON Schemas: of the files that authors write, for editors; of files that this tool writes, for scripts."""
+"""Write JSON Schemas: for editors, of the files that authors write; for scripts, of the files that this tool writes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "submit": answers.Submitted | Finished | DryRun,
     "verify": answers.Verified,
 }
-"""The answers by the words of the command; each line of ``logs`` is one answer."""
+"""The answers by command; for ``logs``, each line of the output is one answer."""
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 KINDS: Final = (*AUTHORED, *WRITTEN)
 

@@ -160,7 +160,7 @@ def test_an_archive_is_known_by_its_files(checkout: Checkout, tmp_path: Path) ->
     sources = get_sources(checkout.pin, archive, tmp_path / "copy")
     assert (sources.commit, sources.tree, sources.is_dirty) == (checkout.pin.commit, checkout.pin.tree, False)
     assert get_sources(None, archive, tmp_path / "unpinned").commit is None
-    with pytest.raises(SpecError, match="a git checkout: the pin names no tree"):
+    with pytest.raises(SpecError, match="a git checkout: the pin has no hash of files"):
         get_sources(checkout.pin.model_copy(update={"tree": None}), archive, tmp_path / "no tree")
     (archive / "README").write_text("changed")
     with pytest.raises(SpecError) as caught:
@@ -409,7 +409,7 @@ def test_another_copy_earlier_on_the_path_is_reported(checkout: Checkout, enviro
     done = environment.run("-m", "tools.rl_kernel", "--stack", stack, path=str(ROOT / "tests/support/fake_rl_engine"))
     assert done.returncode == 1
     assert done.stderr.startswith("rl_engine: is imported from elsewhere, got ")
-    assert done.stderr.endswith("  hint: remove the other one from PYTHONPATH\n")
+    assert done.stderr.endswith("  hint: remove the other RL-Kernel from PYTHONPATH\n")
 
 
 def test_a_build_that_fails_is_quoted(checkout: Checkout, environment: Environment) -> None:

@@ -139,7 +139,7 @@ REQUIRED: Final[tuple[Required, ...]] = (
              note="for stored rollouts, the reward that was stored with them"),
     Required(what="train/rollout log-prob difference", metrics=("train_rollout_logprob_abs_diff",),
              source="log: `train/train_rollout_logprob_abs_diff`", state=_agreement,
-             note="absent for rollouts from a seed, which hold no log-probs"),
+             note="absent where rollouts are made from a seed, because such rollouts hold no log-probs"),
     Required(what="loss", metrics=("loss", "pg_loss", "grad_norm"),
              source="log: `train/loss`, `train/pg_loss`, `train/grad_norm`"),
     Required(what="KL to the reference", metrics=("kl_loss",), source="log: `train/kl_loss`", state=_reference),

@@ -1,1 +1,4 @@
-"""The steps of docker/Dockerfile.cuda and docker/Dockerfile.rocm.  A step fails where a proof would be missing."""
+"""The steps of docker/Dockerfile.cuda and docker/Dockerfile.rocm.
+
+A step fails if it cannot prove that its result is the expected one.
+"""

@@ -23,7 +23,7 @@ def is_locked() -> bool:
 
 
 def check_inputs(inputs: Inputs) -> None:
-    """Check the arguments, and compare the packages with the lock, and with each other, where the stack has one."""
+    """Check the arguments; where the stack has a lock, check also that the packages fit the lock and each other."""
     if is_locked():
         from rlk_repro.images.stacks import get_stack
         from tools.image_build.locked import check_packages, check_requirements

@@ -1,4 +1,4 @@
-"""Move the base's checkout of vime to the stack's commit, verified, and leave no time stamp in it."""
+"""Move the checkout of vime in the base image to the stack's commit, verify its files, and remove its time stamps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TRACES: Final = ("FETCH_HEAD", "ORIG_HEAD", "logs", "gc.log")
 
 
 def install_vime(folder: Path, repository: str, commit: str) -> None:
-    """Fetch, check out, install in place.
+    """Fetch the commit of vime, check it out, and install it in place.
 
     Raises:
         EnvironmentMissing: the folder is not a checkout, or the repository no longer has the commit.
-        CheckFailed: the files then differ from the commit.
+        CheckFailed: the files differ from the commit after the checkout.
     """
     if not (folder / ".git").exists():
         raise EnvironmentMissing(Problem(str(folder), "is no git checkout", expected="the base's checkout of vime"))
@@ -41,7 +41,7 @@ def install_vime(folder: Path, repository: str, commit: str) -> None:
 
 
 def forget_time(folder: Path) -> None:
-    """Read the index anew: it holds times and inode numbers, and a new one has neither until git runs there again."""
+    """Remove times from the checkout: git's records of fetches, and the times and inode numbers in git's index."""
     for name in TRACES:
         path = folder / ".git" / name
         if path.is_dir():

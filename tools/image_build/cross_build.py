@@ -1,7 +1,8 @@
-"""Build the wheel of the sources in this folder as if a GPU were here: only then RL-Kernel compiles its kernels.
+"""Build a wheel of RL-Kernel with kernels on a machine without a GPU: torch is made to report a GPU.
 
-This is a script for a separate process: ``python cross_build.py WHEEL_FOLDER``. nvcc.py chooses the GPUs of each file;
-the capability that is reported here only starts the compilation.
+Without a GPU, RL-Kernel's setup compiles no kernels.  This is a script for a separate process: ``python cross_build.py
+WHEEL_FOLDER``, in the folder of the sources.  The reported GPU only starts the compilation; nvcc.py chooses the GPUs of
+each file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Check that the base was built for the stack's GPUs: vime's ROCm file deletes the libraries of all other GPUs."""
+"""Check that the base image for ROCm has libraries for the stack's GPUs.
+
+vime's docker/Dockerfile.rocm deletes the libraries of all GPUs but those that it is built for.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _GPU: Final = re.compile(r"gfx[0-9a-f]{3,4}")
 
 
 def check_gfx(rocm: Path = Path("/opt/rocm")) -> None:
-    """Refuse a base whose kernels are only for other GPUs.
+    """Refuse a base image whose kernels are only for other GPUs than the stack's.
 
     Raises:
         CheckFailed: the error lists the GPUs of every library.

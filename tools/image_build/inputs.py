@@ -101,7 +101,7 @@ def _find_problems(given: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def list_packages() -> dict[str, str]:
-    """Return the version of every package that Python finds here, by name; of two copies, the one that is imported."""
+    """Return the version of each installed package by name; of two copies, the version that Python imports."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
@@ -111,6 +111,6 @@ def list_packages() -> dict[str, str]:
 
 
 def keep_base_packages() -> None:
-    """Record the packages of the base before anything is added."""
+    """Record the packages of the base image before the build adds any."""
     BASE_PACKAGES.parent.mkdir(parents=True, exist_ok=True)
     BASE_PACKAGES.write_text(json.dumps(list_packages(), sort_keys=True, indent=1) + "\n")

@@ -57,7 +57,7 @@ class Toolchain:
 
 
 def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
-    """Install RL-Kernel with kernels compiled for ``architectures`` (``80``), and for Hopper its own in addition.
+    """Install RL-Kernel with kernels for ``architectures``, such as ``80``, and with its kernels for Hopper alone.
 
     Raises:
         RlkReproError: the sources are not the pinned ones, a repair does not apply, a build failed, or an extension
@@ -78,7 +78,9 @@ def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
 
 
 def install_without_kernels(pin: Pin) -> BuildRecord:
-    """Install RL-Kernel for ROCm: at the pinned commit its routes there use Triton, and its setup compiles nothing.
+    """Install RL-Kernel for ROCm, without an extension.
+
+    At the pinned commit RL-Kernel's routes for ROCm use Triton, and RL-Kernel's setup compiles nothing.
 
     Raises:
         CheckFailed: an unexpected extension was built, whose content is unknown.
@@ -103,7 +105,7 @@ def install_without_kernels(pin: Pin) -> BuildRecord:
 
 
 def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
-    """Return torch's CUDA release, and an nvcc of the same release.
+    """Return torch's CUDA release and an nvcc of this release.
 
     Raises:
         EnvironmentMissing: torch has no CUDA, or nvcc, ninja or cuobjdump is absent, or nvcc has another release.
@@ -128,7 +130,10 @@ def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
 def make_environment(
     environ: Mapping[str, str], toolchain: Toolchain, architectures: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return the build's environment: Hopper sources on, the stand-in compiler, the driver's library to link with."""
+    """Return the variables of the build: the Hopper sources are on, and nvcc.py stands in for the compiler.
+
+    The library path has a stub of the driver, with which the extension is linked.
+    """
     stubs = [str(toolchain.home / name) for name in STUBS if (toolchain.home / name).is_dir()]
     library_path = os.pathsep.join(filter(None, [*stubs, environ.get("LIBRARY_PATH", "")]))
     return {
@@ -163,7 +168,7 @@ def check_extension(folder: Path) -> None:
     """
     extensions = find_extensions(folder)
     if not extensions:
-        hint = "RL-Kernel's setup silently leaves it out where torch reports no GPU"
+        hint = "RL-Kernel's setup silently leaves the extension out if torch reports no GPU"
         raise CheckFailed(Problem("rl_engine._C", "was not built", hint=hint))
     problems = list(_find_problems(extensions[0]))
     if problems:
@@ -183,9 +188,9 @@ def _find_problems(extension: Path) -> Iterator[Problem]:
 
 
 def stub_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return an environment in which an extension that links the driver loads on a machine without a driver.
+    """Return an environment in which an extension that is linked with the driver also loads where no driver exists.
 
-    The stub is last on the path: where a driver exists, the driver is used.
+    The stub of the driver is last on the library path, so a real driver is used where one exists.
     """
     home = build.find_nvcc(environ)
     stubs = [home.resolve().parent.parent / name / "libcuda.so" for name in STUBS] if home else []
@@ -228,7 +233,6 @@ def _install(wheel: Path, made: BuildRecord) -> None:
 
 
 def _forget(name: str) -> None:
-    """Delete a file of RL-Kernel's metadata, and its entry in the list of files."""
     distribution = record.find_distribution()
     assert distribution is not None
     listed = next(file for file in distribution.files or [] if file.name == "RECORD")

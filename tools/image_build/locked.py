@@ -64,7 +64,7 @@ def check_packages(stack: Stack, platform: ImagePlatform) -> None:
 
 
 def check_requirements() -> None:
-    """Refuse packages that ask for another version of an installed package than the installed one.
+    """Refuse installed packages that need another version of a package than the installed version.
 
     The lock overrides NumPy's version, and a resolver then accepts any package.
 
@@ -94,7 +94,7 @@ def _find_unmet() -> Iterator[Problem]:
 
 
 def _is_same(locked: str | None, found: str | None) -> bool:
-    """Compare versions; torch's wheel adds its CUDA release after a plus, which the index's version lacks."""
+    """Tell whether two versions are equal, without a local part like ``+cu130``, which only torch's wheel has."""
     return locked is not None and found is not None and locked.partition("+")[0] == found.partition("+")[0]
 
 
@@ -130,7 +130,7 @@ def get_pin(inputs: Inputs) -> Pin:
     """Return the stack's pin of RL-Kernel, with the hash of its files.
 
     Raises:
-        CheckFailed: a build argument that names another commit.
+        CheckFailed: a build argument names another commit.
     """
     pin = get_stack(inputs.stack).pins["rl_kernel"]
     _require("build argument RL_KERNEL_COMMIT", inputs.rl_kernel_commit, pin.commit)
@@ -138,10 +138,10 @@ def get_pin(inputs: Inputs) -> Pin:
 
 
 def write_sbom() -> None:
-    """List the installed packages by CycloneDX's own tool, which stays outside the environment.
+    """Write the list of installed packages (SBOM) by CycloneDX's own tool, which stays outside the environment.
 
     Raises:
-        CheckFailed: its last words.
+        CheckFailed: the tool failed; the error quotes its last lines.
     """
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:
         pip_install("--require-hashes", "--only-binary", ":all:", "--target", folder, "-r", str(SBOM_LOCK))
@@ -169,7 +169,7 @@ def _require(what: str, got: str, expected: str | None) -> None:
 
 
 def check_imports() -> None:
-    """Import in a separate process what a trial imports; this needs no GPU and no driver.
+    """Import in a separate process the modules that a trial imports; this check needs no GPU and no driver.
 
     Raises:
         CheckFailed: an import failed; the error quotes its last lines.

@@ -21,7 +21,7 @@ _SELECTORS: Final = ("-gencode", "--generate-code", "-arch", "--gpu-architecture
 
 
 def choose_architectures(arguments: Sequence[str], generic: Sequence[str]) -> tuple[str, ...]:
-    """Return the GPUs of the file among the arguments: a file with Hopper's own instructions is for Hopper alone."""
+    """Return the GPUs to compile for: a source file with Hopper's own instructions is compiled for Hopper alone."""
     sources = [item for item in arguments if item.endswith(".cu")]
     if not sources:
         return ()
@@ -29,7 +29,7 @@ def choose_architectures(arguments: Sequence[str], generic: Sequence[str]) -> tu
 
 
 def rewrite(arguments: Sequence[str], generic: Sequence[str]) -> list[str]:
-    """Replace the GPUs in the arguments by those of the file."""
+    """Replace the GPUs in nvcc's arguments by the GPUs of the source file among the arguments."""
     chosen = choose_architectures(arguments, generic)
     if not chosen:
         return list(arguments)

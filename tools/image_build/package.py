@@ -1,4 +1,4 @@
-"""Install this package beside the base's pinned packages: change none of them, and add what is missing by hash."""
+"""Install this package into the base image: keep the base's packages, and add missing dependencies by hash."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def install_package() -> list[str]:
 
 
 def select_missing(lock: str, present: Iterable[str]) -> dict[str, str]:
-    """Return the entries of a hash lock for absent packages; a present version stays, whatever the lock says."""
+    """Return the entries of a hash lock for packages that are absent; an installed package keeps its version."""
     names = set(present)
     entries = {re.sub(r"[-_.]+", "-", match["name"]).lower(): match[0] for match in _ENTRY.finditer(lock)}
     return {name: text for name, text in entries.items() if name not in names and not _MARKER.search(text)}
@@ -53,10 +53,10 @@ def select_missing(lock: str, present: Iterable[str]) -> dict[str, str]:
 def pip_install(
     *arguments: str, path: Path | None = None, cwd: Path | None = None, timeout_s: float = TIMEOUT_S
 ) -> None:
-    """Install without dependencies, cache and compiled files.
+    """Run ``pip install`` without dependencies, cache and compiled files.
 
     Raises:
-        CheckFailed: pip failed; the error quotes it.
+        CheckFailed: pip failed; the error quotes its output.
     """
     import os
 

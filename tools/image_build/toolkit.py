@@ -1,7 +1,8 @@
-"""Make nvcc, headers and libraries of a lock's packages one toolkit that compilers and linkers find.
+"""Make nvcc, headers and libraries of a lock's packages one CUDA toolkit that compilers and linkers find.
 
-The packages hold only what a program needs to run.  Linking needs names without versions, a folder lib64, and a
-stand-in for the driver's library, which no package has: it defines the driver's functions that extensions here call.
+The packages hold only what a program needs to run.  A linker also needs names of libraries without versions, a folder
+lib64, and the driver's library.  No package has the driver's library, so this module compiles a stand-in with the
+driver's functions that extensions here call.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DRIVER_FUNCTIONS: Final = ("cuGetErrorString", "cuInit", "cuTensorMapEncodeTiled
 
 
 def use_toolkit(environ: Mapping[str, str]) -> dict[str, str]:
-    """Complete the toolkit, and name it to torch and the compilers."""
+    """Complete the toolkit, and return environment variables by which torch and the compilers find it."""
     _complete()
     headers = [HOME / "include", *(PACKAGES / "nvidia" / name / "include" for name in BESIDE)]
     libraries = [HOME / "lib", *(PACKAGES / "nvidia" / name / "lib" for name in BESIDE)]

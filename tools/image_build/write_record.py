@@ -1,4 +1,4 @@
-"""Write the record of the build into the image: the facts of this container, by the probes of a job."""
+"""Write the record of the build into the image: the facts of this container, as the probes of a job find them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADDED: Path = BASE_PACKAGES.with_name("added-packages.json")
 
 
 def write_record(inputs: Inputs) -> None:
-    """Judge the image, and write its record where nothing is wrong.
+    """Check the image, and write its record if nothing is wrong.
 
     Raises:
         CheckFailed: the base's packages were changed, or sources, kernels or operators are wrong.

@@ -1,7 +1,7 @@
-"""Build RL-Kernel from a folder and install it into this Python's environment; change nothing else in it.
+"""Build RL-Kernel from a folder and install it into this Python's environment; change nothing else there.
 
-RL-Kernel's setup compiles its extension only where torch sees a GPU, and is otherwise silent.  So this module first
-checks what the compilation needs.
+Where torch sees no GPU, RL-Kernel's setup compiles no extension and gives no error.  So this module first checks what
+the compilation needs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def find_nvcc(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_nvcc_version(nvcc: Path | None) -> str | None:
-    """Return the version, such as ``13.0``; None without a compiler, or where it does not tell its version."""
+    """Return the compiler's version, such as ``13.0``; None if there is no compiler or its version is unreadable."""
     if nvcc is None:
         return None
     match = re.search(r"release (\d+\.\d+)", proc.run([str(nvcc), "--version"]).stdout)
@@ -66,13 +66,13 @@ def read_nvcc_version(nvcc: Path | None) -> str | None:
 
 
 def describe_machine(answer: Mapping[str, Any], environ: Mapping[str, str]) -> Machine:
-    """Combine the answer of ``check.py machine`` with the compiler that is here."""
+    """Combine the answer of ``check.py machine`` with the CUDA compiler that this machine has."""
     nvcc = read_nvcc_version(find_nvcc(environ)) if answer["platform"] == Platform.CUDA else None
     return Machine(**answer, nvcc=nvcc)
 
 
 def check_compiler(machine: Machine, *, is_sm90: bool = False) -> None:
-    """Refuse early where the build would leave the extension out, or fail, on a machine with an NVIDIA GPU.
+    """Refuse a build that would fail or leave the extension out, on a machine with an NVIDIA GPU.
 
     Raises:
         EnvironmentMissing: there is no nvcc, or its CUDA release is not torch's, or ``--sm90`` finds no Hopper GPU.
@@ -93,7 +93,7 @@ def check_compiler(machine: Machine, *, is_sm90: bool = False) -> None:
 
 
 def make_environment(environ: Mapping[str, str], *, is_sm90: bool) -> dict[str, str]:
-    """Return the build's environment: this process's, with the Hopper sources switched by the option alone."""
+    """Return this process's environment variables for the build; only ``is_sm90`` switches the Hopper sources on."""
     kept = {name: value for name, value in environ.items() if name != SM90}
     return kept | ({SM90: "1"} if is_sm90 else {})
 
@@ -115,7 +115,6 @@ def pip_install(folder: Path, environ: Mapping[str, str], *, needs_ninja: bool) 
 
 
 def _has_build_tools(*, needs_ninja: bool) -> bool:
-    """Whether the environment has the build tools itself, as is usual with torch; otherwise locked ones are used."""
     try:
         setuptools = int(metadata.version("setuptools").split(".")[0])
     except (metadata.PackageNotFoundError, ValueError):

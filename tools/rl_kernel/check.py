@@ -14,7 +14,7 @@ NUM_ROWS, VOCAB = 64, 1000
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return torch's platform here; RL-Kernel's build and its registry ask the same question."""
+    """Return torch's facts of this machine; RL-Kernel's setup and its registry also ask torch for the platform."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -30,7 +30,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_rl_kernel() -> dict[str, Any]:
-    """Return RL-Kernel's folder, its extension's symbols, and per operator the class and its largest error here."""
+    """Return RL-Kernel's folder, the symbols of its extension, and the class and largest error of each operator."""
     import rl_engine
     import torch  # noqa: F401 the extension finds torch's libraries only where torch has loaded them
 
@@ -49,7 +49,7 @@ def describe_rl_kernel() -> dict[str, Any]:
 
 
 def run_operators() -> dict[str, dict[str, Any]]:
-    """Run each operator once on this device and compare it with float64."""
+    """Run each operator once on this device, and compare its result with float64."""
     import torch
     from rl_engine.kernels.registry import kernel_registry
 

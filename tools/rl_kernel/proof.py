@@ -36,7 +36,7 @@ RUN_TROUBLE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """The registry's answer for one operator; ``error`` is the largest one against float64."""
+    """The class that RL-Kernel's registry chooses for an operator; ``error`` is the largest difference from float64."""
 
     name: str
     class_name: str
@@ -80,7 +80,7 @@ def find_rl_kernel() -> Found:
 def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool = False) -> Iterator[Problem]:
     """Find every problem on this platform."""
     if found.folder != installed.resolve():
-        hint = "remove the other one from PYTHONPATH"
+        hint = "remove the other RL-Kernel from PYTHONPATH"
         yield Problem(
             "rl_engine", "is imported from elsewhere", got=str(found.folder), expected=str(installed), hint=hint
         )
@@ -99,7 +99,7 @@ def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool
 def _extension_problems(found: Found, wanted: tuple[str, ...]) -> Iterator[Problem]:
     missing = [name for name in wanted if name not in found.symbols]
     if found.extension_error:
-        hint = "its setup builds it only where torch sees the GPU; a build for another torch does not load"
+        hint = "RL-Kernel builds it only where torch sees the GPU; a build for another torch does not load"
         yield Problem("rl_engine._C", f"cannot be imported ({found.extension_error})", hint=hint)
     elif missing:
         yield Problem("rl_engine._C", "lacks operators", got=list(found.symbols), expected=", ".join(missing))

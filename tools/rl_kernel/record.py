@@ -1,4 +1,4 @@
-"""Keep this tool's marks in the environment: the build record in RL-Kernel's metadata, and its own command."""
+"""Keep this tool's files in the environment: the build record in RL-Kernel's metadata, and the command rlk-repro."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_own_commands() -> dict[Path, bytes]:
 
 
 def restore_commands(kept: dict[Path, bytes]) -> list[Path]:
-    """Write back the files that the installation overwrote, and return them."""
+    """Write back those of this tool's commands that the installation of RL-Kernel overwrote, and return them."""
     lost = [path for path, data in kept.items() if not path.is_file() or path.read_bytes() != data]
     for path in lost:
         path.write_bytes(kept[path])
@@ -54,7 +54,7 @@ def restore_commands(kept: dict[Path, bytes]) -> list[Path]:
 
 
 def write_record(record: BuildRecord, not_its_own: Collection[Path]) -> None:
-    """Add the build record to what pip installed, and remove commands that are not RL-Kernel's from its list.
+    """Add the build record to RL-Kernel's metadata, and remove other projects' commands from its list of files.
 
     Raises:
         CheckFailed: pip reported success, but no installation is found.
@@ -73,7 +73,6 @@ def write_record(record: BuildRecord, not_its_own: Collection[Path]) -> None:
 
 
 def _drop_commands(entry_points: Path, names: set[str]) -> None:
-    """Drop these commands; otherwise uninstalling RL-Kernel would remove commands that are not its own."""
     lines = entry_points.read_text().splitlines()
     write_text(entry_points, "".join(f"{line}\n" for line in lines if line.partition("=")[0].strip() not in names))
 

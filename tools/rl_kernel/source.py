@@ -1,6 +1,6 @@
-"""Get RL-Kernel's sources into a folder of our own: fetched, or copied from a checkout or an unpacked archive.
+"""Copy RL-Kernel's sources into a new folder: fetched, or from a checkout or an unpacked archive of the user.
 
-The user's folder is only read. git's hash of their files identifies the sources, so that an archive, which names no
+The user's folder is only read.  git's hash of the files identifies the sources, so that an archive, which names no
 commit, can also be compared with a pin.
 """
 
@@ -45,7 +45,7 @@ def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
     """Put the sources into the new ``folder`` and compare them with the pin.
 
     Raises:
-        SpecError: there is neither pin nor path, or the path's files differ from the pin.
+        SpecError: pin and path are both missing, or the path's files differ from the pin.
         EnvironmentMissing: git is absent, or the repository cannot be reached.
     """
     if origin is None:
@@ -59,7 +59,7 @@ def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
 
 
 def fetch(pin: Pin, folder: Path, offline: str = OFFLINE) -> Sources:
-    """Fetch one commit without its history and any credential; ``offline`` is the advice without a network."""
+    """Fetch one commit, without its history and without credentials; ``offline`` is the hint if the network fails."""
     folder.mkdir(parents=True)
     _git(folder, "init", "--quiet")
     done = git.fetch(folder, pin.repository, pin.commit, timeout_s=FETCH_TIMEOUT_S)
@@ -81,7 +81,7 @@ def fetch(pin: Pin, folder: Path, offline: str = OFFLINE) -> Sources:
 
 
 def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
-    """Copy a checkout's tracked and not ignored files; an old build in it is not copied."""
+    """Copy the files of a checkout that git tracks or does not ignore, so that an old build in it is not copied."""
     found = read_checkout(origin)
     if isinstance(found, Unknown):
         raise EnvironmentMissing(Problem(str(origin), f"cannot be copied ({found.reason})"))
@@ -104,12 +104,17 @@ def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
 
 
 def copy_archive(pin: Pin | None, origin: Path, folder: Path) -> Sources:
-    """Copy an unpacked archive.  It names no commit; its files prove one if they have the hash of the pin's tree."""
+    """Copy an unpacked archive.
+
+    An archive names no commit, but its files prove the pin's commit if their hash is the hash of the pin's tree.
+    """
     shutil.copytree(origin, folder, symlinks=True, ignore=shutil.ignore_patterns(*REPOSITORY))
     tree = hash_tree(folder)
     if pin is not None and tree != pin.tree:
         expected = (
-            f"{pin.tree}, the files of {pin.commit[:12]}" if pin.tree else "a git checkout: the pin names no tree"
+            f"{pin.tree}, the files of {pin.commit[:12]}"
+            if pin.tree
+            else "a git checkout: the pin has no hash of files"
         )
         raise _other_sources(origin, f"an archive of tree {tree}", expected, "unpack a fresh one")
     return Sources(

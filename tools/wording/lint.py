@@ -38,7 +38,7 @@ _TURN: Final = re.compile(r".*\b(?:but|yet|however|instead|nevertheless)\b", re.
 
 @dataclass(frozen=True, kw_only=True)
 class Offence:
-    """One sentence that claims too much; ``words`` are the words that break the rule, as in the file."""
+    """A sentence that claims too much; ``words`` are those words of the file that break the rule."""
 
     line: int
     column: int
@@ -84,7 +84,6 @@ def _make_offence(text: str, lines: list[int], rule: Rule, begin: int, end: int)
 
 
 def _find(rule: Rule, sentence: Sentence) -> Iterator[tuple[int, int]]:
-    """Yield the position and end, in the file, of the first words of a sentence that break the rule."""
     words = sentence.words
     if rule.unless is not None and rule.unless.search(words):
         return

@@ -39,7 +39,10 @@ _WORD: Final = re.compile(r"[+,]|[^\W_](?:[^\W_]|['.×%])*")
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words joined by single spaces; ``starts`` are their positions in ``words``, ``sources`` those in the file."""
+    """Words joined by single spaces.
+
+    ``starts`` are the positions of the words in ``words``, and ``sources`` their positions in the file.
+    """
 
     words: str
     starts: tuple[int, ...]
@@ -62,8 +65,6 @@ def read_sentences(text: str, *, is_html: bool = False) -> Iterator[Sentence]:
 
 
 class _Plain:
-    """The text without markup, and the position in the file of each of its characters."""
-
     def __init__(self, text: str, *, is_html: bool) -> None:
         self._pieces: list[str] = []
         self._begins: list[int] = []
@@ -101,11 +102,6 @@ def _find_markup(text: str, *, is_html: bool) -> Iterator[tuple[int, int, str]]:
 
 
 class _Cutter:
-    """Finds the end of each piece of markup and its replacement; an unclosed piece ends where it begins.
-
-    A missing closing mark is searched once, so that a text of unclosed comments is read fast.
-    """
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._missing: set[str] = set()
@@ -129,6 +125,7 @@ class _Cutter:
 
     def _find_end(self, mark: str, begin: int) -> int:
         """Return the position after the next ``mark``, or ``begin`` without one: unclosed markup is plain text."""
+        # one search for a missing mark, so that a text of unclosed comments is read fast
         found = -1 if mark in self._missing else self._text.find(mark, begin)
         if found < 0:
             self._missing.add(mark)

@@ -15,8 +15,9 @@ from typing import Final
 class Rule:
     """One kind of claim that is not allowed.
 
-    A sentence breaks the rule if it matches one of ``patterns`` and does not deny it, or one of ``absolute``, which
-    contain a ``no``.  A sentence that matches ``unless`` is allowed.
+    A sentence breaks the rule if it matches one of ``patterns`` and does not deny the claim.  A sentence also breaks
+    the rule if it matches one of ``absolute``: these patterns contain a ``no`` themselves, which would count as a
+    denial.  A sentence that matches ``unless`` is allowed.
     """
 
     name: str
