@@ -1,4 +1,4 @@
-"""Compare what engines computed from the same tokens: inputs, weights, layers and log-probs.
+"""Compare what engines computed from the same tokens: inputs, weights, experts, layers and log-probs.
 
 An engine is also compared with itself in other cases, such as another batch.  The trial's record holds all values, and
 the contract with the allowed differences.
@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
+from rlk_repro.analysis.routing import compare_routing
 from rlk_repro.base.units import count, format_number
 from rlk_repro.logs.engines import (
     EngineLog,
     Inputs,
     Layer,
     LogProbs,
+    Routing,
     Rows,
     SampleInput,
     Skipped,
@@ -82,6 +84,7 @@ def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
     log_probs = {engine: found for (engine, case), found in log.log_probs.get(step, {}).items() if case == AS_RUN}
     if len(log_probs) < 2:
         yield _skip_missing(CheckKind.LOG_PROBS, place, log_probs)
+    yield from _check_routing(log, place)
     yield from _check_values(log, place)
 
 
@@ -90,6 +93,37 @@ def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) ->
     reason = next((side.reason for side in found.values() if isinstance(side, Skipped)), "")
     other = ROLLOUT if name == TRAINING else TRAINING
     return _skip(kind, place, name, other, reason or f"engines with a record: {len(found)}")
+
+
+def _check_routing(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
+    """Yield the checks of the experts that engines chose; a model without experts has no such checks."""
+    routing = log.routing.get(place[2], {})
+    inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
+    engines = [engine for engine, case in routing if case == AS_RUN]
+    for first, second in combinations(engines, 2):
+        sides = (routing[first, AS_RUN], routing[second, AS_RUN])
+        yield _compare_routing(log.contract, place, (first, second), sides, inputs)
+    for (engine, case), found in routing.items():
+        if case != AS_RUN and engine in engines:
+            sides = (routing[engine, AS_RUN], found)
+            yield _compare_routing(log.contract, place, (engine, f"{engine}, {case}"), sides, inputs)
+    if len(engines) == 1:
+        yield _skip_missing(CheckKind.ROUTING, place, {engines[0]: routing[engines[0], AS_RUN]})
+
+
+def _compare_routing(
+    contract: AgreementContract,
+    place: Place,
+    names: tuple[str, str],
+    sides: tuple[Routing | Skipped, Routing | Skipped],
+    inputs: Inputs | None,
+) -> AgreementCheck:
+    one, other = sides
+    if isinstance(one, Skipped) or isinstance(other, Skipped):
+        return _skip(CheckKind.ROUTING, place, *names, _first_reason(sides))
+    dtype = _find_dtype(one.dtype, other.dtype)
+    word, found, numbers = compare_routing(contract, one, other, dtype, inputs)
+    return _make(CheckKind.ROUTING, place, names, word, found, **numbers)
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
@@ -131,6 +165,10 @@ def _compare_variants(
         yield _skip(CheckKind.LOG_PROBS, place, *names, reason)
         return
     key = (TRAINING, AS_RUN)
+    routing = [log.routing.get(step, {}).get(key) for log in (one, other)]
+    if routing[0] is not None and routing[1] is not None:
+        inputs = one.inputs.get(step, {}).get(ROLLOUT)
+        yield _compare_routing(one.contract, place, names, (routing[0], routing[1]), inputs)
     layers = [log.layers.get(step, {}).get(key) for log in (one, other)]
     if layers[0] is not None and layers[1] is not None:
         yield _compare_layers(one.contract, place, names, (layers[0], layers[1]))

@@ -97,18 +97,37 @@ class Layer:
 
 
 @record(**RECORD)
+class Routing:
+    """The experts that each layer chose for each token: a tuple of ids for each token of each of ``layers``.
+
+    A token is given as the number of its sample and the row that predicts it.  An engine with ``is_replayed`` copies
+    the choice of the rollout.
+    """
+
+    event: Literal["routing"]
+    step: Count
+    engine: Name
+    case: Name
+    dtype: Name
+    tokens: tuple[tuple[Count, Count], ...]
+    layers: tuple[Name, ...]
+    experts: tuple[tuple[tuple[Token, ...], ...], ...]
+    is_replayed: bool = False
+
+
+@record(**RECORD)
 class Skipped:
-    """The reason why the weights, the log-probs or the layers of an engine are missing."""
+    """The reason why the weights, the log-probs, the layers or the routing of an engine are missing."""
 
     event: Literal["skipped"]
     step: Count
-    what: Literal["weights", "log_probs", "layers"]
+    what: Literal["weights", "log_probs", "layers", "routing"]
     engine: Name
     case: Name
     reason: Name
 
 
-Line: TypeAlias = Begin | Inputs | Weights | LogProbs | Layer | Skipped
+Line: TypeAlias = Begin | Inputs | Weights | LogProbs | Layer | Routing | Skipped
 LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
 
 
@@ -125,6 +144,7 @@ class EngineLog:
     log_probs: dict[int, dict[tuple[str, str], LogProbs | Skipped]] = field(default_factory=dict)
     layers: dict[int, dict[tuple[str, str], dict[str, Layer]]] = field(default_factory=dict)
     lacking_layers: dict[int, dict[tuple[str, str], Skipped]] = field(default_factory=dict)
+    routing: dict[int, dict[tuple[str, str], Routing | Skipped]] = field(default_factory=dict)
     num_dropped: int = 0
     names: dict[str, set[str | int]] = field(default_factory=dict, compare=False)
 
@@ -132,7 +152,7 @@ class EngineLog:
     def steps(self) -> list[int]:
         return sorted({*self.inputs, *self.weights, *self.log_probs, *self.layers})
 
-    def add(self, line: Inputs | Weights | LogProbs | Layer | Skipped) -> None:
+    def add(self, line: Inputs | Weights | LogProbs | Layer | Routing | Skipped) -> None:
         """Add a line of the record.
 
         Raises:
@@ -152,6 +172,8 @@ class EngineLog:
                 self.weights.setdefault(line.step, {}).setdefault(line.engine, line)
             case Skipped(what="layers"):
                 self.lacking_layers.setdefault(line.step, {}).setdefault((line.engine, line.case), line)
+            case Routing() | Skipped(what="routing"):
+                self.routing.setdefault(line.step, {}).setdefault((line.engine, line.case), line)
             case LogProbs() | Skipped():
                 self.log_probs.setdefault(line.step, {}).setdefault((line.engine, line.case), line)
             case Layer():

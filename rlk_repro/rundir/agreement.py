@@ -81,6 +81,7 @@ class CheckKind(StrEnum):
 
     INPUTS = "inputs"
     WEIGHTS = "weights"
+    ROUTING = "routing"
     LAYERS = "layers"
     LOG_PROBS = "log-probs"
     INVARIANCE = "invariance"
@@ -103,7 +104,7 @@ class AgreementCheck:
     ``mean``.  ``bound`` is the contract's bound for ``dtype``.
 
     For layers, ``curve`` is the relative difference at each of ``points`` in the order of computation, and None for a
-    value that is not finite.
+    value that is not finite.  For routing, ``curve`` is the share of tokens with other experts at each layer.
     """
 
     kind: CheckKind

@@ -12,13 +12,16 @@ from rlk_repro.base.resources import data_dir
 from rlk_repro.base.yamlfile import parse_yaml
 from rlk_repro.spec.values import Model, Positive, Schema, Text
 
-Compared: TypeAlias = Literal["log-probs", "layers"]
+Compared: TypeAlias = Literal["log-probs", "layers", "routing"]
 DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 """Dtypes of engines, the most precise first."""
 
 
 class Bound(Model):
-    """The largest difference that counts as agreement: absolute for log-probs, for a layer relative to the norm."""
+    """The largest difference that counts as agreement: absolute for log-probs, for a layer relative to the norm.
+
+    For routing it is the share of tokens with other experts at one layer and equal experts in all earlier layers.
+    """
 
     compares: Compared
     dtype: Literal["float32", "float16", "bfloat16"]

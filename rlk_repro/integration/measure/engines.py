@@ -86,8 +86,18 @@ class EngineRecord:
         for point, numbers in points.items():
             self._writer.write("layer", step=step, engine=engine, case=case, dtype=dtype, point=point, **numbers)
 
+    def write_routing(
+        self, step: int, engine: str, case: str, dtype: str, tokens: Chosen, experts: Mapping[str, Sequence[Any]],
+        *, is_replayed: bool = False,
+    ) -> None:  # fmt: skip
+        """Write which experts each layer chose for each token; an engine that replays copies the rollout's choice."""
+        self._writer.write(
+            "routing", step=step, engine=engine, case=case, dtype=dtype, is_replayed=is_replayed, tokens=list(tokens),
+            layers=list(experts), experts=list(experts.values()),
+        )  # fmt: skip
+
     def skip(self, step: int, what: str, engine: str, case: str, reason: str) -> None:
-        """Record why the ``weights``, the ``log_probs`` or the ``layers`` of an engine are missing."""
+        """Record why the ``weights``, ``log_probs``, ``layers`` or ``routing`` of an engine are missing."""
         self._writer.write("skipped", step=step, what=what, engine=engine, case=case, reason=reason)
 
     def close(self) -> None:

@@ -1,0 +1,90 @@
+"""Keep which experts a model's routers choose for chosen tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from rlk_repro.integration.measure.engines import list_points
+
+
+class RouteCapture:
+    """Keeps the experts of chosen tokens in each layer that has a router.
+
+    ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
+    ``lengths`` has the number of rows of each call, where the caller knows them.
+    """
+
+    def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
+        self._rows = [[row for _, row in call] for call in calls]
+        self._numbers = [number for call in calls for number, _ in call]
+        self._lengths, self._fault = lengths, ""
+        self._kept: dict[str, list[list[list[int]]]] = {}
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Keep experts during the block; keep none without chosen tokens, or if the model's routers are unknown."""
+        with ExitStack() as stack:
+            for point, module in list_points(model) if self._numbers else ():
+                if point.endswith(" mlp"):
+                    stack.callback(self._follow(point.removesuffix(" mlp"), module))
+            yield
+
+    @property
+    def found(self) -> dict[str, list[list[int]]]:
+        """The sorted experts of each chosen token by layer, such as ``layer 0``; empty for a model without routers."""
+        order = sorted(range(len(self._numbers)), key=self._numbers.__getitem__)
+        tokens = {layer: [token for call in calls for token in call] for layer, calls in self._kept.items()}
+        return {layer: [experts[place] for place in order] for layer, experts in tokens.items()}
+
+    def find_fault(self) -> str:
+        """Return why the kept experts may belong to other tokens; empty if every call had the expected rows."""
+        counts = {len(calls) for calls in self._kept.values()}
+        if not self._fault and counts - {len(self._rows)}:
+            return f"a router was called {min(counts)} times, not once for each of {len(self._rows)} calls of the model"
+        return self._fault
+
+    def _follow(self, layer: str, mlp: Any) -> Callable[[], object]:
+        """Watch the router of a layer's experts, if the layer has any, and return the function that ends the watch."""
+        router = getattr(mlp, "router", None)
+        if isinstance(router, torch.nn.Module):
+            # Megatron-LM's router returns probabilities and a map [rows, experts] of the chosen experts
+            return router.register_forward_hook(lambda _module, _given, output: self._keep(layer, output[1])).remove
+        # vLLM calls a function with the ids [rows, k] of the chosen experts; its own routing replay may be that function
+        router = getattr(getattr(mlp, "experts", None), "router", None)
+        if not hasattr(router, "set_capture_fn"):
+            return lambda: None
+        earlier = router.capture_fn
+        router.set_capture_fn(partial(self._keep_and_pass_on, layer, earlier))
+        return partial(router.set_capture_fn, earlier)
+
+    def _keep_and_pass_on(self, layer: str, earlier: Callable[[torch.Tensor], None] | None, ids: torch.Tensor) -> None:
+        if earlier is not None:
+            earlier(ids)
+        self._keep(layer, ids)
+
+    def _keep(self, layer: str, chosen: torch.Tensor) -> None:
+        calls = self._kept.setdefault(layer, [])
+        try:
+            calls.append(self._read(len(calls), chosen))
+        except Exception as error:
+            # an error in a hook would end the training or vLLM's engine
+            self._fault = self._fault or f"the router of {layer} could not be read: {type(error).__name__}"
+
+    def _read(self, call: int, chosen: torch.Tensor) -> list[list[int]]:
+        if call >= len(self._rows):
+            return []
+        rows = self._rows[call]
+        expected = self._lengths[call] if self._lengths else max(len(chosen), *(row + 1 for row in rows), 0)
+        if len(chosen) != expected:
+            # on a GPU, an index beyond the rows would end the process
+            self._fault = self._fault or f"call {call} of a router has {len(chosen)} rows, expected {expected}"
+            return []
+        picked = chosen.detach()[torch.tensor(rows, dtype=torch.long, device=chosen.device)].cpu()
+        if picked.dtype == torch.bool:
+            return [row.nonzero().flatten().tolist() for row in picked]
+        return [sorted(row) for row in picked.tolist()]
