@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -24,6 +26,7 @@ from rlk_repro.integration.measure.engines import (
     choose_tokens,
     locate_tokens,
 )
+from rlk_repro.integration.measure.routing import RouteCapture
 from rlk_repro.integration.vime_rollout import RolloutServer, describe_failure
 from rlk_repro.rundir.agreement import ALONE, AS_RUN, GENERATED, PROMPTS, REFERENCE, ROLLOUT, TRAINING
 
@@ -37,6 +40,9 @@ LACKING: Final = (
     ("log_probs", GENERATED, "prefix cache", "one run has one setting; diff compares two bundles"),
 )
 """Parts that the record lacks: the part, its engine, its case, and the reason."""
+OWN: Final = "own routing"
+STAGE: Final = "ROUTING_REPLAY_STAGE"
+"""The variable by which vime tells its routers to record or to replay experts; ``fallthrough`` does neither."""
 
 Pass = Callable[..., dict[str, list[torch.Tensor]]]
 
@@ -47,7 +53,7 @@ class VimeEngines:
     def __init__(self, record: EngineRecord) -> None:
         self._record, self.server = record, RolloutServer()
         self._numbers = itertools.count()
-        self._rollout: tuple[int, Mapping[str, Any]] | None = None
+        self._rollout: tuple[int, Mapping[str, Any], Sequence[torch.Tensor] | None] | None = None
 
     def follow_begin(self, begin: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the function that the actor calls with a rollout's data when the training on it begins."""
@@ -55,7 +61,9 @@ class VimeEngines:
         @functools.wraps(begin)
         def note_and_begin(rollout_data: Mapping[str, Any], *rest: Any) -> Any:
             number = next(self._numbers)
-            self._rollout = (number, rollout_data) if number < MAX_STEPS else None
+            # vime removes the rollout's experts from its data before the first pass
+            experts = rollout_data.get("rollout_routed_experts")
+            self._rollout = (number, rollout_data, experts) if number < MAX_STEPS else None
             return begin(rollout_data, *rest)
 
         return note_and_begin
@@ -70,8 +78,8 @@ class VimeEngines:
             compute = functools.partial(forward_only, f, **more)
             if store_prefix or self._rollout is None:
                 return compute(args, model, data_iterator, num_microbatches)
-            (number, data), self._rollout = self._rollout, None
-            step = _Step(self._record, self.server, args, model, number, data)
+            (number, data, experts), self._rollout = self._rollout, None
+            step = _Step(self._record, self.server, args, model, number, data, experts)
             return step.record(compute, data_iterator, num_microbatches)
 
         return compute_and_record
@@ -82,14 +90,15 @@ class _Step:
 
     def __init__(
         self, record: EngineRecord, server: RolloutServer, args: Namespace, model: Any, number: int,
-        data: Mapping[str, Any],
+        data: Mapping[str, Any], experts: Sequence[torch.Tensor] | None,
     ) -> None:  # fmt: skip
-        self._record, self._server = record, server
+        self._record, self._server, self._experts = record, server, experts
         self._args, self._model, self._number, self._data = args, model, number, data
         self._dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
         self._size = min(MAX_SAMPLES, len(data["tokens"]))
         lengths = list(zip(data["total_lengths"], data["response_lengths"], strict=True))[: self._size]
         self._chosen = [] if number or args.sequence_parallel else choose_tokens(lengths)
+        self._is_replayed = bool(getattr(args, "use_rollout_routing_replay", False))
 
     def record(
         self, compute: Pass, iterators: Sequence[Any], num_microbatches: Sequence[int]
@@ -109,8 +118,15 @@ class _Step:
             self._record.write_log_probs(
                 self._number, GENERATED, AS_RUN, self._dtype, data["rollout_log_probs"][: self._size]
             )
+        if getattr(self._args, "num_experts", None) and not self._number:
+            self._record_generated_routing()
         self._record_prompts(list(zip(tokens, data["response_lengths"], strict=False)))
-        self._record_cases(compute, type(iterators[0]), len(iterators))
+        try:
+            self._record_cases(compute, iterators, num_microbatches)
+        except Exception as error:
+            logger.warning("rlk-repro: passes over other packings are not recorded", exc_info=True)
+            reason = f"a pass over another packing failed: {type(error).__name__}"
+            self._record.skip(self._number, "log_probs", TRAINING, "other packings", reason)
         for what, engine, case, reason in LACKING:
             self._record.skip(self._number, what, engine, case, reason)
         return result
@@ -129,15 +145,37 @@ class _Step:
         if reason:
             self._record.skip(self._number, "log_probs", PROMPTS, AS_RUN, reason)
 
-    def _record_cases(self, compute: Pass, make_iterator: Callable[..., Any], num_chunks: int) -> None:
+    def _record_generated_routing(self) -> None:
+        """Record the experts that vLLM's generation chose, which a rollout has only for routing replay (R3)."""
+        reason = "vLLM returns the experts of its generation only for routing replay (R3)"
+        if self._args.sequence_parallel:
+            reason = "with sequence parallelism a rank has a part of the tokens"
+        elif self._experts is not None:
+            try:
+                # vime has [rows, layers, experts of a token] for each sample
+                rows = [torch.as_tensor(self._experts[sample])[row].tolist() for sample, row in self._chosen]
+                layers = enumerate(zip(*rows, strict=True))
+                experts = {f"layer {number}": list(map(sorted, tokens)) for number, tokens in layers}
+                self._record.write_routing(self._number, GENERATED, AS_RUN, self._dtype, self._chosen, experts)
+                return
+            except Exception as error:
+                logger.warning("rlk-repro: the rollout's experts are not recorded", exc_info=True)
+                reason = f"the rollout's experts could not be read: {type(error).__name__}"
+        self._record.skip(self._number, "routing", GENERATED, AS_RUN, reason)
+
+    def _record_cases(self, compute: Pass, iterators: Sequence[Any], num_microbatches: Sequence[int]) -> None:
         """Record passes of the training engine over the same samples, packed in other ways."""
+        make_iterator = type(iterators[0])
         if getattr(self._args, "expert_model_parallel_size", 1) > 1:
             # ranks that exchange tokens must all run the same number of passes
             self._record.skip(self._number, "log_probs", TRAINING, ALONE, "expert parallel ranks exchange tokens")
             return
-        if getattr(self._args, "use_routing_replay", False):
-            # a further pass would record or replay the routing of other tokens
-            self._record.skip(self._number, "log_probs", TRAINING, ALONE, "expert routing is replayed, one pass each")
+        if self._is_replayed:
+            # other packings would be compared with a pass whose experts the rollout chose
+            self._record.skip(self._number, "log_probs", TRAINING, ALONE, "the training replays the rollout's experts")
+            if self._chosen:
+                again = [make_iterator(self._data, one.micro_batch_indices) for one in iterators]
+                self._pass(OWN, compute, self._args, again, num_microbatches, {})
             return
         alone = [[index] for index in range(self._size)]
         padding = self._args.data_pad_size_multiplier
@@ -151,8 +189,8 @@ class _Step:
             args = Namespace(
                 **vars(self._args) | {"use_dynamic_batch_size": True, "data_pad_size_multiplier": multiplier}
             )
-            iterators = [make_iterator(self._data, indices) for _ in range(num_chunks)]
-            self._pass(case, compute, args, iterators, [len(indices)], {})
+            others = [make_iterator(self._data, indices) for _ in iterators]
+            self._pass(case, compute, args, others, [len(indices)], {})
 
     def _pass(
         self, case: str, compute: Pass, args: Namespace, iterators: Sequence[Any], num_microbatches: Sequence[int],
@@ -163,16 +201,29 @@ class _Step:
         while hasattr(core, "module"):
             core = core.module
         capture = capture_layers(case, self._chosen, calls, self._data["total_lengths"])
+        located = locate_tokens(self._chosen, calls, self._data["total_lengths"])
+        routes = RouteCapture(located if case in {AS_RUN, ALONE, OWN} else [])
         note = functools.partial(self._note_packed, iter(calls), packed)
         handle = core.register_forward_pre_hook(note, with_kwargs=True)
         try:
-            with capture.watching(core):
+            with capture.watching(core), routes.watching(core), _free_routing(self._args, is_free=case != AS_RUN):
                 result = compute(args, self._model, iterators, num_microbatches)
         finally:
             handle.remove()
-        log_probs = result["log_probs"][: self._size]
-        self._record.write_pass(self._number, TRAINING, case, self._dtype, log_probs, capture)
+        if case != OWN:
+            log_probs = result["log_probs"][: self._size]
+            self._record.write_pass(self._number, TRAINING, case, self._dtype, log_probs, capture)
+        self._record_routes(case, routes)
         return result
+
+    def _record_routes(self, case: str, routes: RouteCapture) -> None:
+        if fault := routes.find_fault():
+            self._record.skip(self._number, "routing", TRAINING, case, fault)
+        elif routes.found:
+            self._record.write_routing(
+                self._number, TRAINING, case, self._dtype, self._chosen, routes.found,
+                is_replayed=self._is_replayed and case == AS_RUN,
+            )  # fmt: skip
 
     def _note_packed(
         self, calls: Iterator[Sequence[int]], packed: dict[int, dict[str, Any]], _module: Any, _args: Any,
@@ -187,6 +238,20 @@ class _Step:
                 # a token's mask is in the row that predicts the token, one row earlier
                 mask = masks[end - 1 - self._data["response_lengths"][index] : end - 1]
                 packed[index] = {"tokens": tokens[first:end], "loss_mask": list(map(int, mask)), "padding": 0}
+
+
+@contextmanager
+def _free_routing(args: Namespace, *, is_free: bool) -> Iterator[None]:
+    """Let the routers choose experts during the block, without recording or replaying, if ``is_free``."""
+    if not is_free or not getattr(args, "use_routing_replay", False):
+        yield
+        return
+    stage = os.environ.get(STAGE, "")
+    os.environ[STAGE] = "fallthrough"
+    try:
+        yield
+    finally:
+        os.environ[STAGE] = stage
 
 
 def _list_pairs(size: int) -> list[list[int]]:

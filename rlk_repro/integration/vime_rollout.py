@@ -77,6 +77,11 @@ class RolloutServer:
         record.write_points(step, PROMPTS, AS_RUN, dtype, layers.get("points", {}))
         if reason := layers.get("reason"):
             record.skip(step, "layers", PROMPTS, AS_RUN, reason)
+        if reason := layers.get("routing_reason"):
+            record.skip(step, "routing", PROMPTS, AS_RUN, reason)
+        if experts := layers.get("routing"):
+            tokens = [(sample, row) for sample, rows_of in enumerate(chosen) for _, row in rows_of]
+            record.write_routing(step, PROMPTS, AS_RUN, dtype, tokens, experts)
         record.write_log_probs(step, PROMPTS, TOGETHER, dtype, together)
 
     def _watch_alone(

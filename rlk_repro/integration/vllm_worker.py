@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from rlk_repro.integration.measure.engines import LayerCapture, describe_points
+from rlk_repro.integration.measure.routing import RouteCapture
 
 
 class LayerWatch:
@@ -19,6 +20,7 @@ class LayerWatch:
 
     get_model: Any
     rlk_repro_capture: LayerCapture | None = None
+    rlk_repro_routes: RouteCapture | None = None
     rlk_repro_hooks: ExitStack | None = None
 
     def rlk_repro_watch(self, wanted: str) -> None:
@@ -26,9 +28,14 @@ class LayerWatch:
         self.rlk_repro_close()
         self.rlk_repro_capture, self.rlk_repro_hooks = LayerCapture(**json.loads(wanted)), ExitStack()
         self.rlk_repro_hooks.enter_context(self.rlk_repro_capture.watching(self.get_model()))
+        self.rlk_repro_routes = RouteCapture(**json.loads(wanted))
+        self.rlk_repro_hooks.enter_context(self.rlk_repro_routes.watching(self.get_model()))
 
     def rlk_repro_found(self) -> dict[str, Any]:
-        """Stop keeping outputs; return the outputs of all ``points`` as numbers, or the ``reason`` without them."""
+        """Stop keeping outputs; return the outputs of all ``points`` as numbers, or the ``reason`` without them.
+
+        The experts of a model that has any are ``routing`` by layer, or the answer has a ``routing_reason``.
+        """
         self.rlk_repro_close()
         capture, self.rlk_repro_capture = self.rlk_repro_capture, None
         if capture is None:
@@ -38,12 +45,19 @@ class LayerWatch:
         points = describe_points(capture.found)
         # vLLM computes logits outside the model's forward, which returns hidden states
         points.pop("logits", None)
-        return {"points": {point: _hide_infinite(**numbers) for point, numbers in points.items()}}
+        routing = {} if self.rlk_repro_routes is None else _describe_routes(self.rlk_repro_routes)
+        return {"points": {point: _hide_infinite(**numbers) for point, numbers in points.items()}, **routing}
 
     def rlk_repro_close(self) -> None:
         """Remove the hooks from vLLM's model, if it has any."""
         if self.rlk_repro_hooks is not None:
             self.rlk_repro_hooks.close()
+
+
+def _describe_routes(routes: RouteCapture) -> dict[str, Any]:
+    if fault := routes.find_fault():
+        return {"routing_reason": fault}
+    return {"routing": routes.found} if routes.found else {}
 
 
 def _hide_infinite(values: Iterable[Iterable[float]], norms: Iterable[float]) -> dict[str, Any]:

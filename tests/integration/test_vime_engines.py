@@ -359,7 +359,7 @@ def test_a_rank_with_parts_of_the_model_says_so(name: str, tmp_path: Path) -> No
     assert found.reason == "a rank has parts of responses or of layers"
 
 
-@pytest.mark.parametrize("change", [{"expert_model_parallel_size": 2}, {"use_routing_replay": True}])
+@pytest.mark.parametrize("change", [{"expert_model_parallel_size": 2}, {"use_rollout_routing_replay": True}])
 def test_experts_on_several_ranks_or_replayed_leave_the_cases_out(change: dict[str, Any], tmp_path: Path) -> None:
     log = record(tmp_path, **change)
     assert len(log.log_probs[0]) == len(record(tmp_path / "all").log_probs[0]) - 2

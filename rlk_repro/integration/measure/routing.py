@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 
 from rlk_repro.integration.measure.engines import list_points
+
+logger = logging.getLogger(__name__)
 
 
 class RouteCapture:
@@ -50,14 +53,15 @@ class RouteCapture:
 
     def _follow(self, layer: str, mlp: Any) -> Callable[[], object]:
         """Watch the router of a layer's experts, if the layer has any, and return the function that ends the watch."""
-        router = getattr(mlp, "router", None)
-        if isinstance(router, torch.nn.Module):
-            # Megatron-LM's router returns probabilities and a map [rows, experts] of the chosen experts
-            return router.register_forward_hook(lambda _module, _given, output: self._keep(layer, output[1])).remove
-        # vLLM calls a function with the ids [rows, k] of the chosen experts; its own routing replay may be that function
-        router = getattr(getattr(mlp, "experts", None), "router", None)
+        module = getattr(mlp, "router", None)
+        if isinstance(module, torch.nn.Module):
+            self._kept[layer] = []
+            return module.register_forward_hook(lambda _module, _given, output: self._keep(layer, output)).remove
+        # vLLM calls a function with the chosen experts; vLLM's own routing replay may have set that function
+        router: Any = getattr(getattr(mlp, "experts", None), "router", None)
         if not hasattr(router, "set_capture_fn"):
             return lambda: None
+        self._kept[layer] = []
         earlier = router.capture_fn
         router.set_capture_fn(partial(self._keep_and_pass_on, layer, earlier))
         return partial(router.set_capture_fn, earlier)
@@ -67,17 +71,20 @@ class RouteCapture:
             earlier(ids)
         self._keep(layer, ids)
 
-    def _keep(self, layer: str, chosen: torch.Tensor) -> None:
-        calls = self._kept.setdefault(layer, [])
+    def _keep(self, layer: str, chosen: Any) -> None:
+        calls = self._kept[layer]
         try:
             calls.append(self._read(len(calls), chosen))
         except Exception as error:
             # an error in a hook would end the training or vLLM's engine
+            logger.warning("rlk-repro: the experts of a layer are not recorded", exc_info=True)
             self._fault = self._fault or f"the router of {layer} could not be read: {type(error).__name__}"
 
-    def _read(self, call: int, chosen: torch.Tensor) -> list[list[int]]:
+    def _read(self, call: int, output: Any) -> list[list[int]]:
         if call >= len(self._rows):
             return []
+        # Megatron-LM gives probabilities and a map [rows, experts]; vLLM gives the ids [rows, chosen experts]
+        chosen: torch.Tensor = output[1] if isinstance(output, tuple) else output
         rows = self._rows[call]
         expected = self._lengths[call] if self._lengths else max(len(chosen), *(row + 1 for row in rows), 0)
         if len(chosen) != expected:
