@@ -83,9 +83,10 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The state of a submission at the last question to its cluster; ``reason`` quotes the cluster's own words.
+    """The state of a submission when its cluster was last asked; ``reason`` quotes the cluster's own words.
 
-    ``is_unreachable``: the cluster did not answer, so ask again later.  Else ``unknown`` is the cluster's own answer.
+    ``is_unreachable`` is true if the cluster did not answer: ask again later.  Otherwise the state ``unknown`` is the
+    cluster's own answer.
     """
 
     state: JobState
@@ -112,11 +113,11 @@ class Bound:
 
 
 class Backend(Protocol):
-    """The functions that the module of a cluster has.  mypy checks each module where ``registry`` lists it."""
+    """The functions that every backend has.  mypy compares each backend with this protocol in ``registry``."""
 
     @property
     def CLIENT(self) -> str | None:  # noqa: N802
-        """The program that talks to the cluster, such as ``kubectl``, for ``doctor``; None where none is needed."""
+        """The program by which this machine talks to the cluster, such as ``kubectl``; None if no program is needed."""
 
     @property
     def IS_REMOTE(self) -> bool:  # noqa: N802
@@ -128,7 +129,7 @@ class Backend(Protocol):
     def render(self, plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
         """Render the job and change nothing; raise SpecError for a plan that this cluster cannot run.
 
-        ``nodes`` asks for exactly these nodes.
+        If ``nodes`` is given, the job requests exactly these nodes.
         """
 
     def submit(self, job: Job, run_dir: RunDir) -> Submission:
@@ -150,10 +151,10 @@ class Backend(Protocol):
         """Bring the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
 
     def find_bound(self, plan: Plan) -> Bound | None:
-        """Return what the plan's job may use at most; None where only the trials have limits."""
+        """Return what the plan's job may use at most; None if the job has no limits of its own."""
 
     def propose_profile(self, ask: Ask) -> tuple[Proposal, str]:
-        """Propose a first profile and name its source; raise EnvironmentMissing where the cluster does not answer."""
+        """Return a first profile and the source of its values; raise EnvironmentMissing if no cluster answers."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """Find values of a profile with which the plan's run (without a plan: any run) would fail; queue no job."""
+        """Find values of a profile that make the plan's run (or any run, without a plan) fail; queue no job."""

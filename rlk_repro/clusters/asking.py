@@ -1,4 +1,4 @@
-"""Help the backends: limit how often a cluster is asked, require a state of the job, join words."""
+"""Limit how often a backend asks its cluster, and raise errors if a job is not in the required state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir
 
-NO_REPORT: Final = "its agent ended without a report"
+NO_REPORT: Final = "the agent ended without a report"
 
 
 def require_known(status: JobStatus, run_dir: RunDir) -> None:
     """Raise EnvironmentMissing where this machine cannot find out whether the job runs."""
     if status.state is JobState.UNKNOWN:
-        raise EnvironmentMissing(Problem(run_dir.run_id, f"its job may still run ({status.reason})"))
+        raise EnvironmentMissing(Problem(run_dir.run_id, f"the job may still be running ({status.reason})"))
 
 
 def require_ended(status: JobStatus, run_dir: RunDir) -> None:
@@ -43,5 +43,4 @@ def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bo
 
 
 def join_words(*parts: str) -> str:
-    """Join the parts that are not empty with commas."""
     return ", ".join(part for part in parts if part)

@@ -1,7 +1,7 @@
 """Run on this machine: one node agent, started detached from this process.
 
-The agent is identified by pid, start time and standard output, which is a file of the run directory.  So neither a
-later process with this pid nor the agent of a copied directory is mistaken for it.
+The agent is identified by pid, start time and standard output, which is a file of the run directory.  So a
+later process with this pid, or the agent of a copied directory, is not mistaken for this agent.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
     if _find_pid(submission, run_dir) is not None:
         return JobStatus(state=JobState.RUNNING)
     if not run_dir.plan.is_file():
-        return JobStatus(state=JobState.UNKNOWN, reason=f"no process {submission.job_id} exists, nor its run directory")
+        reason = f"neither process {submission.job_id} nor its run directory exists"
+        return JobStatus(state=JobState.UNKNOWN, reason=reason)
     return _describe_end(run_dir)
 
 
@@ -113,7 +114,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask the agent to stop; the agent then records, packs and ends.
+    """Ask the agent to stop; the agent then writes its records, packs and ends.
 
     Raises:
         EnvironmentMissing: the agent was started on another host, or by another user.
@@ -150,7 +151,7 @@ def find_bound(plan: Plan) -> Bound | None:  # noqa: ARG001
 
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
-    """Propose a profile for this machine, with the hardware that its GPUs belong to."""
+    """Propose a profile for this machine; its hardware is found by the names of the GPUs."""
     from rlk_repro.probes import gpu
 
     found = _find_hardware(gpu.probe())
@@ -174,7 +175,7 @@ def _find_hardware(facts: Mapping[str, Fact]) -> list[str]:
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Return preflight's findings on this machine, except for the run directory and the trainer's modules.
+    """Make preflight's checks on this machine, except those of the run directory and of the trainer's modules.
 
     Raises:
         SpecError: the profile names hardware that is not known.
@@ -210,7 +211,7 @@ def _require_this_host(submission: Submission, run_dir: RunDir) -> None:
 
 
 def _find_pid(submission: Submission, run_dir: RunDir) -> int | None:
-    """Return the pid of this directory's agent while it runs."""
+    """Return the pid of this directory's agent, or None if that agent does not run."""
     pid, _, start_ticks = submission.job_id.partition(":")
     if not (pid.isdecimal() and start_ticks.isdecimal()):
         return None

@@ -17,7 +17,7 @@ _NAME: Final = re.compile(r"[^a-z0-9._-]+")
 
 @dataclass(kw_only=True)
 class Proposal:
-    """The keys of a profile in the order of the file, and remarks for its reader."""
+    """A proposed profile: its keys in the order of the file, and remarks for the reader of the file."""
 
     values: dict[str, Any]
     remarks: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Compare a recorded plan with its sources: the author's files, the recorded flags, the shipped run.
 
-A plan's hashes show only that the plan is consistent.  Making the plan again from the bundled ``run.yaml`` shows
-whether its rules are the author's.
+A plan's hashes show only that the plan is consistent with itself.  So this module makes the plan again from the bundled
+files and compares.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
 
 
 def describe_rule_changes(plan: Plan) -> str:
-    """Describe how a plan's rules differ from those of the shipped run with the same name; empty without a difference.
+    """Describe how a plan's measurement rules differ from the rules of the shipped run with the same name.
 
-    A run that is not shipped is compared with the default rules of judging.
+    A run that is not shipped is compared with the default rules.  The text is empty without a difference.
     """
     name = plan.run.run
     is_shipped = name in list_names(run_folders())
@@ -63,7 +63,7 @@ def describe_rule_changes(plan: Plan) -> str:
     if not changes:
         return ""
     what = f"the shipped run {name}" if is_shipped else f"the defaults (no run {name} is shipped)"
-    return f"Rules differ from {what}: {', '.join(changes)}."
+    return f"Measurement rules differ from {what}: {', '.join(changes)}."
 
 
 def _show(value: float | str | None) -> str:
@@ -97,13 +97,13 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
             written = dump_model(_load(model, path, changed))
         except SpecError as error:
             for item in error.problems:
-                yield Finding(Level.BLOCKING, item.where, "the values that the plan was made of", item.what)
+                yield Finding(Level.BLOCKING, item.where, "the file from which the plan was made", item.what)
         else:
             yield from diff_values(f"{name}: {path.stem}", written, dump_model(part), Level.BLOCKING)
 
 
 def _choose_design(plan: Plan) -> Override:
-    """Return the submitter's choice of design; plans of version 0.2.0 did not record a flag that chose the default."""
+    """Return the plan's design as a flag, because plans of version 0.2.0 record no flag for the default design."""
     path = ("measure", DESIGN)
     return Override(path, plan.run.measure.design, SETTING + ".".join(path))
 
@@ -132,7 +132,7 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of each key that a plan's file omits: it was added later and has its default."""
+    """Yield path and value of each key that a plan's file omits, because a later version added the key."""
     dumped = dump_model(model)
     for name in type(model).model_fields:
         value = getattr(model, name)

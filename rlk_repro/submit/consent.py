@@ -1,7 +1,7 @@
 """List what a recorded experiment would run on this machine.
 
 A replay shows the list and asks the user to agree.  Foreign code also needs ``--trust``.
-A bundle brings its experiment: run, stack, hardware.  Its author's profile, with paths and variables, is never used.
+A bundle brings its run, stack and hardware.  The profile of the bundle's author, with paths and variables, is not used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def require_trust(plan: Plan) -> None:
 
 
 def list_what_runs(plan: Plan, recorded: Profile) -> dict[str, str]:
-    """Return a line per topic about what would run; of the recorded site only cluster and profile are named."""
+    """Return one line for each topic of what would run; the site's line names the recorded cluster and profile."""
     shown = dict(_list_experiment(plan))
     site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
     return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}

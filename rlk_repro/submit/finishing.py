@@ -96,7 +96,7 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
     """Read the results of a finished run, and write its report beside them.
 
     Raises:
-        RlkReproError: the run was not sealed; the error has the class with which the run's agent ended.
+        RlkReproError: the run was not sealed; the class of the error follows from the exit code of the run's agent.
     """
     from rlk_repro.report import write_report
 
@@ -121,7 +121,7 @@ def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
 
 
 def is_uncollected(run_dir: RunDir, state: Progress | None) -> bool:
-    """Tell whether nothing of a remote run was collected yet, and this machine knows no exit code of its agent."""
+    """Tell whether a remote run has no collected bundle, and this machine does not know how the run's agent ended."""
     submission = load_submission(run_dir)
     has_end = state is not None and state.exit_code is not None
     is_remote = submission is not None and get_backend(submission.cluster).IS_REMOTE
@@ -147,7 +147,7 @@ def _explain_end(launched: Launched) -> RlkReproError:
 
 
 def _read_end(log: Path) -> tuple[str, ...]:
-    """Return the last lines of a log without secrets; nothing where the log cannot be read."""
+    """Return the last lines of a log without secrets; no lines if the log cannot be read."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - MAX_SHOWN_BYTES))

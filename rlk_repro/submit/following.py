@@ -19,7 +19,7 @@ NUM_UNKNOWN: Final = 5
 
 
 def drop_forecast(state: Progress) -> Progress:
-    """Return an ended submission's state without step and forecast, which are old where the agent was killed."""
+    """Return the state of an ended submission without step and forecast, which a killed agent leaves out of date."""
     return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
 
 
@@ -50,7 +50,8 @@ def follow(
     """Report progress until the submission ends, and return its last status.
 
     ``poll`` asks the cluster, at most every two seconds.  A submission that is unknown five times in a row counts as
-    ended. ``tell`` gets a line when phase or trial change and every ten seconds, or every change where ``is_live``.
+    ended.  ``tell`` gets a line when phase or trial change, and every ten seconds; with ``is_live``, at every
+    change.
     """
     told = _Told(tell, is_live=is_live)
     num_unknown = 0
@@ -74,7 +75,7 @@ def follow(
 
 
 class _Told:
-    """The line that was reported last, so that it is not repeated."""
+    """Reports lines, and remembers the last line so that no line is repeated."""
 
     def __init__(self, tell: Callable[[str], object], *, is_live: bool) -> None:
         self._tell = tell

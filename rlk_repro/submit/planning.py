@@ -56,10 +56,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A planned and rendered job that is not sent yet.  ``inputs`` is None where its files are staged already.
+    """A planned and rendered job that is not sent yet.  ``inputs`` is None if its files are already staged.
 
-    ``remarks`` say what was chosen without a flag.  ``is_proposed`` says that the cluster itself described the profile
-    and that no file holds it.
+    ``remarks`` say what was chosen without a flag.  ``is_proposed`` says that the profile comes from the
+    cluster's facts and not from a file.
     """
 
     plan: Plan
@@ -71,7 +71,7 @@ class Prepared:
 
 
 def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
-    """Translate flags such as ``--pairs`` to overrides, as ``--set`` gives them."""
+    """Translate flags such as ``--pairs`` to overrides of values of the run's file."""
     flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
              (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
     return [Override(path, value, flag) for path, value, flag in flags if value is not None]
@@ -114,7 +114,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
-    """Return the hardware's name; in a dry run, choose one, with a remark, where flag and profile name none that fits.
+    """Return the hardware's name and remarks; if no hardware is named, a dry run takes that of the run's first layout.
 
     Raises:
         SpecError: no hardware is named, and a job is to be sent.
@@ -135,7 +135,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
 
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
-    """Add a hint to problems of a proposed profile: a profile file can set what the cluster did not say."""
+    """Add a hint to problems of a proposed profile: a profile file can set the value that the cluster did not give."""
     hint = (
         f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set the value there, then --profile my-site.yaml"
     )
@@ -150,7 +150,7 @@ class _Found:
 
 
 def _find_profile(request: Request, run: Run) -> _Found:
-    """Return the named profile, else the cluster's proposal; a dry run without a cluster uses a shipped profile."""
+    """Return the named profile or the cluster's proposal; without a cluster, a dry run uses a shipped profile."""
     cluster = request.cluster or LOCAL
     overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:
@@ -195,7 +195,7 @@ def _list_profile_overrides(request: Request) -> list[Override]:
 
 
 def _propose(cluster: str, overrides: Sequence[Override]) -> _Found:
-    """Return the profile that ``profile init`` would write, without writing it, and three lines about it."""
+    """Return the profile that ``profile init`` would write, with three remarks; write no file."""
     proposal, origin = get_backend(cluster).propose_profile(take_likeliest)
     loaded = load_bytes(Profile, f"profile proposed by {origin}", render_profile(proposal, origin).encode(),
                         overrides)  # fmt: skip
@@ -221,7 +221,7 @@ def _missing_profile(cluster: str) -> SpecError:
 def render(
     plan: Plan, inputs: AuthorFiles | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()
 ) -> Prepared:
-    """Render a plan for its cluster; where no directory is given, choose a new run id.
+    """Render a plan for its cluster; without ``run_dir``, choose a new run id.
 
     Raises:
         SpecError: the trainer or the cluster cannot run this plan.
@@ -240,7 +240,7 @@ def resolve_profile(name: str | None, cluster: str | None, overrides: Sequence[O
     ``overrides`` change the profile's values.
 
     Raises:
-        SpecError: a cluster other than ``local`` has no profile given, or the profile is for another cluster.
+        SpecError: no profile is given for a cluster other than ``local``, or the profile is for another cluster.
     """
     wanted = cluster or LOCAL
     get_backend(wanted)

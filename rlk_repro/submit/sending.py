@@ -26,7 +26,7 @@ class Launched:
 
 
 def prepare_resume(name: str) -> Prepared:
-    """Render the job of an unfinished run again; its agent redoes incomplete pairs as a whole.
+    """Render the job of an unfinished run again; the agent will repeat incomplete pairs as a whole.
 
     Raises:
         CheckFailed: the run is sealed, or still running.
@@ -37,7 +37,8 @@ def prepare_resume(name: str) -> Prepared:
     run_dir = find_run_dir(name)
     require_own(run_dir)
     if run_dir.is_sealed:
-        raise CheckFailed(Problem(run_dir.run_id, "is sealed: every trial has run", hint="submit it again for more"))
+        hint = "submit the run again for more trials"
+        raise CheckFailed(Problem(run_dir.run_id, "is sealed: every trial has run", hint=hint))
     submission = load_submission(run_dir)
     if submission is not None:
         _require_ended(run_dir, poll(Launched(run_dir=run_dir, submission=submission)))
@@ -105,7 +106,7 @@ def require_own(run_dir: RunDir) -> None:
 
 
 def load_submission(run_dir: RunDir) -> Submission | None:
-    """Load this user's submission; the result is None where this user sent no job.
+    """Return this user's submission, or None if this user sent no job.
 
     Raises:
         CheckFailed: the run directory records another submission.

@@ -70,8 +70,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
     """Return the smallest speed-up, as a fraction, that the design calls ``faster`` in 9 of 10 runs.
 
-    Sessions must pass their gate on control blocks, pairs of live trials their gates on rewards and lengths; the other
-    gates are assumed to pass.
+    A run counts only if it also passes its gates: for sessions the gate on control blocks, for pairs in lane ``live``
+    the gates on rewards and lengths.  All other gates are assumed to pass.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(
@@ -105,19 +105,19 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Tell whether the run could take the other design; own switches and two commits need design ``parallel``."""
+    """Tell whether the run could use the other design; a run of an own switch or of two commits could not."""
     return plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
-    """Return what the other design would cost and detect; minutes come from the run's estimate, else from the steps."""
+    """Return cost and smallest effect of the design that the run does not use, ``parallel`` or ``crossover``."""
     measure = plan.run.measure
     other = measure.other_design
     minutes = plan.expected_minutes()
     if minutes is not None and plan.run.expected_session_minutes:
         estimates = plan.run.model_copy(update={"measure": other}).expected_minutes
         minutes = estimates[plan.hardware.hardware] * other.num_trials
-    elif minutes is not None:
+    elif minutes is not None:  # the run has no estimate for the other design
         minutes *= other.num_trials * other.num_steps / (measure.num_trials * measure.num_steps)
     return {
         "design": other.design,
@@ -133,7 +133,7 @@ def _describe_other_design(summary: dict[str, Any], plan: Plan) -> str:
     text = f"design {other['design']}: {_duration(other)}, detects {_percent(seen)}"
     sees_more = here is None or (seen is not None and seen < here)
     better = other["design"] if sees_more else plan.run.measure.design
-    return f"{text}. For speed and memory take {better}; only parallel can measure reward over training"
+    return f"{text}. For speed and memory use {better}; only design parallel can measure reward over training"
 
 
 def _percent(effect: float | None) -> str:
@@ -146,18 +146,18 @@ def describe_dry_run(plan: Plan, job: Job) -> DryRun:
 
 
 def bound_line(plan: Plan, bound: Bound) -> str:
-    """Show what a job may cost at most, and how often it may continue after its time limit."""
+    """Return a line with the most that a job may cost, and the largest number of jobs."""
     num_nodes = plan.layout.num_nodes
     hours = bound.time_min / 60 * num_nodes * bound.gpus_per_node
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
     line = f"at most {format_duration(bound.time_min * 60)} on {num_nodes} node(s), {cost}"
     what = "session" if plan.is_crossover else "pair"
-    more = f"; the job then continues while it completes {what}s, at most {bound.num_jobs} times in all"
+    more = f"; if that is too short, more jobs follow, each for a {what} or more, at most {bound.num_jobs} jobs in all"
     return line + more * (bound.num_jobs > 1)
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Show the figures of a plan as lines for people."""
+    """Return the lines that a dry run prints about a plan."""
     summary = plan_summary(plan)
     layout = plan.layout
     rows = [
@@ -180,7 +180,7 @@ def plan_lines(plan: Plan) -> list[str]:
         rows.append(("garbage collector", "objects frozen after the warm-up (gc.freeze), in both variants"))
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
-        rows.append(("image", f"not published ({missing.reason}): submit refuses; {missing.build}"))
+        rows.append(("image", f"not published ({missing.reason}): submit refuses the run; {missing.build}"))
     rows += [
         ("warning", f"{item['where']}: {item['found']}, expected {item['expected']}") for item in summary["warnings"]
     ]
@@ -204,7 +204,7 @@ def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]
 
 
 def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Show each session with its blocks in order; control blocks are in brackets."""
+    """Yield a row for each session with its blocks in order; control blocks are in brackets."""
     measure = plan.run.measure
     yield (
         "sessions",
@@ -218,7 +218,7 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Show what the layout allows; only the job's preflight can tell whether RL-Kernel is installed."""
+    """Show which operators the layout allows; only preflight in the job knows whether RL-Kernel is installed."""
     rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; what this layout allows, if RL-Kernel is installed:")]
     for item in summary["operators"]:
         rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))

@@ -66,10 +66,12 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
 
 
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
-    """Find the prepared parts that this run reads; none for a remote cluster, on which the agents record them.
+    """Return the prepared parts (model, data, rollouts) that this run reads.
+
+    The result is empty for a remote cluster, where the agents record the parts.
 
     Raises:
-        EnvironmentMissing: a part is missing that all machines of this cluster would see here.
+        EnvironmentMissing: a part is missing on a file system that the cluster shares with this machine.
     """
     folders = list_run_folders(plan, run_dir)
     if get_backend(plan.cluster).IS_REMOTE:
@@ -85,17 +87,18 @@ def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
 
 
 def _require_image(plan: Plan) -> None:
-    """Refuse a stack whose image is not published: such a stack never runs on the software of the hosts."""
+    """Raise SpecError for a stack whose image is not published: the software of the hosts never replaces an image."""
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
-        without = "" if plan.profile.kubernetes is not None else ", or --stack with pins alone, such as vime-host"
+        others = ", or a stack without images, such as --stack vime-host"
+        without = "" if plan.profile.kubernetes is not None else others
         where = f"stack {plan.stack.stack}: {plan.hardware.image_platform}"
         what = f"its image is not published ({missing.reason})"
         raise SpecError(Problem(where, what, expected=f"an image by digest{without}", hint=missing.build))
 
 
 def stage_again(run_dir: RunDir, job: Job) -> None:
-    """Replace the files in ``job/`` by another job's files, so that it holds exactly what is sent.
+    """Replace the files in ``job/`` by the files of the job that is sent next.
 
     Raises:
         SpecError: the job names a file outside ``job/``.

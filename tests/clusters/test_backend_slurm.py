@@ -143,9 +143,9 @@ def test_a_machine_without_slurm_gives_that_reason(
     assert slurm.available() == "sinfo: is not on PATH"
     answer = slurm.poll(SUBMISSION, run_dir)
     assert (answer.state, answer.reason, answer.is_unreachable) == (JobState.UNKNOWN, "squeue: is not on PATH", True)
-    with pytest.raises(EnvironmentMissing, match="its job may still run"):
+    with pytest.raises(EnvironmentMissing, match="the job may still be running"):
         slurm.cancel(SUBMISSION, run_dir)
-    with pytest.raises(EnvironmentMissing, match="its job may still run"):
+    with pytest.raises(EnvironmentMissing, match="the job may still be running"):
         slurm.collect(SUBMISSION, run_dir)
 
 
@@ -158,11 +158,11 @@ def test_a_machine_without_slurm_gives_that_reason(
         ("12|CONFIGURING|None|node-0|N/A", JobState.PENDING, "CONFIGURING"),
         ("12|RUNNING|None|node-[0-1]|2026-11-20T18:07:35", JobState.RUNNING, "on node-[0-1]"),
         ("12|COMPLETING|None|node-1|2026-11-20T18:07:35", JobState.RUNNING, "COMPLETING, on node-1"),
-        ("12|TIMEOUT|TimeLimit|node-1|x", JobState.FAILED, "Slurm says TIMEOUT, its agent ended without a report"),
-        ("12|CANCELLED|None||N/A", JobState.CANCELLED, "Slurm says CANCELLED, its agent ended without a report"),
-        ("12|COMPLETED|None|node-1|x", JobState.FAILED, "Slurm says COMPLETED, its agent ended without a report"),
+        ("12|TIMEOUT|TimeLimit|node-1|x", JobState.FAILED, "Slurm says TIMEOUT, the agent ended without a report"),
+        ("12|CANCELLED|None||N/A", JobState.CANCELLED, "Slurm says CANCELLED, the agent ended without a report"),
+        ("12|COMPLETED|None|node-1|x", JobState.FAILED, "Slurm says COMPLETED, the agent ended without a report"),
         ("12|LATER|None|node-1|x", JobState.UNKNOWN, "Slurm says LATER"),
-        ("13|RUNNING|None|node-1|x", JobState.FAILED, "Slurm no longer knows job 12, its agent ended without a report"),
+        ("13|RUNNING|None|node-1|x", JobState.FAILED, "Slurm no longer knows job 12, the agent ended without a report"),
     ],
 )  # fmt: skip
 def test_slurms_states_map_to_job_states(
@@ -191,7 +191,7 @@ def test_records_of_a_run_outrank_slurms_state_of_its_script(fake: FakeSlurm, ru
 def test_accounting_answers_for_jobs_that_the_controller_forgot(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue()
     fake.answer("sacct", "12|NODE_FAIL|node-[0-1]\n12.batch|CANCELLED|node-0\n")
-    assert slurm.poll(SUBMISSION, run_dir).reason == "Slurm says NODE_FAIL, its agent ended without a report"
+    assert slurm.poll(SUBMISSION, run_dir).reason == "Slurm says NODE_FAIL, the agent ended without a report"
 
 
 def test_a_job_of_another_cluster_is_not_called_forgotten(fake: FakeSlurm, run_dir: RunDir) -> None:

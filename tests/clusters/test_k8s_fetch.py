@@ -101,7 +101,7 @@ def test_complete_bundles_are_not_fetched_again(run_dir: RunDir) -> None:
 
 
 def test_other_bytes_than_the_pods_are_refused(run_dir: RunDir) -> None:
-    with pytest.raises(CheckFailed, match="was damaged on the way"):
+    with pytest.raises(CheckFailed, match="was damaged during the transfer"):
         fetch(Far(DATA[:-1] + b"!"), run_dir)
     assert list(run_dir.root.iterdir()) == []
 

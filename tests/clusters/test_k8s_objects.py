@@ -163,7 +163,7 @@ def test_nodes_that_are_asked_for_are_terms_of_their_own() -> None:
     rule = template(item)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     fields = [term["matchFields"][0]["values"] for term in rule["nodeSelectorTerms"]]
     assert fields == [["n1"]] * 3 + [["n2"]] * 3
-    with pytest.raises(SpecError, match="names more or fewer nodes than the layout"):
+    with pytest.raises(SpecError, match="names more or fewer nodes than the layout has"):
         render_objects(plan, run_dir_of(plan), nodes=("n1",))
 
 
@@ -187,8 +187,8 @@ def test_secrets_are_references() -> None:
         ({"shm": "2000Gi"}, "is not larger than kubernetes.shm"),
         ({"gpu_resource": "amd.com/gpu"}, "is a GPU of another vendor"),
         ({"node_labels": {"nvidia.com/gpu.product": ["NVIDIA-H200-MIG-1g.18gb"]}}, "a partition or a share of a GPU"),
-        ({"node_labels": {"kubernetes.io/arch": ["arm64"]}}, "no node has NVIDIA-H200 with this processor"),
-        ({"gpu_products": ["NVIDIA-GB200"]}, "no node has NVIDIA-GB200 with this processor"),
+        ({"node_labels": {"kubernetes.io/arch": ["arm64"]}}, "no node with NVIDIA-H200 has this processor"),
+        ({"gpu_products": ["NVIDIA-GB200"]}, "no node with NVIDIA-GB200 has this processor"),
         ({"rdma": {"resource": "nvidia.com/gpu"}}, "is not an RDMA device"),
         ({"rdma": {"resource": "hca"}}, "is not an RDMA device"),
         ({"claims": [{"claim": "models", "path": "/results"}]}, "two claims have one path"),
@@ -203,7 +203,7 @@ def test_a_profile_that_cannot_work_is_refused(values: dict[str, Any], words: st
 
 def test_a_stack_without_an_image_is_refused() -> None:
     plan = plan_for(stack="host")
-    with pytest.raises(SpecError, match="has no image for h200, and pods need one"):
+    with pytest.raises(SpecError, match="has no image for h200, and a pod needs an image"):
         render_objects(plan, run_dir_of(plan))
 
 
@@ -390,7 +390,7 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Object]], Any], str]] = {
         "gb200.job.four-nodes", lambda o: template(o[0])["spec"]["affinity"].pop("podAffinity"), "NVLink domain"),
     "wrong architecture": (
         "gb200.rayjob.four-nodes",
-        lambda o: expressions(o)[0].update(values=["amd64"]), "no node has NVIDIA-GB200 with this processor"),
+        lambda o: expressions(o)[0].update(values=["amd64"]), "no node with NVIDIA-GB200 has this processor"),
     "MIG product": (
         "rayjob.rdma", lambda o: expressions(o)[1]["values"].append("NVIDIA-H200-MIG-1g.18gb"), "a share of a GPU"),
     "shared product": (

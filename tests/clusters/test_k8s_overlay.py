@@ -104,7 +104,10 @@ def test_an_overlay_and_waived_gang_scheduling_are_warned_about() -> None:
 def test_a_scheduler_s_name_alone_is_warned_about_where_nothing_groups_the_pods_of_a_job(name: str) -> None:
     def is_warned(kind: str = "job", **parts: Any) -> bool:
         plan = with_site(PLAN, queue=None, kind=kind, overlay={"pod_spec": {"schedulerName": name}, **parts})
-        return any("the overlay names no group" in remark for remark in backend.render(plan, run_dir_of(plan)).remarks)
+        return any(
+            "the overlay names a scheduler but no group" in remark
+            for remark in backend.render(plan, run_dir_of(plan)).remarks
+        )
 
     assert is_warned()
     assert not is_warned("rayjob")

@@ -309,7 +309,7 @@ def test_a_job_that_is_evicted_too_often_ends(server: Cluster, tmp_path: Path, k
     status = wait_for_end(launched)
     assert status.state is JobState.FAILED
     # KubeRay deletes the pods of a job that has ended, and with them the node's reason and perhaps the agent's
-    expected = {"job": ["ended by its node"], "rayjob": ["stopped by SIGTERM", "its agent ended without a report"]}[
+    expected = {"job": ["ended by its node"], "rayjob": ["stopped by SIGTERM", "the agent ended without a report"]}[
         kind
     ]
     assert any(words in status.reason for words in expected)
@@ -463,7 +463,7 @@ def test_an_unreachable_pod_is_reported_and_loses_no_result(
     wait_for_end(launched)
     monkeypatch.setattr("rlk_repro.clusters.k8s.pod_exec.START_TIMEOUT_S", 3.0)
     server.faults.no_exec = True
-    with pytest.raises(CheckFailed, match="shows no bundle"):
+    with pytest.raises(CheckFailed, match="offers no bundle"):
         collect(launched)
     server.faults.no_exec = False
     collect(launched)
@@ -514,7 +514,7 @@ def test_results_lost_with_their_pod_are_reported(server: Cluster, tmp_path: Pat
     server.delete("jobs", launched.submission.details["name"])
     wait_for_end(launched)
     wait_gone(server)
-    with pytest.raises(CheckFailed, match="its results are lost: they were in its leading pod, which is gone"):
+    with pytest.raises(CheckFailed, match="the results are lost: they were in the leading pod, which no longer exists"):
         collect(launched)
 
 
@@ -526,7 +526,7 @@ def test_a_job_that_was_ended_before_it_began_left_nothing(server: Cluster, tmp_
     assert wait_for_end(launched).state is JobState.CANCELLED
     wait_gone(server)
     server.faults.unschedulable = False
-    with pytest.raises(CheckFailed, match="shows no bundle"):
+    with pytest.raises(CheckFailed, match="offers no bundle"):
         collect(launched)
     wait_gone(server)
 

@@ -325,7 +325,7 @@ def test_an_environment_of_the_lock_runs_on_the_host_although_the_stack_has_imag
 
 
 def test_a_stack_without_images_says_that_the_profile_s_runtime_is_not_used(call) -> None:
-    remark = "stack host has no images: the Python of the nodes runs, not pyxis"
+    remark = "stack host has no images: the trials run with the Python of the nodes, without pyxis"
     code, out, err = call("submit", "smoke", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run")
     assert (code, remark in err, f"# {remark}\n" in out) == (0, True, True)
 
@@ -412,7 +412,7 @@ def test_values_that_a_runtime_cannot_take_are_refused() -> None:
     )
     stack = example.stack.model_copy(update={"images": {"rocm-amd64": example.stack.images["rocm-amd64"]}})
     assert refusal_of(with_site(example, stack=stack)) == (
-        "stack example: has no image for h200, expected one, or container.runtime: host"
+        "stack example: has no image for h200, expected an image, or container.runtime: host"
     )
 
 
@@ -424,7 +424,7 @@ def test_requests_that_slurm_cannot_take_are_refused() -> None:
     )
     assert (
         refusal_of(plan, nodes=["a", "b"])
-        == "--same-nodes: names more or fewer nodes than the layout, got 2, expected 1"
+        == "--same-nodes: names more or fewer nodes than the layout has, got 2, expected 1"
     )
     assert (
         refusal_of(plan, nodes=["n[1-2]"])

@@ -72,8 +72,8 @@ def test_submit_refuses_an_unpublished_image_and_says_how_to_build_it(
     assert code == 2
     assert error == (
         "rlk-repro: stack 2026-07: cuda-amd64: its image is not published (its build was tried only on a small "
-        "stand-in of vime's image), expected an image by digest, or --stack with pins alone, such as "
-        "vime-host\n"
+        "stand-in of vime's image), expected an image by digest, or a stack without images, such as "
+        "--stack vime-host\n"
         "  hint: rlk-repro images build --stack 2026-07 --platform cuda-amd64\n"
     )
     code, out, _ = call(*words, "--dry-run")

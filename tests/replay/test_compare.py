@@ -283,7 +283,7 @@ def test_the_margin_is_the_one_that_the_run_declared(tmp_path: Path) -> None:
 def test_a_declared_margin_is_shown_as_a_rule_and_needs_a_step_time_ratio() -> None:
     plan = make_plan_for(Recipe(settings=("measure.replay_margin_pct=3",)))
     assert describe_rule_changes(plan) == (
-        "Rules differ from the shipped run smoke: replay_margin_pct 3 instead of none."
+        "Measurement rules differ from the shipped run smoke: replay_margin_pct 3 instead of none."
     )
     with pytest.raises(SpecError, match=r"measure\.replay_margin_pct: this workload has no ratio of step times"):
         load_run("operators", parse_overrides(("measure.replay_margin_pct=3",)))

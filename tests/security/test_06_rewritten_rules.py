@@ -80,7 +80,7 @@ def test_rules_that_are_rewritten_in_the_authors_file_too_are_named_as_other_tha
     code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
     assert code == 0
     assert re.search(
-        r"Rules differ from the shipped run smoke: [^:]*alpha 0\.49 instead of 0\.05", " ".join(out.split())
+        r"Measurement rules differ from the shipped run smoke: [^:]*alpha 0\.49 instead of 0\.05", " ".join(out.split())
     )
 
 
@@ -88,7 +88,7 @@ def test_the_rules_of_a_run_that_is_not_shipped_are_compared_with_the_defaults(t
     plan = submit(RunDir(tmp_path / "id"))
     run = plan.run.model_copy(update={"run": "my-own", "measure": Measure(scored_steps=20, alpha=0.49)})
     assert describe_rule_changes(dataclasses.replace(plan, run=run)) == (
-        "Rules differ from the defaults (no run my-own is shipped): alpha 0.49 instead of 0.05."
+        "Measurement rules differ from the defaults (no run my-own is shipped): alpha 0.49 instead of 0.05."
     )
 
 

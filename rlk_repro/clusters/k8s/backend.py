@@ -47,7 +47,7 @@ IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    """Return why kubectl cannot be used on this machine, or None.  No cluster is asked: only a profile names one."""
+    """Return why this machine cannot use kubectl, or None.  No cluster is contacted; only a profile names a cluster."""
     return kubectl.find_obstacle()
 
 
@@ -67,7 +67,7 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
-    """Do a dry run on the server, apply the job, then send the staged files as a ConfigMap; the pods wait for it.
+    """Do a dry run on the server, apply the job, and send the staged files in a ConfigMap, for which the pods wait.
 
     Raises:
         SchedulerRefused: the server refused; the error quotes it, and no object of the run is left.
@@ -118,7 +118,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to record, pack and end.  Delete a job that waits, or that was asked to end before.
+    """Ask a running job to write its records, pack and end.  Delete a job that waits or was asked to end before.
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
@@ -186,7 +186,7 @@ def _is_here(run_dir: RunDir) -> bool:
 
 
 def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod, Facts] | None]:
-    """Return the job's state; also its leading pod and that pod's facts, if the pod answered."""
+    """Return the job's state and, if the leading pod answered, that pod and its facts."""
     if _is_here(run_dir):
         return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message), None
     sent = read_sent(submission)
@@ -210,14 +210,13 @@ def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod
 
 
 def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
-    """Return the pod of this name; None where the name is empty or the run directory has no plan."""
     if not name or not run_dir.plan.is_file():
         return None
     return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
 
 
 def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
-    """Read the facts that the leading pod gave last; None where it gave none, or another pod leads now."""
+    """Return the facts that the leading pod last reported; None without a report, or if another pod leads now."""
     try:
         answer = load_json(run_dir.live.state)
         facts = Facts.from_json(answer)
@@ -247,9 +246,9 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
-    """Judge a job that is absent: a user deleted it, its time to live ended, or ``collect`` removed it."""
+    """Judge a job that no longer exists: a user deleted it, its time to live ended, or ``collect`` removed it."""
     if not run_dir.plan.is_file():
-        return JobStatus(state=JobState.UNKNOWN, reason=f"no {sent.kind} {sent.name} exists, nor its run directory")
+        return JobStatus(state=JobState.UNKNOWN, reason=f"neither {sent.kind} {sent.name} nor its run directory exists")
     facts, last = _recall(run_dir), read_last_word(run_dir)
     if facts is not None and facts.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)
@@ -269,7 +268,7 @@ def _remove_earlier(sent: Sent) -> None:
     while not find_objects(sent).is_empty:
         if time.monotonic() >= until:
             raise SchedulerRefused(Problem("kubernetes", f"earlier objects of {sent.name} still exist",
-                                           expected="no object with its label"))  # fmt: skip
+                                           expected=f"no object with label {sent.selector}"))  # fmt: skip
         time.sleep(1.0)
 
 
@@ -324,7 +323,6 @@ def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> N
 
 
 def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
-    """Fetch the bundle; return the last state that the agent reported."""
     with find_holder(sent, run_dir, tell) as holder:
         facts = holder.facts
         assert facts.bundle_bytes is not None  # a holder always has a bundle

@@ -10,7 +10,7 @@ from rlk_repro.base.resources import data_dir
 
 
 def load_base(name: str) -> dict[str, Any]:
-    """Return a copy of the object in ``<name>.yaml``, which the caller may change."""
+    """Return a new copy of the object in ``<name>.yaml``; the caller may change the copy."""
     return deepcopy(_read_base(name))
 
 

@@ -69,6 +69,6 @@ def wrap_block(data: bytes) -> bytes:
 
 
 def unwrap_block(answer: bytes) -> bytes | None:
-    """Return the data of a block; None where it did not arrive complete."""
+    """Return the data of a block; None if the block arrived incomplete."""
     digest, data = answer[:_DIGEST_BYTES], answer[_DIGEST_BYTES:]
     return data if hashlib.sha256(data).digest() == digest else None

@@ -24,7 +24,7 @@ MAX_PAUSE_S: Final = 20.0
 TELL_S: Final = 5.0
 
 AskBlock = Callable[[int, int], bytes | None]
-"""A function from offset and size to the block's bytes; it returns None where the block did not arrive complete."""
+"""A function that takes offset and size and returns a block of the bundle, or None for an incomplete block."""
 
 
 def fetch_bundle(
@@ -53,7 +53,8 @@ def fetch_bundle(
     found = sha256_file(part)
     if found != digest:
         part.unlink()
-        raise CheckFailed(Problem(run_dir.run_id, "its bundle was damaged on the way", got=found, expected=digest))
+        what = "the bundle was damaged during the transfer"
+        raise CheckFailed(Problem(run_dir.run_id, what, got=found, expected=digest))
     part.replace(run_dir.bundle)
     return run_dir.bundle
 

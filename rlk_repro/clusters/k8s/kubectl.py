@@ -110,7 +110,7 @@ def probe_versions(place: Target) -> dict[str, str]:
 
 
 def explain(done: proc.Completed) -> SchedulerRefused:
-    """Turn kubectl's message into an error to raise."""
+    """Return the error that quotes kubectl's message; the caller raises the error."""
     words = quote_words(done)
     # the message of kubectl does not contain the server's reason
     if done.is_timeout or _UNREACHABLE.search(done.stderr):
@@ -140,7 +140,7 @@ def quote_words(done: proc.Completed) -> str:
 
 def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner: Mapping[str, Any],
                     files: Mapping[str, bytes]) -> bytes:  # fmt: skip
-    """Make the ConfigMap with the staged files.  The job owns it, so Kubernetes deletes both together."""
+    """Return the ConfigMap with the staged files.  The job owns the ConfigMap, so Kubernetes deletes both together."""
     import base64
 
     texts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Name and label the objects of a run.  By the labels, this tool finds and removes everything of the run."""
+"""Name and label the objects of a run.  By the labels, rlk-repro finds and removes all objects of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLE: Final = "app.kubernetes.io/component"
 LEADER: Final = "leader"
 WORKER: Final = "worker"
 AGENT: Final = "agent"
-"""Role of every pod of a Job, whose pods have one template: the pod with index 0 leads, the others follow."""
+"""The role of every pod of a Job, because all pods of a Job have one template; the pod with index 0 leads."""
 COLLECTOR: Final = "collector"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
@@ -50,7 +50,7 @@ def make_name(run_dir: RunDir) -> str:
 
 
 def make_claim_template_name(name: str) -> str:
-    """Name the resource claim template that the controller of a ComputeDomain creates."""
+    """Return the name of the resource claim template that the controller of a ComputeDomain creates."""
     return f"{name}-channel"
 
 

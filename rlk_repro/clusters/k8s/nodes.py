@@ -29,7 +29,10 @@ def gpu_resource(plan: Plan, settings: KubernetesSettings) -> str:
 
 
 def list_products(hardware: Hardware, settings: KubernetesSettings) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """Return labels that identify the hardware (one match is enough); none for hardware without GPUs."""
+    """Return label keys with the values that identify the hardware; a node needs to match only one key.
+
+    The result is empty for hardware without GPUs.
+    """
     if hardware.platform == "cpu":
         return ()
     if settings.gpu_products:
@@ -56,8 +59,8 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
     if settings.compute_domain and plan.hardware.platform != "cuda":
         yield Problem(f"{where}.compute_domain", "this hardware has no compute domains", got=True, expected="false")
     if nodes and len(nodes) != plan.layout.num_nodes:
-        expected = f"{plan.layout.num_nodes}"
-        yield Problem("--same-nodes", "names more or fewer nodes than the layout", got=len(nodes), expected=expected)
+        what = "names more or fewer nodes than the layout has"
+        yield Problem("--same-nodes", what, got=len(nodes), expected=f"{plan.layout.num_nodes}")
 
 
 def _is_partial(resource: str) -> bool:
@@ -65,7 +68,7 @@ def _is_partial(resource: str) -> bool:
 
 
 def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str) -> Iterator[Problem]:
-    """Find labels that contradict each other: with them a pod would wait forever without a reason."""
+    """Find labels that no node has together; a pod with such labels would wait forever without a reason."""
     named = {f"node_labels[{key}]": values for key, values in settings.node_labels.items() if "product" in key}
     for key, products in {"gpu_products": settings.gpu_products, **named}.items():
         for product in products:
@@ -79,12 +82,12 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
         arch = "arm64" if any(_GRACE.search(product) for product in found) else "amd64"
         if found and values.get(ARCH, [arch]) != [arch]:
             key = f"node_labels[{ARCH}]" if ARCH in settings.node_labels else "gpu_products"
-            what = f"no node has {found[0]} with this processor"
+            what = f"no node with {found[0]} has this processor"
             yield Problem(f"{where}.{key}", what, got=values[ARCH], expected=arch)
 
 
 def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Sequence[str]) -> Object:
-    """Make an affinity whose terms are all required, because figures from other nodes are not comparable."""
+    """Return the pod's affinity.  Every term is required, because figures from other nodes are not comparable."""
     affinity: Object = {}
     terms = make_node_terms(plan, settings, nodes)
     if terms:

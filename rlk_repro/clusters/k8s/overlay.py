@@ -21,13 +21,16 @@ NO_GANG: Final = "two such jobs can each hold half of the nodes that they need, 
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's labels and annotations to the job.  The tool's own values win: they identify the job."""
+    """Add the site's labels and annotations to the job.  rlk-repro's own values win, because they identify the job."""
     metadata = {"metadata": _merge(settings.overlay.metadata, job["metadata"])} if settings.overlay else {}
     return {**job, **metadata}
 
 
 def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's labels and annotations to a pod template, and merge its spec, in which the site's values win."""
+    """Add the site's labels and annotations to a pod template, and the site's values to its spec.
+
+    In the spec the site's values win.
+    """
     if settings.overlay is None:
         return pod
     metadata, spec = settings.overlay.pod_metadata, settings.overlay.pod_spec
@@ -35,7 +38,7 @@ def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
 
 
 def find_gang_problems(plan: Plan, settings: KubernetesSettings) -> Iterator[Problem]:
-    """Find a job of several nodes whose pods may start one by one, unless the profile allows that."""
+    """Yield a problem if pods of a job of several nodes may start one by one and the profile does not allow that."""
     num_nodes = plan.layout.num_nodes
     if num_nodes > 1 and settings.gang == "required" and not has_gang(settings):
         yield Problem(
@@ -47,7 +50,7 @@ def find_gang_problems(plan: Plan, settings: KubernetesSettings) -> Iterator[Pro
 
 
 def has_gang(settings: KubernetesSettings) -> bool:
-    """Whether all pods of a job start together or not at all, as far as the profile says."""
+    """Whether, by the profile, all pods of a job start together or not at all."""
     overlay = settings.overlay
     if settings.queue is not None or overlay is None:
         return settings.queue is not None
@@ -57,7 +60,7 @@ def has_gang(settings: KubernetesSettings) -> bool:
 
 
 def _has_group(settings: KubernetesSettings) -> bool:
-    """Whether a queue, or a label or annotation of the overlay, groups the pods of a Job."""
+    """Whether a queue or the overlay's labels or annotations put the pods of a Job into one group."""
     overlay = settings.overlay
     if settings.queue is not None or overlay is None:
         return settings.queue is not None
@@ -73,7 +76,7 @@ def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     if num_nodes > 1 and not has_gang(settings):
         yield f"{num_nodes} nodes, and gang scheduling is waived: {NO_GANG}"
     elif num_nodes > 1 and settings.kind == "job" and settings.gang == "required" and not _has_group(settings):
-        yield f"the overlay names no group, so its scheduler may start the pods of a Job one by one: {NO_GANG}"
+        yield f"the overlay names a scheduler but no group, so the pods of a Job may start one by one: {NO_GANG}"
     if overlay is not None:
         paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]
         yield f"the profile's overlay is merged unchanged and not checked: {', '.join(paths)}"

@@ -35,7 +35,7 @@ class LeaderEnded(Unreachable):
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A pod of a run; commands in its container answer questions."""
+    """A pod of a run.  Its methods run commands in the pod's container."""
 
     place: Target
     name: str
@@ -50,12 +50,12 @@ class Pod:
         return self._run("show")
 
     def read_block(self, what: str, offset: int, size: int) -> bytes | None:
-        """Read a block; None where it arrived incomplete."""
+        """Read a block of the bundle or of a log; None if the block arrived incomplete."""
         done = self._run("block", what, str(offset), str(size), is_binary=True)
         return unwrap_block(done.data) if done.is_ok else None
 
     def ask_to_stop(self) -> bool:
-        """Ask the agent to stop; return whether the pod took the request."""
+        """Ask the pod's agent to stop; return whether the pod accepted the request."""
         return self._run("stop").is_ok
 
     def _run(self, verb: str, *words: str, is_binary: bool = False) -> proc.Completed:
@@ -74,7 +74,7 @@ class Holder:
         """Ask for a block of the bundle; raise LeaderEnded where the leading pod has ended."""
         data = self.pod.read_block(BUNDLE, offset, size)
         if data is None and self._has_ended():
-            raise LeaderEnded(Problem("kubernetes", f"pod {self.pod.name} ended while its bundle was fetched"))
+            raise LeaderEnded(Problem("kubernetes", f"pod {self.pod.name} ended during the transfer of the bundle"))
         return data
 
     def _has_ended(self) -> bool:
@@ -104,10 +104,10 @@ def find_leader(sent: Sent) -> str:
 
 @contextmanager
 def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
-    """Yield the leading pod where it runs and has a bundle, else a collector pod that lives during the ``with`` block.
+    """Yield the leading pod if it runs and has a bundle; otherwise start a collector pod for the ``with`` block.
 
     Raises:
-        CheckFailed: no pod and no claim exist, so nothing is left; or the collector does not start.
+        CheckFailed: no pod and no results claim exist, so the results are lost; or the collector does not start.
         SchedulerRefused: the cluster refused.
     """
     plan = Plan.load(run_dir.plan)
@@ -120,7 +120,7 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
             return
     claim = kubernetes_settings(plan).results.claim
     if claim is None:
-        what = "its results are lost: they were in its leading pod, which is gone"
+        what = "the results are lost: they were in the leading pod, which no longer exists"
         raise CheckFailed(Problem(run_dir.run_id, what, expected="set kubernetes.results.claim for the next run"))
     collector = Pod(place=sent.place, name=_start_collector(sent, plan, run_dir), plan=plan, run_dir=run_dir)
     tell(f"waiting for pod {collector.name}, which reads claim {claim}")
@@ -203,5 +203,5 @@ def _wait_for_collector(pod: Pod, tell: Tell) -> Facts:
         if phase in {"Failed", "Succeeded"}:
             break
         time.sleep(POLL_S)
-    raise CheckFailed(Problem(run_id, f"pod {pod.name} shows no bundle ({reason or 'it gives no reason'})",
+    raise CheckFailed(Problem(run_id, f"pod {pod.name} offers no bundle ({reason or 'it gives no reason'})",
                               hint="kubectl describe pod, then collect again"))  # fmt: skip

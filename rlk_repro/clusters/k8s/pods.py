@@ -53,15 +53,16 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     image = shown_image(plan)
     if image is None:
         hint = "--stack names another stack"
-        yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}, and pods need one",
-                      expected="an image by digest", hint=hint)  # fmt: skip
+        what = f"has no image for {plan.hardware.hardware}, and a pod needs an image"
+        yield Problem(f"stack {plan.stack.stack}", what, expected="an image by digest", hint=hint)
     elif ":" in image.reference.rpartition("/")[2]:
         what = "has a tag, but only the digest is checked"
         yield Problem(f"stack {plan.stack.stack}: images.{plan.hardware.image_platform}.reference", what,
                       got=image.reference, expected="a registry and a repository")  # fmt: skip
     for block in ("slurm", "container"):
         if getattr(plan.profile, block) is not None:
-            yield Problem(f"{where}: {block}", "has no meaning in a Kubernetes cluster", expected="only kubernetes")
+            what = "has no meaning in a Kubernetes cluster"
+            yield Problem(f"{where}: {block}", what, expected="only the block kubernetes")
     wanted = [value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)]
     for name in sorted(set(wanted) - settings.secrets.keys()):
         yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: a pod does not get this shell's variables",
@@ -82,7 +83,7 @@ def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: st
             f"{where}: env",
             "a name is set twice, and Kubernetes takes its last value",
             got=doubled,
-            expected="each once",
+            expected="each name once",
         )
     paths = [settings.results.path, INPUTS_PATH, *(claim.path for claim in settings.claims)]
     paths += [mount["mountPath"] for mount in own["volumeMounts"] if mount["name"] != "results"]
@@ -101,7 +102,7 @@ def pod_run_dir(plan: Plan, run_dir: RunDir) -> str:
 
 
 def pod_words(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
-    """Return the words of a command for a pod of this run."""
+    """Return the words of the command ``python -m rlk_repro.pod VERB``, with the path of the run in the pods."""
     return [kubernetes_settings(plan).python, *POD_PROGRAM, verb, pod_run_dir(plan, run_dir), *options]
 
 
@@ -135,7 +136,7 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
 
 
 def make_collector(plan: Plan, run_dir: RunDir) -> Object:
-    """Make a small pod with the results claim and no GPU, which hands out the results of a run whose pods are gone."""
+    """Make a small pod with the results claim and no GPU; it delivers the results when the pods of the run are gone."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     pod = load_base("pod")
     pod["metadata"] = {
@@ -161,7 +162,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 
 
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
-    """Make requests and equal limits: GPUs need them equal; a pod that also has CPU and memory is evicted last."""
+    """Make requests and equal limits.  GPUs need equal values; with CPU and memory too, a pod is evicted last."""
     values: dict[str, Any] = {}
     for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):
         if quantity is not None:

@@ -67,7 +67,7 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
     if site.queues:
         values["queue"] = ask("Which queue?", site.queues, site.queues[0])
     elif shared:
-        remarks.append("queue: the namespace has no queue; a run of several nodes needs one, a gang scheduler in "
+        remarks.append("queue: the namespace has no queue; a run of several nodes needs a queue, a gang scheduler in "
                        "overlay.pod_spec.schedulerName, or gang: waived")  # fmt: skip
     if site.security == "restricted":
         values["run_as"] = {"user": 1000, "group": 1000}
@@ -81,7 +81,7 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
     taints = sorted({taint for node in nodes for taint in node.taints} - known)
     if taints:
         values["tolerations"] = [{"key": taint} for taint in taints]
-        remarks.append(f"tolerations: the nodes have taints ({', '.join(taints)}); may you use them?")
+        remarks.append(f"tolerations: the nodes have taints ({', '.join(taints)}); may you use these nodes?")
     return values
 
 
@@ -121,8 +121,8 @@ def judge_kubernetes(
 
 
 def _way_round(denied: Permission) -> str:
-    """Return a profile setting that avoids the denied permission, or an empty text."""
-    return "; kubernetes.network_policy: false avoids it" if denied.resource == "networkpolicies" else ""
+    """Return a setting with which a job does not need the denied permission, or an empty text."""
+    return "; not needed with kubernetes.network_policy: false" if denied.resource == "networkpolicies" else ""
 
 
 def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iter
         yield Finding(Level.BLOCKING, "kubernetes.queue", menu, settings.queue)
     elif settings.queue is None and site.queues:
         menu = f"one of {', '.join(site.queues)}"
-        yield Finding(Level.WARNING, "kubernetes.queue", menu, "not set: the queues may hold or ignore such jobs")
+        yield Finding(Level.WARNING, "kubernetes.queue", menu, "not set: a job without a queue may be held or ignored")
 
 
 def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes: int) -> Iterator[Finding]:
@@ -148,7 +148,7 @@ def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes
     name = settings.results.claim
     if name is None:
         level = Level.BLOCKING if num_nodes > 1 else Level.WARNING
-        yield Finding(level, where, "a claim", "not set: results are lost with their pod")
+        yield Finding(level, where, "a claim", "not set: the results are lost with the pod")
     elif name not in claims:
         menu = f"one of {', '.join(claims)}" if claims else "a volume claim; the namespace has none"
         yield Finding(Level.BLOCKING, where, menu, name)

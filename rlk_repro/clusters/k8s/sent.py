@@ -81,7 +81,7 @@ class Found:
 
 
 def read_sent(submission: Submission) -> Sent | None:
-    """Read a job's namespace, kind and name from its job id; None if the id is not one of this backend."""
+    """Read a job's namespace, kind and name from its job id; None if the id has another form."""
     found = _JOB_ID.fullmatch(submission.job_id)
     if found is None:
         return None

@@ -99,7 +99,7 @@ _NOT_A_REASON: Final = frozenset({"ContainersNotReady", "PodInitializing", "Cont
 class Judged:
     """The state of a job; ``nodes`` are the nodes on which agents run.
 
-    ``leader`` is the name of the running leading pod, and ``leader_uid`` its unique id: KubeRay reuses the name.
+    ``leader`` is the name of the running leading pod, and ``leader_uid`` its unique id, because KubeRay reuses names.
     """
 
     state: JobState

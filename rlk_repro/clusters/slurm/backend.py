@@ -43,7 +43,7 @@ IS_REMOTE: Final = False
 
 
 def available() -> str | None:
-    """Return why Slurm cannot be used here, or None; Slurm needs clients, a configuration, an answering controller."""
+    """Return why this machine cannot use Slurm (clients, configuration or controller is missing), or None."""
     return slurmctl.find_obstacle()
 
 
@@ -87,7 +87,7 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """Ask Slurm's queue once for all jobs, then the accounting for absent jobs whose agent recorded no end."""
+    """Ask Slurm's queue once for all jobs, then the accounting for missing jobs whose agents left no report."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
         job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
@@ -116,7 +116,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to record, pack and end; a second call makes Slurm end the job.
+    """Ask a running job to write its records, pack and end; a second call makes Slurm end the job.
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
@@ -138,7 +138,9 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Return the bundle on the shared file system; first pack what a killed agent left, with Slurm's last record.
+    """Return the bundle on the shared file system.
+
+    If killed agents left no bundle, first pack the run directory together with Slurm's last record of the job.
 
     Raises:
         CheckFailed: the job waits or runs.
@@ -179,7 +181,7 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 
 def _test(job: Job, *argv: str) -> None:
-    """Let Slurm test the job.  A refusal counts if no node is away and a second test refuses the job too."""
+    """Let Slurm test the job; raise if no node is missing and Slurm refuses the job in two tests."""
     if _run_sbatch(job, *argv).is_ok or slurmctl.has_missing_nodes():
         return
     again = _run_sbatch(job, *argv)
@@ -193,7 +195,6 @@ def _run_sbatch(job: Job, *argv: str) -> proc.Completed:
 
 
 def _make_refusal(done: proc.Completed) -> SchedulerRefused:
-    """Return the error of a refused job; after a time-out the job may still be in the queue."""
     words = slurmctl.quote_words(done)
     hint = "Slurm may have taken the job: look at squeue --me" if done.is_timeout else None
     if done.is_ok:
@@ -215,7 +216,7 @@ def _record(run_dir: RunDir, topic: str, text: str) -> None:
 
 
 def _is_over(run_dir: RunDir) -> bool:
-    """Whether the run is sealed and packed; later answers of Slurm change nothing then."""
+    """Whether the run is sealed and packed, so that no answer of Slurm can change its state."""
     return run_dir.is_sealed and read_last_word(run_dir).exit_code is not None
 
 
@@ -226,7 +227,7 @@ def _judge_unasked(run_dir: RunDir, why: str) -> JobStatus:
 
 
 def _find_elsewhere(submissions: Sequence[Submission]) -> str:
-    """Return the name of this machine's cluster where a job was sent to another cluster, otherwise an empty text."""
+    """Return the name of this machine's cluster if a job was sent to another cluster, otherwise an empty text."""
     here = slurmctl.probe_config().get("ClusterName", "")
     return here if any(submission.details.get(CLUSTER_NAME, here) != here for submission in submissions) else ""
 
@@ -241,7 +242,8 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
                 state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, but this is cluster {elsewhere}"
             )
         if not run_dir.plan.is_file():
-            return JobStatus(state=JobState.UNKNOWN, reason=f"no job {submission.job_id} exists, nor its run directory")
+            reason = f"neither job {submission.job_id} nor its run directory exists"
+            return JobStatus(state=JobState.UNKNOWN, reason=reason)
         return _judge_end(run_dir, JobState.FAILED, f"Slurm no longer knows job {submission.job_id}")
     match facts.state:
         case JobState.PENDING:

@@ -30,7 +30,7 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find values of a profile with which the plan's run (without a plan: any run on one node) would fail.
+    """Find values of a profile that make the plan's run (or any run on one node, without a plan) fail.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.
@@ -66,7 +66,7 @@ def look_around(profile: Profile) -> UserHere:
 
 
 def find_bare_python(settings: ContainerSettings) -> str | None:
-    """Return the Python that the profile names for the nodes if that Python, run here, cannot import rlk_repro."""
+    """Return the nodes' Python that the profile names, if this machine runs it and it cannot import rlk_repro."""
     python = host_python(settings)
     if python is None or shutil.which(python) is None:
         return None
@@ -86,7 +86,7 @@ def can_make(folder: str | None) -> bool:
 
 
 def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> list[str]:
-    """Return sbatch's options for the plan; without a plan, the options for 10 minutes on one node of the site."""
+    """Return sbatch's options for the plan's job; without a plan, for a job of 10 minutes on one node."""
     if plan is not None:
         return list_options(plan, RunDir(runs_root() / "check"), ())
     settings, needs = profile.slurm or SlurmSettings(), find_needs(profile, None, hardware)
@@ -100,7 +100,7 @@ def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, 
 
 
 def ask_scheduler(options: Sequence[str]) -> Finding:
-    """Ask Slurm whether it accepts the job.  While nodes are away, a refusal is only a warning, as it may not last."""
+    """Ask Slurm whether it accepts the job.  While nodes are missing, a refusal is only a warning."""
     done = slurmctl.run_client("sbatch", "--test-only", *options, "--wrap=true")
     words = slurmctl.quote_words(done)
     if done.is_ok:

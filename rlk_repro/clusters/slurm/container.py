@@ -53,7 +53,7 @@ def container_settings(plan: Plan) -> ContainerSettings:
 
 
 def find_runtime(plan: Plan) -> str:
-    """Return the profile's runtime; ``host`` where the stack is for the nodes' own software (see ``find_remarks``)."""
+    """Return the profile's runtime, or ``host`` if the stack has no images and so uses the nodes' own software."""
     return container_settings(plan).runtime if plan.stack.images or plan.stack.unpublished else "host"
 
 
@@ -73,12 +73,12 @@ def find_remarks(plan: Plan) -> tuple[str, ...]:
     """Tell the user which choices this tool made because the profile leaves them open."""
     wanted, stack = container_settings(plan).runtime, plan.stack.stack
     if wanted != find_runtime(plan):
-        return (f"stack {stack} has no images: the Python of the nodes runs, not {wanted}",)
+        return (f"stack {stack} has no images: the trials run with the Python of the nodes, without {wanted}",)
     return image_remarks(plan)
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
-    """Find what the plan's container runtime cannot start, and values that the runtime cannot take."""
+    """Yield problems if the container runtime cannot start the stack's image, or cannot take a value of the plan."""
     runtime = find_runtime(plan)
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":
@@ -89,7 +89,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
         return
     if shown_image(plan) is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
-                      expected="one, or container.runtime: host")  # fmt: skip
+                      expected="an image, or container.runtime: host")  # fmt: skip
     if is_imported(runtime) and container_settings(plan).image_dir is None:
         yield Problem(f"{where}.image_dir", "missing", expected=f"a shared folder for the images of {runtime}")
     if runtime in ENGINES and plan.num_gpus and not slurm_settings(plan).exclusive:
@@ -114,7 +114,7 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
 
 
 def list_fabric(plan: Plan) -> tuple[str, ...]:
-    """List the devices of the network between nodes and, in an NVLink domain, of memory that nodes share (IMEX).
+    """List the devices of the network between nodes; in an NVLink domain also the IMEX devices of shared memory.
 
     The job's script mounts the devices that exist on the node.
     """
@@ -135,13 +135,16 @@ def _bind(path: str, *, is_read_only: bool = False) -> Bind:
 
 
 def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
-    """List options between the runtime's command and the image (for pyxis: of ``srun``); runtime ``host`` has none."""
+    """List the runtime's options, which stand before the image; for pyxis they are options of ``srun``.
+
+    Runtime ``host`` has no options.
+    """
     make = _OPTIONS.get(find_runtime(plan))
     return [] if make is None else [*make(plan, run_dir), *container_settings(plan).extra]
 
 
 def _find_image(plan: Plan) -> Image | None:
-    """Return the image that the nodes start; None for runtime host, even if the stack has an image."""
+    """Return the image that the nodes start; None for runtime ``host``, even if the stack has an image."""
     return None if find_runtime(plan) == "host" else shown_image(plan)
 
 
@@ -159,10 +162,11 @@ def make_image_name(plan: Plan) -> str:
 
 
 def list_entry(plan: Plan) -> list[str]:
-    """List the words before Python in the command that starts the agent, inside the container where there is one.
+    """List the words that stand before Python in the agent's start command, inside a container if there is one.
 
-    They remove Slurm's variables for AMD GPUs where the job owns the whole node.  They name the image.  They put the
-    profile's package first on Python's path and keep the image's path.
+    On whole nodes with AMD GPUs, the words remove Slurm's variables that select GPUs.  If the stack has an image, the
+    words set the variable with the image's digest.  If the profile has ``package_dir``, the words put this folder first
+    on Python's path and keep the rest of the path.
     """
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:

@@ -20,7 +20,7 @@ NOT_FOR_JOBS: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (looked at
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The needs of a run.  Without a named run: 10 minutes on one node, with a GPU where the hardware has GPUs."""
+    """The needs of a run; the defaults are the needs of a job of 10 minutes on one node without GPUs."""
 
     num_nodes: int = 1
     gpus_per_node: int = 0
@@ -153,13 +153,14 @@ def _judge_topology(settings: SlurmSettings, site: SlurmSite, needs: Needs) -> I
     elif site.release < SEGMENT_RELEASE:
         yield Finding(Level.BLOCKING, "slurm.block_size", "Slurm 23.11 or newer", site.version)
     elif site.block_size is None:
-        yield Finding(Level.WARNING, "slurm.block_size", "a cluster with block topology", "none: it has no effect")
+        found = "none: block_size has no effect"
+        yield Finding(Level.WARNING, "slurm.block_size", "a cluster with block topology", found)
     elif size > site.block_size:
         yield Finding(Level.BLOCKING, "slurm.block_size", f"at most {site.block_size}", str(size))
 
 
 def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHere) -> Iterator[Finding]:
-    """Check the container settings.  Only pyxis must be on this machine too; other runtimes are on the nodes."""
+    """Check the container settings.  pyxis must be on this machine too; the other runtimes only on the nodes."""
     runtime = settings.runtime
     if runtime == "pyxis" and runtime not in site.runtimes:
         yield Finding(
@@ -176,7 +177,7 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
         yield Finding(Level.WARNING, "container.image_dir", "a folder that you may write to", str(settings.image_dir))
     if here.python_without_package is not None:
         expected = "an interpreter that has rlk_repro, or container.package_dir"
-        yield Finding(Level.BLOCKING, "container", expected, f"{here.python_without_package} without it")
+        yield Finding(Level.BLOCKING, "container", expected, f"{here.python_without_package} cannot import rlk_repro")
     for path, is_there in here.existing.items():
         if not is_there:
             yield Finding(Level.WARNING, "container", f"{path} on the nodes", "not on this machine")
@@ -199,7 +200,7 @@ def _judge_env(profile: Profile, here: UserHere) -> Iterator[Finding]:
 
 
 def _judge_runs_root(here: UserHere) -> Iterator[Finding]:
-    """Check the run directory's file system: the job writes its records there from the nodes."""
+    """Check the file system of the run directories, into which the nodes write the records of a job."""
     expected = "a file system that the nodes share (set RLK_REPRO_RUNS)"
     if str(here.runs_root).startswith(tuple(f"{folder}/" for folder in NOT_FOR_JOBS)):
         yield Finding(Level.WARNING, "run directories", expected, "a folder for temporary files")

@@ -23,24 +23,23 @@ def slurm_settings(plan: Plan) -> SlurmSettings:
 
 
 def time_limit_min(plan: Plan) -> int:
-    """Return the job's time limit in minutes: all trials and the work around them, at most the partition's limit."""
+    """Return the job's time limit in minutes: all trials and the work around them, at most the profile's limit."""
     needed_min, most_min = _surround(plan, _trials_min(plan)), slurm_settings(plan).max_time_min
     return math.ceil(needed_min if most_min is None else min(needed_min, most_min))
 
 
 def find_max_jobs(plan: Plan) -> int:
-    """Return the largest number of jobs that the run may need; each job finishes a pair or a set of rollouts."""
+    """Return the largest number of jobs that the run may need; each job finishes at least one pair, session or set."""
     is_enough = time_limit_min(plan) >= _surround(plan, plan.all_limits_min)
     return 1 if is_enough or not slurm_settings(plan).requeue else len(plan.groups()) + plan.num_stores
 
 
 def _surround(plan: Plan, trials_min: float) -> float:
-    """Return the time of the trials plus all work around them."""
     return trials_min + SURROUNDINGS_MIN + slurm_settings(plan).stop_before_s / 60
 
 
 def _trials_min(plan: Plan) -> float:
-    """Return 1.5 times the estimated time where the job can go on after its limit, else the sum of all limits."""
+    """Return 1.5 times the estimated time if the run can continue in another job, otherwise the sum of all limits."""
     expected_min = plan.expected_minutes()
     if expected_min is None or not slurm_settings(plan).requeue:
         return plan.all_limits_min
@@ -60,8 +59,8 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
             expected=f"at least {pair_min:g}",
         )
     if nodes and len(nodes) != plan.layout.num_nodes:
-        expected = f"{plan.layout.num_nodes}"
-        yield Problem("--same-nodes", "names more or fewer nodes than the layout", got=len(nodes), expected=expected)
+        what = "names more or fewer nodes than the layout has"
+        yield Problem("--same-nodes", what, got=len(nodes), expected=f"{plan.layout.num_nodes}")
     for name in nodes:
         if _NODE.fullmatch(name) is None:
             yield Problem("--same-nodes", "is not a node name", got=name, expected="one name per node")
@@ -96,7 +95,7 @@ def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]
 
 
 def list_site_values(settings: SlurmSettings, gpus_per_node: int) -> dict[str, str | None]:
-    """Return the options that choose a place in the cluster; an option that the profile leaves out is None."""
+    """Return the options for account, partition, nodes and GPUs; None for an option that the profile leaves out."""
     has_gres = settings.gres != "none" and gpus_per_node
     return {
         "account": settings.account,
@@ -110,7 +109,7 @@ def list_site_values(settings: SlurmSettings, gpus_per_node: int) -> dict[str, s
 
 
 def find_segment(num_nodes: int, block_size: int | None) -> int | None:
-    """Return how many nodes must share an NVLink domain: the greatest divisor of ``num_nodes`` that fits into one."""
+    """Return how many nodes must share an NVLink domain: the greatest divisor of ``num_nodes`` within its size."""
     if block_size is None or num_nodes == 1:
         return None
     return max(size for size in range(1, min(num_nodes, block_size) + 1) if num_nodes % size == 0)

@@ -20,7 +20,7 @@ class Directive:
 
 @dataclass(frozen=True)
 class ShellLine:
-    """A line of shell code.  Values of all other types are quoted."""
+    """A line of shell code, which ``quote`` returns unchanged."""
 
     text: str
 

@@ -44,8 +44,8 @@ def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> 
     """Render the script; equal inputs give equal text.
 
     Options with a path are not in the script but in ``sbatch_command``, because a path may hold a line feed.
-    ``nodes`` asks for exactly these nodes (``replay --same-nodes``).  SIGTERM to the batch shell alone (``scancel
-    --batch --signal=TERM``) lets the agents record and pack.  Output of Slurm's tools goes to
+    ``nodes`` are the nodes that the job requests (``replay --same-nodes``).  When the batch shell alone gets SIGTERM
+    (``scancel --batch --signal=TERM``), the agents write their records and pack.  Output of Slurm's tools goes to
     ``run_dir.job_output(job_id)``.  The exit code is the highest exit code of the agents.
 
     Raises:
@@ -71,7 +71,7 @@ def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def _escape_folder(folder: str) -> str:
-    """Escape a path for Slurm: double its backslashes, which switch ``%`` off; without backslashes, double ``%``."""
+    """Escape a path for Slurm.  Slurm does not expand ``%`` in a path with a backslash, so double only backslashes."""
     return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
 
 

@@ -18,7 +18,7 @@ from rlk_repro.rundir.state import read_state
 
 
 def read_facts(run_dir: RunDir, environ: Mapping[str, str]) -> Facts:
-    """Read the pod's facts; raise CheckFailed where its first process has not reported yet."""
+    """Return this pod's facts; raise CheckFailed if the pod's first process has not reported yet."""
     note = _require_note(run_dir, environ)
     state = read_state(run_dir)
     return Facts(
@@ -36,7 +36,7 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
     """Return bytes of the bundle or of a log with their checksum; fewer bytes than requested where the file ends.
 
     Raises:
-        CheckFailed: the pod does not show this file, or not so many bytes at once.
+        CheckFailed: a pod does not send this file, or the request is larger than a block.
     """
     trial = what.removeprefix(f"{TRIALS}/") if what.startswith(f"{TRIALS}/") else ""
     path = _find_file(run_dir, what, trial)
@@ -57,7 +57,7 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
 def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
     """Send SIGINT to the pod's first process; return False where that process has ended.
 
-    SIGTERM is the kubelet's signal: after it, a run goes on in another pod.
+    The signal is not SIGTERM, because the kubelet sends SIGTERM, and after SIGTERM the run continues in another pod.
     """
     return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGINT)
 

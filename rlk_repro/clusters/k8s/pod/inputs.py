@@ -1,4 +1,4 @@
-"""Copy the staged files into the run directory: once, and again where the same run is resumed."""
+"""Copy the staged files into the run directory, when a run starts and each time the run is resumed."""
 
 from __future__ import annotations
 

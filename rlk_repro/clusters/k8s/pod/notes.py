@@ -1,4 +1,4 @@
-"""Keep notes in the run directory: how far the pod's first process is, and how far the trials' logs were read.
+"""Keep notes in the run directory: what the pod's first process does, and which part of the trials' logs was read.
 
 The commands that answer inside the pod are separate processes, so they exchange information by files.
 """
@@ -25,7 +25,7 @@ FOLLOWER_S: Final = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """The note of a pod's first process: ``pod`` is the pod's unique id, ``failure`` why there will be no bundle."""
+    """A note of a pod's first process.  ``pod`` is the pod's unique id; ``failure`` says why no bundle can be made."""
 
     pod: str
     pid: int
@@ -36,7 +36,7 @@ class Note:
 
 
 class Notes:
-    """The writer of the note of a pod's first process; each change is written at once."""
+    """Writes the note of a pod's first process to the run directory, at every change."""
 
     def __init__(self, run_dir: RunDir, environ: Mapping[str, str]) -> None:
         self._run_dir = run_dir
@@ -59,7 +59,7 @@ class Notes:
 
 
 def read_note(run_dir: RunDir, environ: Mapping[str, str]) -> Note | None:
-    """Read the note of this pod's first process; None where only an earlier pod left a note."""
+    """Return the note of this pod's first process; None without a note, or if an earlier pod wrote the note."""
     try:
         value: dict[str, Any] = load_json(run_dir.pod_note, schema=SCHEMA)
         note = Note(**{key: value[key] for key in Note.__dataclass_fields__})

@@ -1,8 +1,8 @@
-"""Find the pods of one job by files in the run directory, which all pods see.
+"""Make the roster, the list of a job's pods, by files in the run directory, which all pods see.
 
-A pod's name is not known before it runs, and an earlier attempt leaves its own files.  Each pod therefore changes its
-file again and again.  The leader counts the files that change.  A follower accepts only a roster that holds the unique
-id of its own pod.
+The name of a pod is not known before the pod runs, and pods of earlier attempts leave files.  Therefore each pod
+changes its file every second, and the leader counts only files that change.  A follower accepts only a roster that
+holds the unique id of its own pod.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PodSeat:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The members of a job.  The leader's node comes first; the others follow in natural order."""
+    """The pods of a job.  The leader's node comes first; the other nodes follow in natural order."""
 
     allocation: str
     nodes: tuple[str, ...]
@@ -44,9 +44,10 @@ class Roster:
 
 
 def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier: str = "") -> Roster | None:
-    """Ask to take part until a roster names this pod; return None on a request to stop, or when the run is complete.
+    """Announce this pod until a roster names the pod, and return that roster.
 
-    ``earlier`` is the allocation in which this pod has taken part already.
+    The result is None if this process is asked to stop or the run is complete.  ``earlier`` is the allocation in which
+    this pod has already taken part.
     """
     path = run_dir.pod_join(seat.pod)
     try:
@@ -62,7 +63,7 @@ def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier:
 
 
 class Gathering:
-    """The leading pod's count of the pods that ask to take part."""
+    """Counts, in the leading pod, the pods that announce themselves."""
 
     def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int, number: int = 0) -> None:
         """``number`` is the number of earlier allocations of this leading pod."""
@@ -78,7 +79,7 @@ class Gathering:
         return self._num_missing - len(self._seats)
 
     def look(self) -> Roster | None:
-        """Write and return the roster once all pods are there; None before that."""
+        """Write and return the roster if all pods are there; return None while pods are missing."""
         for path in self._run_dir.pod_joins():
             self._see(path)
         if self.num_missing > 0:
@@ -110,7 +111,7 @@ def read_roster(run_dir: RunDir) -> Roster | None:
 
 
 def _read_seat(path: Path) -> PodSeat | None:
-    """Read the file in which a pod asks to take part; None where the file vanished or is unreadable."""
+    """Read the file by which a pod announces itself; None if the file is gone or unreadable."""
     try:
         text = read_limited(path, MAX_SEAT_BYTES).partition(b"\n")[2]
         value = parse_json(str(path), text, schema=SCHEMA)

@@ -34,10 +34,10 @@ _RAY_PORT: Final = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """The arguments of a pod's command; the pod stays for ``hold_s`` seconds after its agent has ended.
+    """The arguments of a pod's command.  The pod stays for ``hold_s`` seconds after its agent has ended.
 
-    After a loss of nodes the agents begin again with the new pods, at most ``num_restarts`` times.
-    The leading pod of a RayJob is replaced as often.
+    After a loss of nodes the agents start again with the new pods, at most ``num_restarts`` times.  A lost leading pod
+    of a RayJob is replaced at most ``num_restarts`` times too.
     """
 
     run_dir: RunDir
@@ -49,7 +49,7 @@ class Duty:
 
 
 def lead(duty: Duty, environ: Mapping[str, str]) -> int:
-    """Run the leading pod; return the agent's exit code, which the waiting entrypoint gets as well."""
+    """Run the leading pod; return the agent's exit code, and record it for the RayJob's waiting entrypoint."""
     stop = Stop()
     run_dir = duty.run_dir
     with stop.installed():
@@ -96,10 +96,10 @@ def follow(duty: Duty, environ: Mapping[str, str]) -> int:
 
 
 def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
-    """Run the collector: pack what killed agents left, and show the bundle until a signal ends this process.
+    """Run the collector: pack the run directory if it has no bundle, and offer the bundle until a signal comes.
 
     Raises:
-        EnvironmentMissing: no agent ever wrote anything, or nothing can be written.
+        EnvironmentMissing: the run directory has no plan, or cannot be written.
     """
     if not run_dir.plan.is_file():
         raise EnvironmentMissing(Problem(str(run_dir.root), "holds no run, because no agent started"))
@@ -120,7 +120,7 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
 def wait_for_end(run_dir: RunDir, environ: Mapping[str, str]) -> int:
     """Run the entrypoint of a RayJob: wait, and return the exit code of the leading pod's agent.
 
-    The end of another pod does not count: a pod from before a suspension may have left its end in the run directory.
+    The recorded end of another pod does not count, because that pod may be from before a suspension.
     """
     own = environ.get(UID_VARIABLE, "")
     while True:
@@ -175,7 +175,7 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded 
 
 
 def _name_ray(run_dir: RunDir, code: int) -> None:
-    """Add the end of Ray to the last message: the agent only knows that it was asked to stop."""
+    """Say in the agent's last message that Ray ended; the agent itself knows only that it was asked to stop."""
     state = read_state(run_dir)
     if state is not None and state.is_interrupted:
         message = f"Ray ended with {code}; {state.message}"
@@ -184,7 +184,6 @@ def _name_ray(run_dir: RunDir, code: int) -> None:
 
 
 def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
-    """Whether this allocation ended because it lost nodes."""
     return run_dir.lost.is_file() and run_dir.lost.read_text() == roster.allocation
 
 
@@ -198,7 +197,7 @@ def _find_earlier_end(duty: Duty, environ: Mapping[str, str]) -> int | None:
 
 
 def _is_replaced(duty: Duty, environ: Mapping[str, str], stop: Stop) -> bool:
-    """Count how often the leading pod was taken away; return whether the run goes on in the pod that replaces it."""
+    """Count how often the cluster took the leading pod away; return whether a new leading pod continues the run."""
     if stop.signal is not signal.SIGTERM or duty.run_dir.is_sealed:
         return False
     losses = _read_own(duty.run_dir.pod_losses, environ)
@@ -209,13 +208,16 @@ def _is_replaced(duty: Duty, environ: Mapping[str, str], stop: Stop) -> bool:
 
 
 def _read_own(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """Read a file if a head of this Ray cluster wrote it, else None; a resumed job has a new Ray cluster."""
+    """Read a file; return None if the head of an earlier Ray cluster wrote it, for example before a suspension."""
     value: Mapping[str, Any] | None = load_json(path, schema=SCHEMA) if path.is_file() else None
     return value if value is not None and value.get("group") == environ.get(GROUP_VARIABLE, "") else None
 
 
 def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) -> Roster | None:
-    """Wait for all pods; None on a request to stop.  Where pods are missing, raise and keep an earlier bundle."""
+    """Wait for all pods and return their roster; return None if this process is asked to stop.
+
+    If pods are still missing after ``GATHER_S`` seconds, raise an error and keep the bundle of an earlier attempt.
+    """
     gathering = Gathering(duty.run_dir, seat, duty.num_nodes, number)
     until = time.monotonic() + GATHER_S
     while (roster := gathering.look()) is None:
@@ -232,7 +234,7 @@ def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) ->
 
 
 def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
-    """Wait for the agent and return its exit code; pass a stop request on, and end the run when Ray ends."""
+    """Wait for the agent and return its exit code; tell the agent to stop on a request to stop, or when Ray ends."""
     is_asked = False
     while (code := agent.code) is None:
         is_over = stop.wait(LOOK_S) or (ray is not None and ray.code is not None)
@@ -268,7 +270,7 @@ def _tell_end(run_dir: RunDir, environ: Mapping[str, str], code: int) -> int:
 
 
 def _pack(run_dir: RunDir) -> str:
-    """Pack the run directory; return the reason of a failure, or an empty text."""
+    """Pack the run directory; return the reason if packing fails, otherwise an empty text."""
     try:
         pack(run_dir)
     except (RlkReproError, OSError) as error:
