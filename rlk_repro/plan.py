@@ -189,17 +189,17 @@ class Plan:
 
     @property
     def time_limit_min(self) -> float:
-        """The time limit of one trial or session."""
+        """The time limit of one trial, or of one session in the crossover design."""
         return self.run.find_limit_min(self.hardware.hardware)
 
     @property
     def storing_limit_min(self) -> float:
-        """The time limit of one live run that stores rollouts."""
+        """The time limit of a live run that stores rollouts for the trials."""
         return self.run.find_storing_limit_min(self.hardware.hardware)
 
     @property
     def num_stores(self) -> int:
-        """The number of live runs that store rollouts before the trials; sessions share one."""
+        """The number of live runs that store rollouts before the trials; all sessions share one live run."""
         return 0 if self.run.lane == "live" else 1 if self.is_crossover else len({t.seed for t in self.trials})
 
     @property
@@ -330,7 +330,7 @@ def make_plan(
     variants: Sequence[str] = (BASELINE, ENABLED),
     is_exploratory: bool = False,
 ) -> Plan:
-    """Resolve one submission.
+    """Make the plan of one submission.
 
     Raises:
         SpecError: the hardware has no layout in this run, the variants cannot form a pair, the measurement rules were

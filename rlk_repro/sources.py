@@ -1,4 +1,4 @@
-"""The code bases that a run measures, with the names that stacks, Python, manifests and shells use for them."""
+"""The code bases that a run measures, and their names in stacks, Python, manifests and shells."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def _prefixes(name: str) -> Iterable[str]:
 
 
 def render(contract: dict[str, Any]) -> str:
-    """Write one line per flag, so that the difference between two vimes is readable."""
+    """Write one line per flag, so that a diff of two contracts is readable."""
     head = {key: value for key, value in contract.items() if key != "flags"}
     lines = [json.dumps(flag, ensure_ascii=False) for flag in contract["flags"]]
     return json.dumps(head, indent=1)[:-2] + ',\n "flags": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"

@@ -84,7 +84,7 @@ def render(packages: list[dict[str, Any]], machine: str) -> str:
 
 
 def _choose(package: dict[str, Any], rank: dict[Tag, int]) -> dict[str, Any] | None:
-    """Return the wheel that pip would take: the one with the most specific tag."""
+    """Return the wheel that pip would choose: the wheel with the most specific tag."""
     best = len(rank)
     found = None
     for wheel in package.get("wheels", ()):

@@ -97,7 +97,7 @@ def make_answers_schema() -> dict[str, Any]:
 
 
 def render_schemas() -> dict[str, bytes]:
-    """Return file names and contents for ``manifests/schema/``."""
+    """Return the files of ``manifests/schema/``: their names and contents."""
     schemas = {**{name: make_schema(name) for name in KINDS}, "answers": make_answers_schema()}
     return {f"{name}.schema.json": dump_json(schema) for name, schema in schemas.items()}
 

@@ -69,8 +69,10 @@ MAX_ALIKE: Final = 20
 def analyse(run_dir: RunDir) -> Analysis:
     """Analyse a run directory, sealed or not.
 
+    A missing file other than the plan gives a status, a reason or a finding.
+
     Raises:
-        BundleUnreadable: the plan is missing or unreadable; another missing file gives a status, a reason or a finding.
+        BundleUnreadable: the plan is missing or unreadable.
     """
     record = read_plan(run_dir.plan)
     plan = Plan.from_json(record, "plan.json")
@@ -236,7 +238,7 @@ def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
 
 
 def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
-    """Return the readable manifests; the findings are preflight's, unreadable records, and nodes that differ."""
+    """Return the readable manifests, and findings: those of preflight, unreadable records, and differences of nodes."""
     manifests: list[Manifest] = []
     findings: list[Finding] = []
     for node in run_dir.node_dirs():

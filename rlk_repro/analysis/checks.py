@@ -36,7 +36,7 @@ BOTH: Final = "both"
 NO_RECORD: Final = "the trial left no record of its engines"
 
 Place = tuple[str, str, int]
-"""The pair, the variant and the step of a check."""
+"""The pair, the variant and the step to which a check belongs."""
 
 
 def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
@@ -47,7 +47,7 @@ def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
 
 
 def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
-    """Tell whether a trial recorded a contract that differs from this version's."""
+    """Tell whether a trial recorded another contract than this version of rlk-repro has."""
     shipped = load_contract()
     return any(read_contract(run_dir.trial(trial.name)) not in {None, shipped} for trial in plan.trials)
 

@@ -381,7 +381,7 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _nearest_end(evidence: Evidence) -> float:
-    """Return how far the interval of the step time's log ratio is from 0, or 0 if the interval contains 0."""
+    """Return how far the interval of the step time's log ratio is from 0; return 0 if the interval contains 0."""
     log_ratios = _readings(evidence, STEP_TIME, lambda item: item.log_ratio)
     interval = t_interval(log_ratios, 1 - evidence.measure.alpha)
     return 0.0 if interval is None else max(0.0, interval.low, -interval.high)

@@ -1,6 +1,7 @@
 """Judge memory: whether enabled has a smaller peak of allocated memory in a step than baseline.
 
-No analysis stores this verdict; it is computed from the analysis, also for older sealed bundles.
+No stored analysis has this verdict.  The verdict is computed from the numbers of an analysis, also of older sealed
+bundles.
 """
 
 from __future__ import annotations

@@ -53,9 +53,10 @@ def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> s
 
 
 def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
-    """Return why a session's step does not show that the record of tokens was switched as planned; empty if it does.
+    """Return why the records do not show that a session's step switched the token record as planned.
 
-    A step of enabled must have the record on at least one rank, and a step of baseline on none.
+    The text is empty if the records show this.  A step of enabled must have the record on at least one rank; a step of
+    baseline must have the record on no rank.
     """
     if missing := _name_missing_ranks(ops_log):
         return missing

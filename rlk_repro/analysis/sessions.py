@@ -134,7 +134,7 @@ def _count_tokens(values: Values) -> list[float | None]:
 def _find_faults(
     plan: Plan, ops: OpsLog, schedule: Schedule, step_times: Sequence[float | None]
 ) -> Iterator[tuple[int, str]]:
-    """Yield the index of each block that does not count, and the reason: a step without proof or a disturbed step."""
+    """Yield the index of each block that does not count, with the reason, such as a step without proof."""
     decisions = ops.decisions()
     served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
     for block, steps in enumerate(schedule.steps_of_blocks):

@@ -20,7 +20,7 @@ def silence(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveLine:
-    """The destination of progress lines.  With ``is_live`` each line replaces the line before it."""
+    """The place where progress lines are printed; with ``is_live`` each line replaces the line before it."""
 
     tell: Tell
     is_live: bool
@@ -28,7 +28,7 @@ class LiveLine:
 
 @contextmanager
 def live_line(*, is_quiet: bool = False) -> Iterator[LiveLine]:
-    """Show progress on standard error during the block; afterwards a live line is removed."""
+    """Show progress lines on standard error during the block; after the block, a live line is removed."""
     if is_quiet:
         yield LiveLine(tell=silence, is_live=False)
         return

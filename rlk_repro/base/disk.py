@@ -22,9 +22,9 @@ from rlk_repro.base.units import format_bytes
 WANTS_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 MORE_ROOM: Final = "export TMPDIR=/a/folder/with/room"
 OF_WRITING: Final = WANTS_ROOM | {errno.EROFS, errno.EFBIG}
-"""Error numbers that only writing can cause; reading and networks never cause them."""
+"""Error numbers of failed writes; a read or a network connection never fails with these numbers."""
 OF_FILE_SYSTEMS: Final = OF_WRITING | {errno.EIO, errno.ESTALE}
-"""Error numbers about a whole file system, not about one path: no caller can handle them."""
+"""Error numbers of a failure of a whole file system; no caller can handle such a failure."""
 
 
 class Unwritable(EnvironmentMissing, OSError):
@@ -80,7 +80,7 @@ class Stream(io.FileIO):
             raise Unwritable.at(self._path, error) from error
 
     def sync(self) -> None:
-        """Wait until the content is on disk."""
+        """Wait until the content of the file is on disk."""
         with writing(self._path):
             os.fsync(self.fileno())
 

@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return several lines, safe to print: they keep their tabs and lose their colours."""
+    """Return several lines that are safe to print; the lines keep their tabs and lose their colours."""
     plain = COLOUR.sub("", text)
     return "".join(piece if piece in {"\n", "\t"} else printable(piece) for piece in re.split(r"([\n\t])", plain))
 

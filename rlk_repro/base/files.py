@@ -153,7 +153,7 @@ def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes:
 
 
 def decode_json(data: bytes, max_bytes: int) -> Any:
-    """Decode JSON within the limits; used where one broken line does not make the whole file unreadable.
+    """Decode JSON within the limits, for callers that skip a broken line and read on.
 
     Raises:
         ValueError: the message says what is wrong.

@@ -56,7 +56,7 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings; of a long list keep the most serious and add one finding that counts the rest."""
+    """Sort findings; keep the most serious ones of a long list, and add one finding that counts the others."""
     found = sort_findings(findings)
     rest = found[MAX_FINDINGS:]
     if not rest:

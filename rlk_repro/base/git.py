@@ -34,7 +34,7 @@ def ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
 
 
 def fetch(folder: Path, repository: str, ref: str, *, timeout_s: float) -> proc.Completed:
-    """Fetch one commit without its history; neither argument can act as an option."""
+    """Fetch one commit without its history; git takes neither argument for an option."""
     options = ("--quiet", "--depth=1", "--no-tags")
     return ask_git(folder, "fetch", *options, "--", repository, ref, timeout_s=timeout_s)
 
@@ -49,7 +49,7 @@ def require(what: str, done: proc.Completed, hint: str | None = None) -> str:
     """Return the output of a git command that succeeded.
 
     Raises:
-        EnvironmentMissing: git failed; the message is git's own.
+        EnvironmentMissing: git failed; the error quotes git's message.
     """
     if not done.is_ok:
         raise EnvironmentMissing(Problem(what, f"refused ({explain(done)})", hint=hint))

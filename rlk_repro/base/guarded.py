@@ -67,7 +67,7 @@ class Guarded:
         proc.signal_group(self.pid, signal.SIGTERM)
 
     def ask_command(self) -> bool:
-        """Send SIGTERM to the command alone, so that it ends its own children; return False if it is not running."""
+        """Send SIGTERM to the command alone, which then ends its own children; return False if no command runs."""
         children = {pid: stat for pid, stat in procfs.find_descendants(self.pid).items() if stat.parent == self.pid}
         if self.poll() is not None or not children:
             return False
@@ -75,18 +75,18 @@ class Guarded:
         return proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
 
     def end(self, grace_s: float) -> None:
-        """Ask the command to end, wait for it, then kill what is left."""
+        """Ask the command to end, wait for its end, then kill its remaining processes."""
         self.ask_command()
         self.poll(grace_s)
         self.release()
 
     def kill(self) -> None:
-        """Tell the guard to kill all processes, itself last; ``poll`` then gives the status."""
+        """Tell the guard to kill all processes and then itself; ``poll`` then gives the status."""
         with contextlib.suppress(OSError):  # the guard is gone already
             self._socket.shutdown(socket.SHUT_WR)
 
     def release(self) -> None:
-        """Kill what is left of the command and release its resources."""
+        """Kill the remaining processes of the command and release its resources."""
         self.kill()
         if not proc.wait(self._process, _END_S):
             proc.signal_group(self.pid, signal.SIGKILL)

@@ -55,12 +55,12 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def find_session(session: int) -> dict[int, ProcessStat]:
-    """Find a session's processes by pid, without zombies, among all processes of the machine."""
+    """List the processes of a session by pid, without zombies."""
     return {pid: stat for pid, stat in _read_all().items() if stat.session == session and stat.is_running}
 
 
 def find_descendants(ancestor: int) -> dict[int, ProcessStat]:
-    """Find a process's descendants by pid, without zombies, among all processes of the machine."""
+    """List the descendants of a process by pid, without zombies."""
     everybody = _read_all()
     children: dict[int, list[int]] = {}
     for pid, stat in everybody.items():

@@ -76,7 +76,7 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
 
 
 def suggest(name: str, known: list[str]) -> str | None:
-    """Return ``did you mean 'x'?`` for a name that continues ``name`` or is near it; None when no name is near."""
+    """Return ``did you mean 'x'?`` for a known name that begins with ``name`` or is similar; otherwise None."""
     near = _find_near(name, known)
     return f"did you mean '{near[0]}'?" if near else None
 
@@ -106,6 +106,6 @@ def profile_folders(cluster: str) -> list[Path]:
 
 
 def all_profile_folders() -> list[Path]:
-    """The profile folders of every cluster, for commands that learn the cluster from the profile itself."""
+    """The folders of profiles for all clusters, for commands that learn the cluster from a profile."""
     shipped = [data_dir("jobs"), data_dir("slurm"), data_dir("k8s")]
     return [user_profiles_dir(), *(folder / "profiles" for folder in shipped)]

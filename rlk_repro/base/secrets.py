@@ -189,9 +189,9 @@ _USER_INFO: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 def looks_secret(name: str, value: str) -> str | None:
-    """Say why a setting looks like a secret (``github-token``, ``named like one``); None where it does not.
+    """Say why a setting looks like a secret (``github-token``, ``named like one``); return None if it does not.
 
-    ``name`` may be any case and style: ``hfToken``, ``hf-token`` and ``HF_TOKEN`` are one name.
+    ``name`` may have any case and style: ``hfToken``, ``hf-token`` and ``HF_TOKEN`` count as one name.
     """
     data = value.encode(errors="replace")
     if _HINT.search(data) is not None:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 REPOSITORY: Final = (".git", "__pycache__")
-"""Names that are never source: git's own records and Python's caches."""
+"""Names of files that are never sources: git's own records and Python's caches."""
 GENERATED: Final = (*REPOSITORY, "*.pyc", "*.so", "*.egg-info")
 """Names of files that an installation or a build adds to a folder of sources."""
 
@@ -32,7 +32,7 @@ def hash_tree(folder: Path, left_out: Iterable[str] = REPOSITORY) -> str:
 
 
 def hash_python(package: Path) -> str:
-    """Return git's hash of a package's Python files alone: equal in a checkout, an archive and an installation."""
+    """Return git's hash of a package's Python files, which is equal in a checkout, an archive and an installation."""
     return _hash_folder(package, lambda path: path.is_dir() or path.suffix == ".py").hex()
 
 

@@ -1,5 +1,6 @@
-"""Define the command line.  Each other module defines commands: it parses options, calls one function and prints.
+"""Define the command line.
 
+Each other module of this package defines commands: a command parses options, calls one function and prints the result.
 This module prints all errors.
 """
 

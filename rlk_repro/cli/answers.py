@@ -79,7 +79,7 @@ class Index(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class PartMissing(Answer):
-    """A part that a run needs, as ``prepare --dry-run`` reports it."""
+    """The state of a model, data set or set of rollouts that a run needs, as ``prepare --dry-run`` reports it."""
 
     kind: str
     folder: str

@@ -50,7 +50,10 @@ def say_json(value: Any) -> None:
 
 
 def show(print_on: Callable[[Console], None]) -> None:
-    """Write what ``print_on`` prints, in colour on a terminal only; ``print_on`` itself escapes text of bundles."""
+    """Write what ``print_on`` prints, in colour on a terminal only.
+
+    ``print_on`` must escape text of bundles itself.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""Define ``runs list`` and ``runs show``: the run definitions and the submitted runs."""
+"""Define ``runs list`` and ``runs show``, which show run definitions and submitted runs."""
 
 from __future__ import annotations
 

@@ -49,7 +49,10 @@ class Rerun(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayStopped(Answer):
-    """The re-analysis gives the sealed result, but the experiment cannot run again here; ``rerun`` lists why."""
+    """The answer where the re-analysis gives the sealed result, but this machine cannot run the experiment.
+
+    ``rerun`` lists the reasons.
+    """
 
     reanalysis: Reanalysis
     rerun: Rerun

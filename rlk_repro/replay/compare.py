@@ -55,7 +55,7 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonAnswer(Answer):
-    """A comparison as commands print it."""
+    """A comparison, in the form that commands print."""
 
     level: str
     is_ok: bool
@@ -128,7 +128,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """A quantity that both results have, described in words. It says whether the two values are compatible."""
+    """A quantity that both results have: its values in words, and whether the two values are compatible."""
 
     is_compatible: bool
     text: str
@@ -301,7 +301,7 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """Compare the training levels: the t interval of the differences between trials of one seed must contain 0."""
+    """Compare rewards and similar levels: the t interval of differences between trials of one seed must contain 0."""
     by_name = {trial.name: trial for trial in new.trials}
     for name in COMPARED_LEVELS:
         pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]

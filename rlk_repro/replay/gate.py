@@ -32,7 +32,10 @@ MOST_SHOWN: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class DiffGate(Answer):
-    """The gate's decision; ``is_open`` requires that the later result is comparable and not shown to be worse."""
+    """The gate's decision.
+
+    The gate is open if the later result is comparable with the reference and not shown to be worse.
+    """
 
     is_open: bool
     line: str

@@ -120,10 +120,10 @@ def compare_identities(old: Identity, new: Identity) -> list[Finding]:
 def find_source_drift(
     recorded: Identity, here: Manifest, known: Iterable[Finding], left_out: Collection[str] = ()
 ) -> list[Finding]:
-    """Find modules whose sources on this machine differ from the sources that ran, unless ``known`` has the finding.
+    """Yield a finding for each module whose sources on this machine differ from the sources that ran.
 
-    Ranks may have loaded sources that their node's manifest did not see.  Modules in ``left_out`` are not compared,
-    because a replay takes them from another place.
+    Ranks may have loaded sources that their node's manifest did not see.  A finding in ``known`` is not repeated.
+    Modules in ``left_out`` are not compared, because a replay takes them from another place.
     """
     places = {finding.where for finding in known}
     findings = []

@@ -141,7 +141,7 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
 
 
 def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
-    """Tell whether the sealed analysis equals ``analysis`` to the last byte, words included."""
+    """Tell whether the bytes of the sealed analysis and of ``analysis`` are equal, words included."""
     return _read_sealed(run_dir) == dump_json(analysis.to_json())
 
 
@@ -165,7 +165,7 @@ def _read_sealed(run_dir: RunDir) -> bytes:
 
 
 def _without_words(data: bytes) -> Any:
-    """Return an analysis without the words of gates, headline and reasons; return ``data`` where it is no analysis."""
+    """Return an analysis without the words of gates, headline and reasons; other data are returned unchanged."""
     try:
         value = parse_json("", data, max_bytes=len(data))
         gates = [{**gate, "detail": ""} for gate in value["gates"]]

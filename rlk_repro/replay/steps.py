@@ -37,7 +37,7 @@ from rlk_repro.workloads.checkouts import trainer_path
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A verified bundle whose analysis was reproduced."""
+    """A verified bundle whose sealed analysis the logs reproduce."""
 
     bundle_id: str
     plan: Plan
@@ -142,7 +142,7 @@ def prepare(
 
 
 def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
-    """Stop at blocking drift unless the user accepted it.
+    """Refuse to run if a difference of the machines is blocking, unless the user accepted it.
 
     Raises:
         CheckFailed: the error lists each blocking difference.
@@ -157,7 +157,7 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
 
 
 def require_consent(*, is_accepted: bool) -> None:
-    """Stop before any part of a bundle runs, unless the user agreed to what was shown.
+    """Refuse to run any part of a bundle before the user agreed to what was shown.
 
     Raises:
         SpecError: no terminal could ask the user, and no option says yes.
@@ -233,7 +233,7 @@ def _probe_here(plan: Plan) -> Manifest:
 
 
 def _find_missing(recorded: Recorded) -> Iterator[Finding]:
-    """Find missing manifests and facts; without them a comparison finds no difference."""
+    """Yield a finding for each missing manifest or fact, because a comparison finds no difference in a missing fact."""
     num_nodes, found = recorded.plan.layout.num_nodes, recorded.manifests
     if len(found) < num_nodes:
         yield Finding(Level.BLOCKING, "nodes", f"a manifest of each of {num_nodes} node(s)", f"{len(found)}")

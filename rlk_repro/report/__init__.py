@@ -1,6 +1,6 @@
 """Make the reports of one analysis: a terminal summary, Markdown and one HTML page.
 
-A report only shows numbers of the ``Analysis``, so it can be made again at any time; no bundle holds a report.
+A report only shows numbers of the ``Analysis``, so any report can be made again at any time.  No bundle holds a report.
 """
 
 from __future__ import annotations

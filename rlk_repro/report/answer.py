@@ -139,7 +139,7 @@ def _range(effect: Effect) -> str:
 
 
 def _size(view: View, effect: Effect) -> str:
-    """Return the change in percent and the times of both variants; for large changes, also ``2.10 times as fast``."""
+    """Return the change in percent and the times of both variants; above double speed, also ``2.10 times as fast``."""
     assert effect.ratio is not None
     low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1
@@ -224,7 +224,7 @@ def list_suspects(view: View) -> str:
 
 
 def _count_deciding(analysis: Analysis) -> int | None:
-    """Return the number of pairs or sessions that would decide the verdict, if effect and spread stay as measured."""
+    """Return the number of pairs or sessions that would decide the verdict if effect and spread stayed as measured."""
     effect = analysis.effect(STEP_TIME)
     if effect is None or effect.ratio is None or not effect.sd_log:
         return None

@@ -1,4 +1,4 @@
-"""Describe the head of a report: which run it was, and the facts behind the verdict.
+"""Describe the head of a report: the name and settings of the run, and the facts behind the verdict.
 
 Every number comes from the ``Analysis``, except the sensitivity, which ``rlk_repro.statistics.power`` computes.
 """
@@ -63,12 +63,12 @@ def describe_headline(analysis: Analysis) -> str:
 
 
 def list_reasons(analysis: Analysis) -> tuple[str, ...]:
-    """Return the reasons of the verdict on speed; an agreement run has none."""
+    """Return the reasons of the verdict on speed; an agreement run has no such reasons."""
     return () if analysis.checks else analysis.verdict.reasons
 
 
 def make_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """Return the facts behind the verdict, as name and value; without a comparison, return what was measured."""
+    """Return the facts behind the verdict, as name and value; for a run without comparison, what the run measured."""
     if not view.is_comparison:
         return (*view.context.setting, *make_operator_basis(view))
     analysis = view.analysis
@@ -124,7 +124,7 @@ def describe_threshold(analysis: Analysis) -> str:
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
-    """Return the smallest speed-up that this number of pairs with this spread can detect; empty for too few pairs."""
+    """Return a sentence on the smallest speed-up that these pairs can detect; it is empty for too few pairs."""
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
     if effect is None or not effect.sd_log or effect.n < least:
         return ""

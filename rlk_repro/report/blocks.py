@@ -64,7 +64,7 @@ class Bullets:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Shell commands; each entry is a command and its purpose."""
+    """A list of shell commands; each entry is a command and its purpose."""
 
     lines: tuple[tuple[str, str], ...]
 

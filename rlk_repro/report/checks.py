@@ -144,7 +144,7 @@ def _make_table(kind: CheckKind, checks: Sequence[AgreementCheck]) -> Table:
 
 
 def plot_drift(view: View) -> Iterator[Figure]:
-    """Plot the relative difference at each layer, in the order of computation; each two engines have a line."""
+    """Plot the relative difference at each layer, in the order of computation, with a line for each pair of engines."""
     found = [item for item in view.analysis.checks if item.kind is CheckKind.LAYERS and item.points]
     pairs = {item.pair: None for item in found}
     shown = [item for item in found if item.pair == next(iter(pairs)) and not _is_case(item)][:MOST_CURVES]
@@ -177,7 +177,7 @@ def plot_drift(view: View) -> Iterator[Figure]:
 
 
 def _is_case(check: AgreementCheck) -> bool:
-    """Tell whether a check compares one engine with itself in another case; the plot omits such checks."""
+    """Tell whether a check compares one engine with itself, such as in another batch; the plot omits such checks."""
     return check.second.startswith(f"{check.first}, ")
 
 

@@ -1,4 +1,4 @@
-"""Define a figure, and draw what several plots share: axes, legend and the sentences of a caption."""
+"""Define a figure, and draw the parts that all plots have: axes, legend and the sentences of a caption."""
 
 from __future__ import annotations
 

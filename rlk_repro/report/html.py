@@ -189,7 +189,7 @@ def _render_commands(block: Commands) -> Iterator[str]:
 
 
 def _render_table(table: Table, label: str) -> Iterator[str]:
-    """Render a table in a frame that scrolls sideways, also by keyboard."""
+    """Render a table in a frame that a reader can scroll sideways, also by keyboard."""
     is_all_numbers = all(column.is_number for column in table.columns)
     yield f'<div class="scroll" role="region" tabindex="0" aria-label="{_escape(label)}">'
     yield f"<table{_style('numbers' if is_all_numbers else '')}><thead><tr>"

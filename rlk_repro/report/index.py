@@ -89,7 +89,7 @@ def _make_table(entries: Iterable[Entry]) -> Table:
 
 
 def _judge_engines(analysis: Analysis) -> TableCell:
-    """Return whether the engines of a run agree; the cell is empty for a run that compares no engines."""
+    """Return a cell that says whether the engines of a run agree; it is empty if the run compares no engines."""
     if not analysis.checks:
         return TableCell(text="")
     word = choose_word(analysis.checks)

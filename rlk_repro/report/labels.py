@@ -114,7 +114,7 @@ def find_label(metric: str, workload: str = "") -> MetricLabel:
 
 
 def recorded_metrics(analysis: Analysis) -> frozenset[str]:
-    """Return the metrics for which any trial recorded a value."""
+    """List the metrics for which any trial has values."""
     return frozenset(
         series.metric
         for trial in analysis.trials

@@ -127,7 +127,7 @@ def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple
 
 
 def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
-    """Return the median of a process, with a link to its log and the line of its first record."""
+    """Return a cell with the median of one process; the cell links to the log line that has the measurement."""
     if trial is None or trial.median_s is None:
         return TableCell(text="–", tone=Tone.FAINT)
     target = view.file_cell(log_path(trial.trial), "").target

@@ -1,6 +1,7 @@
-"""Draw the plots of a report as SVG, with a caption each; a plot without data becomes a sentence.
+"""Draw the plots of a report as SVG, each with a caption; a plot without data becomes a sentence.
 
-Baseline is a circle and a solid line, enabled a triangle and a dashed line.  ``row_plots`` draws pairs and modules.
+Baseline is a circle and a solid line; enabled is a triangle and a dashed line.  The module ``row_plots`` draws pairs
+and module times.
 """
 
 from __future__ import annotations

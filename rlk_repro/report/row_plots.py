@@ -1,4 +1,4 @@
-"""Draw the plots that have rows: the change of each pair or session, and the module times."""
+"""Draw the plots in which each row is a pair, a session or a module timer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Make a report's sections on results: effects, gates, pairs, trials, operator decisions and the noise floor.
 
-``surroundings`` makes the other sections: what was measured, and where it ran.
+The module ``surroundings`` makes the sections on what was measured and where it ran.
 """
 
 from __future__ import annotations

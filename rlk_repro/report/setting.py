@@ -1,6 +1,6 @@
 """Describe the settings in which runs of one name may differ: changes by flags, workload, loss, layout.
 
-This module also says which part of the enabled variant's gain comes from rlk-repro's own code.
+The module also says which part of the enabled variant's gain comes from rlk-repro's own code.
 """
 
 from __future__ import annotations

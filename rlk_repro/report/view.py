@@ -99,7 +99,7 @@ class View:
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """The effects of the metrics that a report of this workload shows."""
+        """The effects that the report shows; the workload decides which metrics these are."""
         return tuple(item for item in self.analysis.effects if measured_metric(item.metric) in self._places)
 
     def label(self, metric: str) -> MetricLabel:
@@ -113,7 +113,7 @@ class View:
         return label if label == metric else start_sentence(label)
 
     def mean(self, metric: str, variant: str) -> float | None:
-        """Return the mean over a variant's successful trials; None where none of them has the metric."""
+        """Return the mean over a variant's successful trials; None if no such trial has the metric."""
         trials = [
             trial for trial in self.analysis.trials if trial.variant == variant and trial.status is TrialStatus.OK
         ]

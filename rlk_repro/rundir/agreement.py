@@ -77,7 +77,10 @@ ALONE: Final = "alone"
 
 
 class CheckKind(StrEnum):
-    """What a check compares.  Where one kind fails, its failure explains failures of the kinds listed after it."""
+    """What a check compares.
+
+    A failure of one kind explains failures of the kinds listed after it.
+    """
 
     INPUTS = "inputs"
     WEIGHTS = "weights"

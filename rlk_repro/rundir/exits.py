@@ -17,7 +17,7 @@ EXIT_SCHEMA: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ExitRecord:
-    """The end of a trial.  Times are Unix seconds, or None if they cannot be read."""
+    """How and when a trial ended. Times are Unix seconds, or None if they cannot be read."""
 
     status: TrialStatus
     reason: str = ""

@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """The path of a file or folder with a fixed name. The class of a folder has one such attribute for each name."""
+    """The path of a file or folder with a fixed name, as an attribute of the class of the folder that contains it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -97,7 +97,7 @@ class NodeDir:
 
 @dataclass(frozen=True)
 class RolloutDir:
-    """The stored rollouts of one seed, and the log of the command that made them."""
+    """The folder with the stored rollouts of one seed, and with the log of the command that made them."""
 
     path: Path
 
@@ -114,7 +114,7 @@ class RolloutDir:
 
 @dataclass(frozen=True)
 class RunDir:
-    """Every path of one run directory."""
+    """All paths of one run directory."""
 
     root: Path
 
@@ -215,7 +215,7 @@ class RunDir:
     pod_losses = Within(".pod-losses.json")
     """The file that counts how often the newest Ray cluster of a RayJob lost its head."""
     pod_note = Within(".pod.json")
-    """Messages of the leading pod's first process, or of a pod that gives out files after the run."""
+    """The file with messages of the leading pod's first process, or of a pod that gives out files after the run."""
     pod_read = Within(".pod-read.json")
     """The file that says how much of the trials' logs was read from outside the cluster, and when."""
     kubernetes_record = Within(".kubernetes.json")
@@ -226,7 +226,7 @@ class RunDir:
 
     @property
     def live(self) -> RunDir:
-        """Facts that this machine holds about a run on another machine, until the run is collected."""
+        """The folder for facts that this machine holds about a run on another machine, until the run is collected."""
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:

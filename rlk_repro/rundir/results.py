@@ -110,7 +110,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSummary:
-    """The implementation that an operator used in one trial, with totals over ranks."""
+    """The implementation that an operator used in one trial, with numbers summed over ranks."""
 
     op: str
     implementation: str
@@ -250,7 +250,10 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A condition that a verdict on speed needs: ``estimate`` and its one-sided bounds, compared with ``margin``."""
+    """A condition that a verdict on speed needs.
+
+    ``estimate`` and its one-sided bounds are compared with ``margin``.
+    """
 
     name: str
     status: GateStatus
@@ -276,7 +279,7 @@ class NoiseFloor:
 class Verdict:
     """The conclusion of a run.
 
-    ``threshold`` is the smallest effect of interest or the noise floor, whichever is larger, as a fraction of 1.
+    ``threshold`` is the smallest effect of interest or the noise floor, whichever is larger: 0.01 means 1 %.
     """
 
     word: VerdictWord

@@ -44,7 +44,10 @@ _BROKEN_PICKLE: Final = (
 
 
 class _StandIn(dict[Any, Any]):
-    """The result of an allowed call.  It can be filled, used as a key and given a state, and it executes nothing."""
+    """The result of an allowed call of a pickle.
+
+    It can be filled, used as a key and given a state, but executes nothing.
+    """
 
     def __init__(self, *_: object) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ _INTERRUPTED: Final = frozenset({code_after(signal.SIGINT), code_after(signal.SI
 
 
 class Phase(StrEnum):
-    """What the leading agent is doing."""
+    """The present task of the leading agent."""
 
     PREFLIGHT = "preflight"
     PREPARING = "preparing"

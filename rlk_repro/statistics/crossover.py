@@ -1,4 +1,4 @@
-"""Compute effects of blocks and sessions in the crossover design, their exact p, and their slope over a covariate.
+"""Compute effects in the crossover design: of blocks and sessions, with exact p and with the slope over a covariate.
 
 The code is plain Python with exact sums, so that sealed numbers do not depend on the version of a library.  The design
 is that of Jones and Kenward, Design and Analysis of Cross-Over Trials.

@@ -18,7 +18,7 @@ VIME_FOLDER: Final = Path("/root/vime")
 
 
 def is_locked() -> bool:
-    """Whether this Python's packages come from a lock."""
+    """Whether a lock lists the packages of this Python."""
     return (Path(sys.prefix) / LOCK).is_file()
 
 

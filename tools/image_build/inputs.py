@@ -31,7 +31,7 @@ NAMES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The build arguments, as the Dockerfile passes them in the environment."""
+    """The arguments of the build, which the Dockerfile passes in the environment."""
 
     base_name: str
     base_digest: str

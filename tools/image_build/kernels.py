@@ -44,7 +44,7 @@ BUILD_NAMES: Final = (build.SM90, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
 
 @dataclass(frozen=True, kw_only=True)
 class Toolchain:
-    """torch's CUDA release and the compiler of that release."""
+    """The CUDA release of torch, and the compiler of the same release."""
 
     torch: str
     toolkit: str
@@ -161,7 +161,9 @@ def build_wheel(sources: Path, folder: Path, environ: Mapping[str, str]) -> Path
 
 
 def check_extension(folder: Path) -> None:
-    """Check symbols and machine code, and that the extension loads: without a driver, with the driver's stub.
+    """Check the extension: its symbols, its machine code, and that Python can load it.
+
+    On a machine without a driver, the extension loads with a stub of the driver.
 
     Raises:
         CheckFailed: the error lists all that is missing or unexpected.

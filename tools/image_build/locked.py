@@ -99,7 +99,7 @@ def _is_same(locked: str | None, found: str | None) -> bool:
 
 
 def install_transformer_engine(inputs: Inputs) -> None:
-    """Compile TransformerEngine's part for torch from its hashed sources."""
+    """Compile the part of TransformerEngine that works with torch, from sources whose hash is pinned."""
     os.environ["NVTE_CUDA_ARCHS"] = ";".join(inputs.architectures)
     os.environ["NVTE_PYTORCH_FORCE_BUILD"] = "TRUE"  # otherwise its setup downloads a wheel
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:

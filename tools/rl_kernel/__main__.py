@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def install(stack: str, origin: Path | None, *, is_sm90: bool = False) -> None:
-    """Get the sources, build them unless exactly this build is installed, and check what is installed.
+    """Get the sources, build them unless this build is already installed, and check the installation.
 
     Raises:
         RlkReproError: names the problem and the next step.
@@ -90,10 +90,10 @@ def make_record(
 
 
 def prove(machine: build.Machine, *, is_sm90: bool) -> None:
-    """Print which class and which kernels every operator resolves to.
+    """Print the class and the kernels that every operator uses.
 
     Raises:
-        CheckFailed: they are not those that this machine should have.
+        CheckFailed: the class or the kernels are not those that this machine should have.
     """
     found = proof.find_rl_kernel()
     distribution = record.find_distribution()

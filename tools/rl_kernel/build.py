@@ -39,7 +39,7 @@ BUILD_TROUBLE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The answer of ``check.py machine``, and the compiler."""
+    """The facts of this machine: the answer of ``check.py machine``, and the compiler."""
 
     platform: str
     device: str
@@ -99,7 +99,7 @@ def make_environment(environ: Mapping[str, str], *, is_sm90: bool) -> dict[str, 
 
 
 def pip_install(folder: Path, environ: Mapping[str, str], *, needs_ninja: bool) -> None:
-    """Build and install without dependencies and isolation: torch and all pinned packages stay unchanged.
+    """Build and install RL-Kernel alone, so that torch and all pinned packages stay unchanged.
 
     Raises:
         CheckFailed: the build failed; the error quotes its last lines.

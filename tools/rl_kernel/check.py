@@ -1,4 +1,4 @@
-"""Print what the trainer's Python finds in the GPU and in RL-Kernel: one JSON object as the last output line.
+"""Print facts of the GPU and of RL-Kernel, as the trainer's Python finds them: one JSON object as the last output line.
 
 The examined Python runs this script, because the import is part of the check.  The script judges nothing.
 """

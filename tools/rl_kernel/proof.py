@@ -1,4 +1,4 @@
-"""Judge what was installed: the class that every operator resolves to, its kernels, and its numbers."""
+"""Judge an installed RL-Kernel: the class that every operator uses, its kernels, and its numbers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def find_rl_kernel() -> Found:
 
 
 def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool = False) -> Iterator[Problem]:
-    """Find every problem on this platform."""
+    """Yield every problem of the installed RL-Kernel on this platform."""
     if found.folder != installed.resolve():
         hint = "remove the other RL-Kernel from PYTHONPATH"
         yield Problem(
@@ -110,7 +110,7 @@ def find_implementation(operator: Operator, platform: str) -> Implementation | N
 
 
 def describe(found: Found, platform: str) -> Iterator[str]:
-    """Yield what runs here, one line per operator; native operators are called native."""
+    """Yield a line for each operator with the implementation that runs here; plain PyTorch is called native."""
     for operator in found.operators:
         implementation = find_implementation(operator, platform)
         is_kernel = implementation is not None and not implementation.is_native

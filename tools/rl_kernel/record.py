@@ -24,13 +24,13 @@ OWN_COMMANDS: Final = ("rlk-repro",)
 
 
 def find_distribution() -> metadata.Distribution | None:
-    """Return RL-Kernel as pip installed it, now or earlier."""
+    """Return the metadata of the installed RL-Kernel; None if pip has not installed it."""
     importlib.invalidate_caches()
     return code.find_distribution(RL_KERNEL)
 
 
 def is_installed(record: BuildRecord) -> bool:
-    """Whether this environment has exactly this build, with unchanged files."""
+    """Tell whether this environment has an RL-Kernel of exactly this build, with unchanged files."""
     distribution = find_distribution()
     if distribution is None or load_build_record(distribution) != record:
         return False
@@ -39,7 +39,7 @@ def is_installed(record: BuildRecord) -> bool:
 
 
 def read_own_commands() -> dict[Path, bytes]:
-    """Return this tool's commands in this environment, byte for byte."""
+    """Return the files of this tool's commands in this environment, each with its bytes."""
     folder = Path(sysconfig.get_path("scripts"))
     return {folder / name: (folder / name).read_bytes() for name in OWN_COMMANDS if (folder / name).is_file()}
 
@@ -78,7 +78,7 @@ def _drop_commands(entry_points: Path, names: set[str]) -> None:
 
 
 def _list_again(listing: Path, distribution: metadata.Distribution, written: list[Path], foreign: set[Path]) -> None:
-    """Rewrite RECORD without ``foreign`` files, and with the present hashes of the ``written`` ones."""
+    """Write RL-Kernel's list of files again, without ``foreign`` files and with the new hashes of ``written`` files."""
 
     def locate(entry: str) -> Path:
         return Path(str(distribution.locate_file(entry))).resolve()

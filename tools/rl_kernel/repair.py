@@ -1,4 +1,4 @@
-"""Repair RL-Kernel's sources by name: only in a build copy, and only the file for which a repair was written."""
+"""Repair a file of RL-Kernel's sources: only in a copy for the build, and only the exact file that a repair is for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CCCL3_FUNCTIONALS: Final = Repair(
 
 
 def apply_repair(repair: Repair, folder: Path) -> AppliedRepair:
-    """Change one file of a build copy.
+    """Change one file in a copy of RL-Kernel's sources.
 
     Raises:
         SpecError: the file is not the one for which the repair was written.

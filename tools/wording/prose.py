@@ -39,7 +39,7 @@ _WORD: Final = re.compile(r"[+,]|[^\W_](?:[^\W_]|['.×%])*")
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words joined by single spaces.
+    """The words of one sentence, joined by single spaces.
 
     ``starts`` are the positions of the words in ``words``, and ``sources`` their positions in the file.
     """
