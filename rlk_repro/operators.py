@@ -1,4 +1,4 @@
-"""Define RL-Kernel's operators under our own names: what each serves, where it may run, which implementations count.
+"""Define RL-Kernel's operators under our own names: which calls each operator serves, where, and by which classes.
 
 RL-Kernel answers an unknown name with a native operator, so its answer is always checked.  Plans and trainers call the
 same ``find_refusal``, so a dry run prints what the trainer does.  This module imports no torch and no kernels.
@@ -69,8 +69,8 @@ class Implementation:
     """An operator class of RL-Kernel; ``backend`` is its ``OpBackend`` member or, dispatched by contract, a backend id.
 
     ``symbols`` are compiled functions that must exist; ``kernels`` are parts of the names of the kernels that then run.
-    A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.  An
-    implementation that ``needs_whole_vocabulary`` is plain PyTorch where the vocabulary is split.
+    A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.
+    With ``needs_whole_vocabulary``, the implementation has kernels only if one rank has the whole vocabulary.
     """
 
     class_name: str
@@ -98,7 +98,7 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What decides which operators may run.  Without ``has_output_layer`` the logits do not come from a model."""
+    """What decides which operators may run.  Without ``has_output_layer`` there is no model, and logits are random."""
 
     platform: str
     tensor_parallel: int = 1
@@ -163,7 +163,7 @@ def _needs_no_temperature(case: Case) -> Refusal | None:
 class Operator:
     """One operator.  ``function`` is the trainer's function whose ``calls`` it serves.
 
-    ``implementations`` holds, by platform, what counts as RL-Kernel; on other platforms the operator is not offered.
+    ``implementations`` holds, by platform, the classes that count as RL-Kernel; on other platforms there are none.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Operator:
         return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
 
     def find_implementation(self, platform: str, name: str) -> Implementation | None:
-        """Return the accepted implementation with this class or backend name; None where no accepted one has it."""
+        """Return the accepted implementation whose class or backend has this name; None if there is none."""
         accepted = self.implementations.get(platform, ())
         return next((item for item in accepted if name in {item.class_name, item.backend}), None)
 
@@ -314,7 +314,7 @@ class Eligibility:
 
 
 def find_refusal(op: str, case: Case) -> Refusal | None:
-    """Return the first reason why ``op`` cannot run in this case, whatever is installed; None where it can run."""
+    """Return the first reason why ``op`` cannot run in this case, whatever is installed; None if ``op`` can run."""
     operator = OPERATORS[op]
     offered = operator.implementations.get(case.platform)
     if offered is None:
@@ -325,7 +325,7 @@ def find_refusal(op: str, case: Case) -> Refusal | None:
 
 
 def find_split_refusal(implementations: Sequence[Implementation], case: Case) -> Refusal | None:
-    """Return why no implementation counts with a split vocabulary; None where one counts or the vocabulary is whole."""
+    """Return why no implementation is accepted for a split vocabulary; None if one is, or if nothing is split."""
     if case.tensor_parallel == 1 or not all(item.needs_whole_vocabulary for item in implementations):
         return None
     what = f"{implementations[0].class_name} is plain PyTorch with tensor parallel size {case.tensor_parallel}"

@@ -35,7 +35,7 @@ class Rollout:
     """One rollout of a session.  ``block`` and ``label`` say where in a block it is; they are empty outside blocks.
 
     ``stored`` is the number of the stored rollout that it trains on, in lanes that have stored rollouts; without a
-    number it trains on one of the largest stored rollouts.
+    number the trainer takes one of the largest stored rollouts.
     """
 
     letter: str
@@ -125,7 +125,7 @@ def make_schedule(measure: Measure, seed: int) -> Schedule:
 
 
 def _draw_orders(seed: int, count: int, kind: str) -> list[str]:
-    """Draw each block's order: equally many ABBA and BAAB, or one more of either; every arrangement is as likely."""
+    """Draw the order of each block: as many ABBA as BAAB, or one more of either; all arrangements equally likely."""
     digests = [hashlib.sha256(f"{seed} {kind} {number}".encode()).digest() for number in range(count + 1)]
     first = digests.pop()[0] % 2
     orders = [""] * count

@@ -26,7 +26,7 @@ SIZES: Final = tuple(2**10 * GROWTH**number for number in range(5))
 NUM_WARMUPS: Final = 2
 NUM_REPEATS: Final = 5
 BUDGET_S: Final = 60.0
-"""Seconds for all messages; messages beyond that time are left out: smaller ones already show a slow network."""
+"""Seconds for all messages; later messages are left out, because the smaller messages already show a slow network."""
 TIMEOUT: Final = timedelta(seconds=120)
 
 
@@ -79,7 +79,7 @@ def _time_one(message: torch.Tensor) -> float:
 
 
 def _take_slowest(seconds: float, device: torch.device) -> float:
-    """Return the highest value of all ranks, so that all ranks decide alike."""
+    """Return the highest value of all ranks; all ranks get the same value."""
     highest = torch.tensor([seconds], dtype=torch.float64, device=device)
     distributed.all_reduce(highest, op=distributed.ReduceOp.MAX)
     return float(highest.item())

@@ -71,7 +71,7 @@ class LogitsBatch:
 
     @torch.no_grad()
     def add_rollout_log_probs(self, temperature: float, group: Any) -> None:
-        """Add log-probs of the present policy to the batch, as another engine would compute them."""
+        """Add the rollout's log-probs to the batch: those of the present policy, with an engine's small differences."""
         log_probs = self._taken.logits / temperature - find_normaliser(self.logits[0], temperature, group)
         log_probs.add_(next(self._taken.noise), alpha=ROLLOUT_SPREAD)
         self.batch["rollout_log_probs"] = cut_responses(log_probs, self.batch)
@@ -79,7 +79,7 @@ class LogitsBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """The logits of all rows' next tokens, [T]; this rank's logits hold those at ``rows`` and ``columns``.
+    """The logits [T] of the next tokens of all rows; this rank holds some of them, at its ``rows`` and ``columns``.
 
     ``noise`` yields [T] standard normal numbers, once for each change.
     """

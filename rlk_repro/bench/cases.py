@@ -84,7 +84,7 @@ class CaseTensors:
 
     @cached_property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of which gradients are taken, in shared storage: logits, or hidden and weight.
+        """The tensors whose gradients the case may compute, as views without a copy: logits, or hidden and weight.
 
         They require gradients only where the case needs them: some kernels overwrite an input that requires one.
         """

@@ -186,7 +186,7 @@ def make_inputs(task: Task, row: str) -> Inputs:
 
 
 def make_call(task: Task, cell: Cell, operator: Any, inputs: Inputs) -> Call:
-    """Return the call that the claim timed, with gradients if the claim's pass includes a backward pass."""
+    """Return the call that the claim timed; it computes gradients if the claim's pass includes a backward pass."""
     call = _CALLS[task.operator](task, cell, operator, inputs)
     return call if cell.pass_ == TRAINING else torch.no_grad()(call)
 

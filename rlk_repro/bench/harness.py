@@ -56,7 +56,7 @@ class Harness:
         self._passed: set[tuple[OperatorCase, str]] = set()
 
     def time_case(self, case: OperatorCase, sweep: int) -> None:
-        """Log a ``time`` record per implementation; every other sweep is in reverse order, so none is always first."""
+        """Log a ``time`` record per implementation; every other sweep runs the implementations in reverse order."""
         inputs = self._make_inputs(case)
         order = self._find_implementations(case)
         for implementation in reversed(order) if sweep % 2 else order:

@@ -41,7 +41,7 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """An implementation as a row of a report's tables; where ``build`` gives no call, the row shows ``kind``."""
+    """An implementation, which is a row in a report's tables; ``kind`` is shown if ``build`` cannot give a call."""
 
     name: str
     operator: str
@@ -55,7 +55,7 @@ Call: TypeAlias = Callable[[], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
 
 
 def make_call(inputs: CaseTensors, ready: Ready) -> Call:
-    """Return the timed and checked call: values and, where the case has a backward pass, gradients of the leaves."""
+    """Return the call that is timed and checked: it computes values, and gradients if the case has a backward pass."""
 
     def forward() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         with torch.set_grad_enabled(needs_grad(inputs.case)):

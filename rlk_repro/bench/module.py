@@ -190,12 +190,12 @@ class Phases:
 
 
 def keep_busy(cycles: int) -> None:
-    """Let the device's queue wait for ``cycles``, as torch's own tests do."""
+    """Keep the device busy for ``cycles`` of its clock, as torch's own tests do."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def find_cycles_per_ms() -> float:
-    """Return how many cycles the counter of a busy device advances in 1 ms."""
+    """Return the number of clock cycles of the device in 1 ms, measured while it is busy."""
     clock, cycles = DeviceClock(), 10_000_000
     keep_busy(cycles)  # the first call loads the kernel
     begin = clock.mark()
@@ -295,7 +295,7 @@ class ModuleBench:
 
     @torch.no_grad()
     def _find_log_probs(self, microbatch: LogitsBatch) -> list[torch.Tensor]:
-        """Find the log-probs of responses by the same call as vime's forward-only passes."""
+        """Compute the log-probs of responses by the call that vime makes in its passes without gradient."""
         _, found = self.loss.get_log_probs_and_entropy(
             microbatch.logits.detach(),
             args=self.args,

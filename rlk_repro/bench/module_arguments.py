@@ -41,7 +41,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _add_setting(parser: argparse.ArgumentParser, flag: str, field: FieldInfo) -> None:
-    """Add the flag of a workload's setting: for a setting of type bool, the bare flag is True, no flag is False."""
+    """Add the flag of a workload's setting; for a bool, the flag has no value and means True."""
     kind: Any = field.annotation
     choices = get_args(kind)
     if kind is bool:

@@ -27,7 +27,7 @@ _COLUMNS_PER_CHUNK: Final = 16384
 
 
 def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
-    """Build a call of vime's functions as vime's loss makes it; without a process group there is one rank.
+    """Build a call of vime's functions with the arguments that vime's loss passes, for one rank.
 
     The entropy is the metric that vime computes by default, without gradient.
     """
@@ -60,7 +60,7 @@ def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
 
 
 def list_references() -> tuple[BenchedImplementation, ...]:
-    """Return vime's functions for every operator, with and without the entropy metric."""
+    """List vime's functions as implementations for every operator, with and without the entropy metric."""
     return tuple(
         BenchedImplementation(
             name=name,
@@ -115,7 +115,7 @@ def _find_logits(inputs: CaseTensors, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _pull_back(inputs: CaseTensors, gradient: torch.Tensor) -> torch.Tensor:
-    """Turn the gradient of the logits into that of the hidden states, if there are hidden states."""
+    """Return the gradient of the hidden states; without hidden states, return ``gradient`` unchanged."""
     if inputs.weight is None:
         return gradient
     columns = torch.split(gradient, _COLUMNS_PER_CHUNK, dim=1)

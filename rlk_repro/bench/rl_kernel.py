@@ -27,7 +27,7 @@ TRITON_LINEAR_LOGP: Final = "rl_engine.kernels.ops.triton.loss.linear_logp.Trito
 
 
 class _LogpMethod(NamedTuple):
-    """A method of the log-prob operator, and its compiled symbol; a sparse method computes only the wanted rows."""
+    """A method of the log-prob operator, and its compiled symbol; a sparse method computes wanted rows only."""
 
     name: str
     symbol: str
@@ -50,7 +50,7 @@ def _select(method: _LogpMethod, op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 
 def _compute_ratios(op: Any, inputs: CaseTensors) -> torch.Tensor:
-    """Return the losses of the operator's ratios; the operator's KL is taken to the same logits, so it is zero."""
+    """Return the losses of the operator's ratios; the reference logits are the logits themselves, so the KL is 0."""
     (leaf,) = inputs.leaves
     ratio, _ = op(leaf, leaf.detach(), inputs.tokens, inputs.mask, inputs.old_log_probs)
     return clip_losses(ratio, inputs)

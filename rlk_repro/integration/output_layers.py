@@ -40,7 +40,7 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
 
 
 def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
-    """Return a chunk's output layer, None if another pipeline stage has it, or why it cannot return its input."""
+    """Return the output layer of a model's chunk, None if another pipeline stage has that layer, or a refusal."""
     model = chunk
     while hasattr(model, "module"):
         if type(model).__name__ not in abi.wrappers:
@@ -82,7 +82,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
             return forward(input_, weight, runtime_gather_output, **fused)
         if runtime_gather_output or fused.get("output_cross_entropy_loss"):
             asked = "gathered logits" if runtime_gather_output else "a fused loss"
-            what = "the output layer cannot return this result"
+            what = "the output layer returns hidden states, from which this result cannot be made"
             raise CheckFailed(Problem(NAME, what, got=asked, expected="this rank's logits"))
         if layer.sequence_parallel:
             input_ = _gather_rows(input_, layer.tp_group)

@@ -24,7 +24,7 @@ PHASES: Final = {"compute_log_probs": FORWARD_ONLY, "_train_step": UPDATE}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
-    """Replace the trainer's functions as the environment requests; without a request change nothing, return None."""
+    """Replace the trainer's functions as the environment variables request; if they request nothing, return None."""
     settings = Settings.from_env()
     if not settings.is_active:
         return None

@@ -1,8 +1,8 @@
 """Record what each engine of the reference trainer computes for the same tokens, before the training on a rollout.
 
 An engine is one implementation of the model.  The training engine is recorded during the trainer's own pass.  Then the
-other engines compute the same samples: the rollout's copy of the weights scores them as prompts, and a float64 copy of
-the policy is the reference.
+other engines compute the same samples.  The rollout's copy of the weights computes the samples as prompts, and a
+float64 copy of the policy computes the reference values.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Step:
 
     @torch.no_grad()
     def _score(self, engine: str, case: str, model: Transformer, dtype: str) -> None:
-        """Record the samples' log-probs, computed by plain torch because the trainer's functions may be replaced."""
+        """Record the samples' log-probs by plain torch, because the trainer's functions may be replaced."""
         data = make_train_data(self._samples, len(self._samples), self._trainer.device)
         size = len(self._samples)
         steps = make_microbatches(data, size, 1 if case else size)
@@ -180,7 +180,7 @@ def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
 
 
 def take_samples(data: TrainData, indices: Sequence[int], longer_by: int = 0) -> TrainData:
-    """Return the samples with these numbers; ``longer_by`` appends a sample that exceeds all by that many tokens."""
+    """Return the samples with these numbers; with ``longer_by``, append a sample longer by that many tokens."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(data):
         values = getattr(data, field.name)

@@ -51,7 +51,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
     """Check every rollout that these arguments load.
 
     Raises:
-        CheckFailed: a rollout is missing, empty or without experts to replay, or all rollouts are one file.
+        CheckFailed: a rollout is missing, empty or without experts to replay, or one file would serve for all rollouts.
         BundleUnreadable: a rollout holds more than data.
     """
     number = int(_find_value(argv, "--num-rollout") or 0)

@@ -1,4 +1,4 @@
-"""Read the settings of the switch from the environment, and replace functions of a trainer's loss module as they say.
+"""Read the settings of RL-Kernel's switch from the environment, and replace functions of a trainer's loss module.
 
 The functions of ``TIMERS`` are replaced in both variants, so that both are timed.  Inside the timers, calls go to the
 requested operators of RL-Kernel.  No file of the trainer is edited.
@@ -63,8 +63,8 @@ class Mode(StrEnum):
 class Settings:
     """The settings from the environment.  Unless ``VIME_RL_KERNEL`` is 1, the mode is off and there are no operators.
 
-    ``schedule`` has one letter per rollout, which names the rollout's variant; without a schedule all rollouts are
-    enabled.  With a ``commit``, RL-Kernel comes from the folder of that name.
+    ``schedule`` has one letter per rollout, which names the rollout's variant; without a schedule RL-Kernel serves all
+    rollouts.  With a ``commit``, RL-Kernel comes from the folder of that name.
     """
 
     mode: Mode = Mode.OFF
@@ -244,7 +244,7 @@ def install_into(
 
 
 def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:
-    """Return why the two routes cannot compute the same microbatch; an empty text if they can."""
+    """Return why a shadow step cannot compute a microbatch by both routes; an empty text if it can."""
     if case.context_parallel > 1:
         return f"context parallel size {case.context_parallel}: a rank that stops would leave others waiting"
     return f"{LINEAR_LOGP} takes hidden states, and a baseline step has logits" if LINEAR_LOGP in ops else ""

@@ -26,7 +26,7 @@ PHASES: Final = {"forward_only": FORWARD_ONLY, "train": UPDATE}
 
 
 def install(args: argparse.Namespace) -> Installation | None:
-    """Replace vime's functions as the environment requests; return None, and change nothing, if it requests nothing."""
+    """Replace vime's functions as the environment variables request; if they request nothing, return None."""
     settings = Settings.from_env()
     if not settings.is_active:
         return None

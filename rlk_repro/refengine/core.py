@@ -103,7 +103,7 @@ def compute_policy_loss(
     eps_clip_high: float,
     eps_clip_c: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return PPO's clipped loss per token, and 1.0 where clipping gave the larger loss, both [N].
+    """Return PPO's clipped loss per token, and a mask with 1.0 where the clipped loss is the larger; both are [N].
 
     ``ppo_kl`` is old minus current log-prob.  ``eps_clip_c`` > 1 bounds the loss of negative advantages (dual clip,
     arxiv.org/abs/1912.09729).
@@ -157,7 +157,7 @@ def find_response_log_probs(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return log-probs and entropies (empty without ``with_entropy``) of each sample's response tokens.
 
-    The core sees all T packed rows once; the response rows are cut out afterwards, as in vime.
+    Log-probs of all T packed rows are computed at once; the response rows are cut out afterwards, as in vime.
     """
     packed = logits.squeeze(0)
     if args.rollout_temperature != 1:

@@ -130,7 +130,7 @@ def _parse_sample(number: int, fields: dict[str, Any]) -> Sample:
 
 
 def normalise_rewards(rewards: Sequence[float], group_size: int) -> list[float]:
-    """Return (r - mean) / (std + 1e-6) for each reward r, by mean and unbiased std of its ``group_size`` neighbours."""
+    """Return (r - mean) / (std + 1e-6) of each reward r, by mean and unbiased std of its ``group_size`` rewards."""
     groups = torch.tensor(rewards, dtype=torch.float32).view(-1, group_size)
     centred = groups - groups.mean(dim=-1, keepdim=True)
     flat: list[float] = (centred / (groups.std(dim=-1, keepdim=True) + 1e-6)).flatten().tolist()
@@ -156,7 +156,7 @@ def make_train_data(samples: Sequence[Sample], group_size: int, device: torch.de
 
 
 def make_microbatches(data: TrainData, global_batch_size: int, micro_batch_size: int) -> list[list[Microbatch]]:
-    """Cut a rollout into optimizer steps of ``global_batch_size`` neighbours, and each step into microbatches."""
+    """Cut a rollout into optimizer steps of ``global_batch_size`` samples, and each step into microbatches."""
     steps = []
     for start in range(0, len(data.tokens), global_batch_size):
         step = range(start, start + global_batch_size)

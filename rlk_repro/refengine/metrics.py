@@ -32,7 +32,7 @@ def make_generation_metrics(samples: Sequence[Sample], rollout_time_s: float) ->
 
 
 def _count_constant_groups(samples: Sequence[Sample]) -> dict[str, int]:
-    """Count groups with equal rewards, by that reward: such a group gives no training signal."""
+    """Count, by reward, the groups whose samples all have this reward: such a group gives no training signal."""
     groups: dict[int, list[float]] = {}
     for sample in samples:
         groups.setdefault(sample.group_index, []).append(sample.reward)

@@ -166,7 +166,7 @@ def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transfor
 
 
 def make_rotation(positions: torch.Tensor, head_size: int, base: float) -> torch.Tensor:
-    """Return [N, 2, head_size]: cosine and sine of position * base^(-2i / head_size) for all i, and again for all i."""
+    """Return [N, 2, head_size]: cosine and sine of position * base^(-2i / head_size) for all i, listed twice."""
     exponents = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float32) / head_size
     angles = positions.float().unsqueeze(-1) * base**-exponents
     angles = torch.cat([angles, angles], dim=-1)

@@ -51,7 +51,7 @@ class KeyValueCache:
         return positions
 
     def attend_last(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Let one row per sample attend to everything cached for its sample, itself included.
+        """Let one new row per sample attend to all keys of its sample, its own key included.
 
         The heads of a group share keys, so they take the dimension that usually holds the queries of one head.
         """
@@ -105,7 +105,6 @@ def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) 
 
 
 def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response]:
-    """Drop tokens that were decoded after a sample's end token while other samples continued."""
     responses = []
     for row, values in zip(tokens, log_probs, strict=True):
         is_finished = task.END_ID in row

@@ -44,7 +44,7 @@ def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> 
 
 
 def score(response: str, answer: str) -> float:
-    """Return the reward: the share of the longer text's positions where the response equals the ended answer."""
+    """Return the number of positions where the response equals answer and end sign, divided by the longer length."""
     expected = answer + END
     hits = sum(got == want for got, want in zip(response, expected, strict=False))
     return hits / max(len(response), len(expected))

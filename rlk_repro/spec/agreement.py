@@ -18,7 +18,7 @@ DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 
 
 class Bound(Model):
-    """The largest difference that counts as agreement: absolute for log-probs, for a layer relative to the norm.
+    """The largest difference that counts as agreement: absolute for log-probs, relative to the norm for layers.
 
     For routing it is the share of tokens with other experts at one layer and equal experts in all earlier layers.
     """

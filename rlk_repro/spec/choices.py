@@ -17,7 +17,7 @@ DESIGN: Final = "design"
 FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
 """Keys of a measurement plan that are not rules: the number of pairs or sessions, and the power estimate's assumptions.
 
-The design is free too: it chooses the question (speed and memory, or reward), and the run can answer both.
+The design is free too: it chooses which question the run answers (speed and memory, or reward).
 """
 
 

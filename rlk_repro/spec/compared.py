@@ -70,7 +70,7 @@ class OwnSwitch(Model):
 def find_compared_problems(
     rl_kernel: RlKernel, switch: OwnSwitch | None, *, design: str, has_rollout_log_probs: bool
 ) -> Iterator[PathProblem]:
-    """Find settings that cannot be compared; without log-probs in its rollouts, a run has no record of them."""
+    """Find settings that cannot be compared; a switch of the log-prob record needs rollouts that hold log-probs."""
     if switch is not None:
         yield from _switch_problems(switch, design)
         if not has_rollout_log_probs and AGREEMENT_RECORD in {*switch.baseline, *switch.enabled}:

@@ -108,7 +108,7 @@ class Measure(GrowingModel):
 
     @property
     def unused(self) -> frozenset[str]:
-        """The keys of a measurement plan that only the other design uses."""
+        """The keys of a measurement plan that its own design does not use, but the other design does."""
         return self.of_parallel if self.design == CROSSOVER else self.of_crossover
 
     @property
@@ -142,7 +142,7 @@ class Measure(GrowingModel):
 
     @property
     def num_stored(self) -> int:
-        """The number of stored rollouts that a trial or session needs; the two periods in half a block share them."""
+        """The number of stored rollouts of a trial or session; both periods in half a block use the same rollouts."""
         if self.design == "parallel":
             return self.num_steps
         return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps

@@ -38,7 +38,7 @@ class Hardware(GrowingModel):
         (), description="parts of names of similar products that are different hardware"
     )
     driver_floor: Annotated[str, Field(max_length=40)] = ""
-    links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="NVLink or xGMI links of one healthy GPU")
+    links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="number of NVLink or xGMI links of a GPU")
     node_labels: dict[LabelKey, Annotated[tuple[LabelValue, ...], Field(min_length=1)]] = Field(
         {},
         max_length=20,
@@ -48,7 +48,7 @@ class Hardware(GrowingModel):
 
     @property
     def as_measured(self) -> Hardware:
-        """Return this hardware without limits that only judge a node's health, because they change no measurement."""
+        """Return this hardware without preflight's limits for a healthy node, because these change no measurement."""
         return self.model_copy(update={"all_reduce": None})
 
     @property

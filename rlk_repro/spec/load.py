@@ -38,8 +38,8 @@ class Loaded(Generic[M]):
     def sources(self) -> dict[str, str]:
         """Return each value's source by dotted path: a flag that set it or its parent, else file and line, or default.
 
-        A dump omits keys that a later version added and that have their default; this list has them if a flag set them.
-        File names have no folders, so that no path of a machine is recorded.
+        A dump omits keys that a later version added, while they have their default; the list holds such a key if a flag
+        set it.  File names have no folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
         by_flag = {path: source for path, source in self.origin.items() if source.startswith("--")}
@@ -96,7 +96,7 @@ def load_stack(name: str) -> Loaded[Stack]:
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
-    """Check a stack's parts; compare its sources with those of its vime's argument contract, if a contract exists."""
+    """Check a stack's parts, and compare its sources with those of its vime's argument contract, if there is one."""
     problems = stack_problems(stack)
     pin = stack.pins.get("vime")
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
@@ -260,7 +260,7 @@ def _is_other_form(details: ErrorDetails) -> bool:
 
 
 def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """Tell whether an error follows from others: a list whose entries are all wrong also counts as too short."""
+    """Tell whether an error follows from others: a list whose entries are all wrong is also called too short."""
     location = details["loc"]
     return details["type"] == "too_short" and any(
         item["loc"][: len(location)] == location and item is not details for item in errors
@@ -347,7 +347,7 @@ def _step(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _models(annotation: Any, value: Any) -> list[type[BaseModel]]:
-    """Return the models in an annotation; where there are several, return those that the value's tag names."""
+    """Return the models in an annotation; where there are several, return the models that the value's tag names."""
     models = [item for item in _members(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
     tag = value.get(_TAG) if isinstance(value, dict) else None
     if len(models) < 2:

@@ -56,7 +56,7 @@ class Unpublished(Model):
 
 
 class BaseImage(Model):
-    """The image that another image is built on.  Without a digest only its tag is known, which may move."""
+    """The image that another image is built on; without a digest only a tag is known, which may be reassigned."""
 
     reference: Reference
     tag: Tag | None = None
@@ -86,7 +86,7 @@ class Pin(GrowingModel):
 
 
 class Component(Model):
-    """A further part of the images, named by commit where it is built from sources, else by version."""
+    """A further part of the images: it has a commit if it is built from sources, otherwise a version."""
 
     repository: Repository | None = None
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")] | None = Field(

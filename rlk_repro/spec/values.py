@@ -37,7 +37,7 @@ Variant: TypeAlias = Literal["baseline", "enabled"]
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
-"""Name of a design; also stands for the variant of a session, which runs both variants."""
+"""Name of a design, and of the ``variant`` of a session, because a session runs both variants."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 """The names of architectures in images, by the output of ``uname -m``."""
 

@@ -82,10 +82,11 @@ class AnyWorkload(GrowingModel):
     """What plan and analysis need to know about every kind of workload.
 
     ``lanes`` are the workload's possible lanes; ``lane_limit`` says why other lanes are refused.  Without
-    ``has_variants`` the workload has no enabled variant.  Without ``has_output_layer`` the logits come from no model.
-    ``modules`` are the Python modules that the trainer needs; before the first trial a child process imports the
-    modules in ``imports``.  ``gpus_per_engine`` is, by hardware, the number of consecutive GPUs of one inference
-    server; 0 without servers.  With ``needs_prepared`` the trials read what ``rlk-repro prepare`` put on disk.
+    ``has_variants`` the workload has no enabled variant.  Without ``has_output_layer`` there is no model, and logits
+    are random.  ``modules`` are the Python modules that the trainer needs; before the first trial a child process
+    imports the modules in ``imports``.  ``gpus_per_engine`` is, by hardware, the number of consecutive GPUs of one
+    inference server; 0 without servers.  With ``needs_prepared`` the trials read what ``rlk-repro prepare`` put on
+    disk.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]

@@ -28,6 +28,6 @@ def find_words(kind: str) -> Words:
 
 
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
-    """Return the folders that a plan needs before its first trial, by kind; none if the workload makes all it needs."""
+    """Return, by kind, the folders that a plan needs before its first trial; none if the workload makes all inputs."""
     prepared = PreparedDir.of(plan.profile, run_dir)
     return get_workload(plan.run.workload.kind).list_folders(plan.run, plan.stack, prepared)

@@ -42,7 +42,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Code that a plan's setting ``where`` names; known code is in this package or in sources that a stack pins."""
+    """Code that a setting of the plan names; ``is_known`` if this package or a source that the stack pins holds it."""
 
     where: str
     value: str
@@ -54,7 +54,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """What a plan brings from outside: sources by topic, environment variables, and named code."""
+    """What a plan brings from outside: where model, data and rollouts come from, environment variables, and code."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Workload(TrialCommands, Protocol):
         """How reports speak of the workload."""
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield names and values that distinguish runs; ``settings`` is the plan's record of the workload."""
+        """Yield names and values that tell runs apart in reports; ``settings`` is the plan's record of a workload."""
 
     def find_brought(self, plan: Plan) -> Brought:
         """Return what a replay shows its user before it runs another person's plan."""

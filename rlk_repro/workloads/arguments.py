@@ -31,7 +31,7 @@ def setting_flags(settings: BaseModel) -> Iterator[str]:
 
 
 def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> list[Problem]:
-    """Find sizes of the layout above 1, except those in ``free``; ``what`` is the message of each problem."""
+    """Find parallel sizes above 1 in the layout, except those in ``free``; ``what`` is the message of each problem."""
     where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}"
     return [
         Problem(f"{where}.{name}", what, got=value, expected="at most 1")

@@ -1,6 +1,7 @@
 """Let child processes find checkouts of vime, Megatron-LM and RL-Kernel that are not installed.
 
-Children find them by ``PYTHONPATH``, which no file records.  The manifest finds their commits by other variables.
+Child processes find the checkouts by ``PYTHONPATH``, which no file records.  The manifest finds the commits of the
+checkouts by other variables.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def require_importable(
     """Raise EnvironmentMissing for packages that a child process would not find, and name the flag for each.
 
     ``path`` is the child's PYTHONPATH, if it differs from this process's.  ``pins`` say where to get the packages.
-    ``commits`` are RL-Kernel commits that are already known to be missing.
+    ``commits`` are the RL-Kernel commits that are missing.
     """
     problems = [
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",

@@ -44,7 +44,7 @@ NOWHERE: Final = RunDir(Path("/runs/run/id"))
 
 
 class Kind(StrEnum):
-    """Whether a difference is allowed.  ``FOLDER``: the values are equal except for the name of the trial."""
+    """The kind of a difference; with ``FOLDER`` only the trial's name differs, and ``UNDECLARED`` is not allowed."""
 
     SWITCH = "declared switch"
     FOLDER = "record folder"
@@ -63,7 +63,7 @@ class Difference(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The arguments and environment of a trial.  A secret variable has the name of its source as its value."""
+    """The arguments and environment of a trial.  The value of a secret variable is the name of its source variable."""
 
     trial: str
     variant: str

@@ -1,4 +1,4 @@
-"""Make the environment of a trainer: variables of both variants, variables of enabled only, and removed variables.
+"""Make the environment of a trainer: variables of both variants, variables of the enabled variant, removed variables.
 
 Variants differ only in the declared switches and in the folders that each trial writes to.  Values of ``from_env`` are
 read just before the start.
@@ -123,7 +123,7 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
-    """Return the declared switches of a trial.  A baseline without RL-Kernel has none; a session has its schedule."""
+    """Return the declared switches: none for a baseline without RL-Kernel; with a schedule for a session."""
     schedule = {SWITCH_SCHEDULE: make_schedule(plan.run.measure, trial.seed).text} if plan.is_crossover else {}
     if plan.run.switch is not None and schedule:
         return {AGREEMENT_RECORD: SCHEDULED, **schedule}
@@ -138,12 +138,12 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
 
 
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
-    """Return the variables that name a trial's folders for two records: operators that ran, and loaded libraries."""
+    """Return the variables that name the folders of a trial's ops files and records of loaded libraries."""
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the profile's variables: those with a value, and those that take the value of a node agent's variable.
+    """Return the profile's variables: those with a value, and those whose value is a variable of the node agent.
 
     The profile's network interface applies to all traffic between nodes, not only to Ray's.
     """

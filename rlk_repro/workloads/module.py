@@ -62,7 +62,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what distinguishes this run from others; ``settings`` is the plan's record of the workload."""
+    """Yield names and values that tell runs apart in a report; ``settings`` is the plan's record of the workload."""
     batch = settings["batch"]
     yield (
         "batches",

@@ -57,8 +57,8 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
     """Return the commands that store rollouts for the train-only lane: one live run for the seed of each pair.
 
-    The seed determines the weights, and training changes them.  Rollouts of another seed come from another policy, so
-    train_rollout_logprob_abs_diff would measure the difference of the policies and not of the variants.
+    The seed determines the weights.  Rollouts of another seed would come from another policy, and
+    train_rollout_logprob_abs_diff would then measure the difference of the policies.
     """
     if plan.run.lane != "train-only":
         return {}
@@ -85,7 +85,7 @@ def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str,
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what distinguishes this run from others; ``settings`` is the plan's record of the workload."""
+    """Yield names and values that tell runs apart in a report; ``settings`` is the plan's record of the workload."""
     model = settings["model"]
     if settings.get("what_for", "timing") != "timing":
         yield "meant for", settings["what_for"]

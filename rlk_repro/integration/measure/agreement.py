@@ -24,7 +24,7 @@ _SUMS: Final = ("abs", "k1", "k3")
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """One call of the trainer's loss, by sample: the response's log-probs and loss mask, the whole sample's tokens."""
+    """What one call of the trainer's loss got, by sample; only ``tokens`` cover the prompt as well."""
 
     ours: Sequence[torch.Tensor]
     theirs: Sequence[torch.Tensor]
@@ -35,10 +35,11 @@ class _Microbatch:
 
 @dataclass(frozen=True)
 class _Table:
-    """Counts and sums over a microbatch's tokens; the last column counts masked and not finite tokens.
+    """Counts and sums over the tokens of one microbatch.
 
-    ``counts``: [bands of positions + bands of log-probs, classes of the difference + 1] int64.  ``sums``: [3 + bands of
-    positions] float64.  ``largest``: [2] float64, the largest difference and its place among all tokens.
+    ``counts`` is int64.  Its rows are bands of positions, then bands of log-probs.  Its columns are classes of the
+    difference, and a last column for tokens that are masked or not finite.  ``sums`` [3 + bands of positions] and
+    ``largest`` [2] are float64; ``largest`` is the largest difference and the number of its token among all tokens.
     """
 
     counts: torch.Tensor
@@ -48,7 +49,7 @@ class _Table:
 
 
 class TokenRecord:
-    """Records how far log-probs of training and rollout differ in a step; ``refusal`` says why a run cannot."""
+    """Records how far log-probs of training and rollout differ in a step, unless ``refusal`` gives a reason not to."""
 
     def __init__(self, layout: RowLayout, refusal: str = "", turn: Turn | None = None) -> None:
         self._layout, self._refusal, self._reason, self._turn = layout, refusal, refusal, turn
@@ -66,7 +67,7 @@ class TokenRecord:
         return functools.update_wrapper(compute, function, updated=())
 
     def end_step(self) -> dict[str, Any] | None:
-        """Return the step's table as plain values, or the ``reason`` why it is missing; None if no loss was called."""
+        """Return the step's counts as plain values, or a ``reason`` why there are none; None if no loss was called."""
         seen, self._seen = self._seen, []
         reason, self._reason = self._reason, self._refusal
         if reason or not seen:

@@ -18,7 +18,7 @@ class EnergyCounter:
 
     @classmethod
     def open(cls, uuid: str) -> Self | None:
-        """Open a device's counter by UUID, since numbers depend on the visible devices; return None if NVML fails."""
+        """Open a device's counter by UUID, as device numbers vary with visible devices; return None if NVML fails."""
         try:
             import pynvml
         except ImportError:
@@ -30,7 +30,7 @@ class EnergyCounter:
             return None
 
     def read_j(self) -> float | None:
-        """Return the joules used since the last reading, or since the opening; None where a reading failed."""
+        """Return the joules used since the last reading, or since the counter was opened; None if a reading failed."""
         before, self._last = self._last, self._read()
         if before is None or self._last is None or self._last < before:
             return None
@@ -47,7 +47,7 @@ class EnergyCounter:
 
 
 def open_energy(platform: str) -> EnergyCounter | None:
-    """Open the energy counter of torch's current device; return None if it is not NVIDIA's, or has no UUID."""
+    """Open the energy counter of torch's current device; return None if the device is not NVIDIA's or has no UUID."""
     if platform != Platform.CUDA:
         return None
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)

@@ -1,4 +1,4 @@
-"""Replace functions of one trainer, and restore them; ``switch`` decides which functions."""
+"""Replace functions of one trainer, and restore them.  The module ``switch`` decides which functions are replaced."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ class Installation:
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
-        """Measure the peak memory of each phase; ``follow``, if given, also wraps the phase ``FORWARD_ONLY``."""
+        """Wrap the function of each phase, to measure its peak memory; ``phases`` has the phases by function name.
+
+        ``follow``, if given, also wraps the function of the phase ``FORWARD_ONLY``.
+        """
         for name, phase in phases.items():
             make = functools.partial(self._wrap_phase, phase, follow if phase == FORWARD_ONLY else None)
             self.rebind(owner, name, make, "peak memory")
@@ -94,7 +97,7 @@ class Installation:
         return self.profile.run_in_phase(phase, function if follow is None else follow(function))
 
     def open_engines(self, folder: Path | None) -> EngineRecord | None:
-        """Open this rank's record of engines; return None if ``folder`` is None, or if the record is already open."""
+        """Open the file for this rank's results in an agreement run; return None without ``folder`` or if open."""
         if folder is None or self._engines is not None:
             return None
         self._engines = EngineRecord(folder, find_rank()[0])
@@ -120,10 +123,10 @@ class Installation:
             self.shadow.begin_step(rollout_id if self._schedule[rollout_id] == SHADOW else None)
 
     def end_step(self, rollout_id: int) -> None:
-        """Write times and memory of one rollout's training; after the first rollout also the loaded libraries.
+        """Record times and memory of one rollout's training; after the first rollout, also record the loaded libraries.
 
         Raises:
-            CheckFailed: RL-Kernel's answers were invalid and the mode forbids going on, or another rollout had begun.
+            CheckFailed: RL-Kernel's results were invalid and the mode is ``require``, or another rollout had begun.
         """
         if self.shadow is not None:
             self.shadow.begin_step(None)
@@ -145,7 +148,7 @@ class Installation:
             )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
-        """Return the step's variant, None if the step did not begin, and its compilations and allocation retries."""
+        """Return the step's variant (None if it did not begin), and counts of compilations and allocation retries."""
         if not self._schedule:
             return {}
         before, self._counts = self._counts, read_counts()

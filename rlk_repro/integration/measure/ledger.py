@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The implementation that an operator resolved to; in a fallback the trainer's module, with an empty ``version``.
+    """The implementation that an operator resolved to: in a fallback the trainer's module, without a ``version``.
 
     ``provenance`` is RL-Kernel's own report, if RL-Kernel dispatched by contract.
     """
@@ -85,7 +85,7 @@ class Ledger:
             self._writer.write(event, **fields)
 
     def decide(self, op: str, found: Route | Refusal) -> None:
-        """Record the implementation of ``op``, unless it is already recorded; a fallback is also a warning."""
+        """Record the implementation of ``op``, unless it is already recorded; a fallback also logs a warning."""
         if isinstance(found, Route):
             decision = Decision(
                 op=op,
@@ -136,10 +136,10 @@ class Ledger:
         odd: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        """Record a step; ``odd`` describes invalid results of RL-Kernel by operator, and ``more`` holds other fields.
+        """Record a step.  ``odd`` says, by operator, what was invalid in RL-Kernel's results; ``more`` has more fields.
 
         Raises:
-            CheckFailed: a result was invalid, and the mode forbids to continue.
+            CheckFailed: a result was invalid, and the mode is ``require``.
         """
         self.write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **more)
         self._step = {op: Count() for op in self._step}

@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Timers:
-    """Names of a function's timers: ``no_grad``, if given, times calls without gradient, ``forward`` all others."""
+    """Names of a function's timers: ``no_grad``, if given, times calls without gradient; ``forward`` the other calls."""
 
     forward: str
     backward: str | None = None
@@ -53,10 +53,10 @@ class HostClock:
 
 
 class DeviceClock:
-    """A clock of device time, idle gaps included; a mark is an event on the stream that is current then.
+    """A clock of device time, idle gaps included; a mark is an event on the current stream.
 
-    Events are reused, and the stream's object is made again only for another stream: making such an object costs the
-    host more time than recording an event.
+    Events and torch's object of the stream are reused, because to make such an object costs the host more time than to
+    record an event.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class StepProfile:
 
     @property
     def is_memory_per_step(self) -> bool:
-        """Whether the peak memory is that of one step; otherwise it is that of the process so far."""
+        """Whether the recorded peak memory is that of one step; otherwise it is the peak since the process started."""
         return self._memory.is_per_step
 
     def time_function(self, function: Callable[..., R], timers: Timers) -> Callable[..., R]:
@@ -144,7 +144,7 @@ class StepProfile:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Record the peak memory of a part of the step as ``<peak>_in_<name>``; phases do not nest."""
+        """Record the peak memory of the block as ``<peak>_in_<name>``; such blocks do not nest."""
         self._keep_peaks()
         self._phase = f"_in_{name}"
         try:
@@ -165,7 +165,7 @@ class StepProfile:
             self._memory.reset()
 
     def run_in_phase(self, name: str, function: Callable[..., R]) -> Callable[..., R]:
-        """Wrap ``function`` so that each of its calls is the phase ``name``."""
+        """Wrap ``function`` to record the peak memory of each call as that of the phase ``name``."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> R:
@@ -204,7 +204,7 @@ class StepProfile:
 
 
 class _BackwardSpan:
-    """Times the backward pass of one call; a graph that is walked twice gives two intervals."""
+    """Times the backward pass of one call; a second backward pass over the same graph gives a second interval."""
 
     __slots__ = ("_begin", "_clock", "_end", "_intervals", "_name", "_num_left", "num_inputs")
 
@@ -216,9 +216,9 @@ class _BackwardSpan:
         self._num_left = 0
 
     def mark_input(self, value: Any) -> Any:
-        """Return a tensor as a view whose autograd node shows when the gradient leaves; return other values unchanged.
+        """Return a view of a tensor: its autograd node tells when the gradient is ready.  Return other values as is.
 
-        Outputs need no view: a hook before their own node shows when the backward pass enters.
+        An output needs no view: a hook on its own autograd node tells when the backward pass begins.
         """
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value
@@ -243,7 +243,7 @@ class _BackwardSpan:
             self.close()
 
     def close(self) -> None:
-        """End the interval at the last gradient that has left, because gradients may not reach every input."""
+        """End the interval at the last gradient that was ready: some inputs may get no gradient."""
         if self._begin is not None and self._end is not None:
             self._intervals.append((self._name, self._begin, self._end))
         self._begin = self._end = None

@@ -1,4 +1,4 @@
-"""Tell the profiler that started this rank which steps to record: nsys by calls of CUDA, rocprofv3 by ROCTX."""
+"""Tell this rank's profiler which steps to record: nsys by CUDA's profiler calls, rocprofv3 by calls of ROCTX."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ROCTX: Final = "librocprofiler-sdk-roctx.so"
 
 
 class ProfiledSteps:
-    """Starts the recording before the first profiled rollout and stops it after the last; by default records nothing.
+    """Starts the profiler before the first profiled rollout, and stops it after the last profiled rollout.
 
-    ``steps`` is ``first:end``: the first profiled rollout, and the rollout after the last profiled one.  Rollout 0 is
-    never recorded.
+    ``steps`` is ``first:end``: the first profiled rollout, and the rollout after the last profiled rollout.  Without
+    ``steps`` nothing is profiled.  Rollout 0 is never recorded.
     """
 
     def __init__(self, steps: str = "", switch: Callable[[bool], None] | None = None) -> None:

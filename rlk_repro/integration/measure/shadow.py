@@ -34,7 +34,7 @@ SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
 MAX_ROWS: Final = 2048
 """Largest number of rows to compare: a real model's logits take gigabytes, and a comparison holds several copies."""
 MAX_WHOLE_BYTES: Final = 2 << 30
-"""Largest size in bytes of the logits where an operator serves the whole loss, which needs all their rows."""
+"""Largest size in bytes of logits whose rows are all compared, as an operator for the whole loss needs them."""
 NUM_BUFFERS: Final = 6
 """The number of tensors of the compared logits' size that must fit into memory at once."""
 MAX_ERROR: Final = 300
@@ -42,7 +42,7 @@ MAX_ERROR: Final = 300
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The arguments of the trainer's loss, and the arguments (``call``) and results of the log-prob function in it."""
+    """The arguments of the trainer's loss; ``call`` holds those of the log-prob function inside the loss."""
 
     args: Any
     batch: Mapping[str, Any]
@@ -59,7 +59,7 @@ class _Microbatch:
 
 @dataclass
 class _Calls:
-    """Counts of the calls that a comparison makes; they do not count as calls of the step."""
+    """Counts the calls that a comparison makes, apart from the calls of the step."""
 
     counts: dict[str, Count] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class ShadowStep:
         self._step, self._seen = step, None
 
     def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's log-prob function: keep call and result, or return the result that a comparison set."""
+        """Wrap the trainer's log-prob function: keep its result; in a comparison, return the result that was set."""
         self._find_log_probs, signature = function, inspect.signature(function)
 
         def compute(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ class ShadowStep:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Keep a comparison out of timers, memory, watched results, and the tensors saved for the backward pass."""
+        """During the block, record no times, memory and results, and save no tensors for the model's backward pass."""
         # a recomputed loss counts the tensors that are saved, unless other hooks take them
         keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         is_enabled = self._turn.is_enabled
@@ -144,7 +144,7 @@ class ShadowStep:
                 self._turn.is_enabled, self._turn.aside, self._answer = is_enabled, None, None
 
     def _compare(self, step: int, microbatch: _Microbatch) -> None:
-        """Write one record for each factor of ``SCALES``; all ranks of a group compare, or none does."""
+        """Write one record for each factor in ``SCALES``; either all ranks of a group compare, or none of them."""
         problem = self._refusal
         for case in SCALES:
             if not self._refusal:
@@ -216,18 +216,17 @@ class ShadowStep:
 
 
 def _scale(logits: torch.Tensor, case: str) -> torch.Tensor:
-    """Return a new tensor that needs a gradient; without scaling it shares the numbers of ``logits``."""
+    """Return a tensor that needs a gradient: scaled logits, or for factor 1 the numbers of ``logits``, not copied."""
     scaled = logits if case == AS_TRAINED else (logits.float() * SCALES[case]).to(logits.dtype)
     return scaled.detach().requires_grad_()
 
 
 def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
-    """Return the first rows as a route computed them, and the other rows as the trainer computed them."""
     return None if whole is None else torch.cat([rows, whole[len(rows) :]])
 
 
 def _hear_ranks(problem: str, call: Mapping[str, Any]) -> str:
-    """Return why a rank of this group cannot compare, or an empty text; all ranks decide alike, so that none waits."""
+    """Return why this rank or another rank of the group cannot compare; all ranks decide alike, so that none waits."""
     shard = Shard.of(call["tp_group"])
     if shard.size == 1:
         return problem

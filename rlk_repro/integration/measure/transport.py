@@ -25,7 +25,7 @@ _MNNVL: Final = re.compile(r"NCCL INFO .*\bMNNVL [1-9]", re.M)
 
 
 def read_transport(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the transport that NCCL has chosen so far, or why it is unknown."""
+    """Return the transport that NCCL has chosen so far, or the reason why the transport is unknown."""
     pattern = (os.environ if environ is None else environ).get(LOG_VARIABLE)
     if not pattern:
         return {"unknown": f"{LOG_VARIABLE} is not set"}
@@ -38,7 +38,7 @@ def read_transport(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def parse_transport(log: str) -> dict[str, Any]:
-    """Return what NCCL's log says of the network between nodes, the channels' transports, and NVLink's offloads."""
+    """Return, from NCCL's log, the network between nodes, the transports of channels, and if NVLS and MNNVL are on."""
     networks = sorted({match[1] for match in _NETWORK.finditer(log)})
     return {
         "network": ", ".join(networks) or "none",

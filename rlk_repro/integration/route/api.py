@@ -39,7 +39,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteContext:
-    """What a route may use; ``native`` is the trainer's function, ``args`` its options, ``batch`` the present batch."""
+    """What a route may use: ``native`` is the trainer's own function, ``args`` are the trainer's options."""
 
     case: Case
     native: Callable[..., Any]
@@ -54,7 +54,7 @@ Claim: TypeAlias = tuple[Operator, Route | None]
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Return the route of ``op``; or why it cannot run: a rule, the route itself, or a class that is not accepted."""
+    """Return the route of ``op``, or the refusal by a rule, by the route or because of the operator's class."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal
@@ -87,14 +87,14 @@ class Recorder(Protocol):
         """Add to the counts of ``op``."""
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
-        """Note why a call falls back; raise an error where no call may fall back."""
+        """Note the reason why a call falls back; raise an error if the mode forbids fallbacks."""
 
 
 @dataclass
 class Turn:
-    """Whether RL-Kernel is in use now; otherwise every call goes to the trainer's own function and is not counted.
+    """Whether RL-Kernel serves calls now; otherwise every call goes to the trainer's own function and is not counted.
 
-    While ``aside`` is set, calls are recorded there, because they do not belong to the step.
+    While ``aside`` is set, calls are recorded in ``aside``, because these calls do not belong to the step.
     """
 
     is_enabled: bool = True

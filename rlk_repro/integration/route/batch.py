@@ -1,6 +1,6 @@
-"""Describe how a trainer lays out the rows of a microbatch, and hold the microbatch whose loss is being computed.
+"""Describe the order of rows in a trainer's microbatch, and hold the microbatch whose loss is being computed.
 
-Routes use the old policy's log-probs of that microbatch, because they are near the current ones.
+Routes read the old policy's log-probs of that microbatch, because these are near the current log-probs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 class RowLayout:
     """The layout of a microbatch without context parallelism: the rows of its samples follow one another.
 
-    In a sample of n tokens with a response of r tokens, rows n-r-1 to n-2 predict the response.  Each field is a key of
-    a batch; ``use_rollout_log_probs`` is the name of a trainer's option.
+    In a sample of n tokens with a response of r tokens, rows n-r-1 to n-2 predict the response.  Each field holds the
+    name of a key of the batch; ``use_rollout_log_probs`` holds the name of the trainer's option.
     """
 
     total_lengths: str = "total_lengths"

@@ -20,7 +20,7 @@ class RouteFailed(RuntimeError):
 
 
 def find_failures() -> tuple[type[Exception], ...]:
-    """Return ``FAILURES`` and the base of Triton's own errors, where it is installed."""
+    """Return ``FAILURES``, and the base class of Triton's errors if Triton is installed."""
     try:
         from triton.errors import TritonError
     except ImportError:

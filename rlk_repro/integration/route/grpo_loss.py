@@ -77,7 +77,7 @@ def _compute_surrogate(
 
 
 def _find_weights(reducer: Any, response_lengths: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
-    """Return the factor by which the reducer, a weighted sum, multiplies the value of each response token."""
+    """Return the weight of each response token in the reducer, which is a weighted sum."""
     tokens = torch.zeros(sum(response_lengths), device=device, requires_grad=True)
     with torch.enable_grad():
         (weights,) = torch.autograd.grad(reducer(tokens), tokens)

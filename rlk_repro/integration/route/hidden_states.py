@@ -17,7 +17,7 @@ from rlk_repro.integration.route.errors import RouteFailed
 _MOVES: Final = frozenset({"contiguous", "float", "squeeze", "transpose", "view_as"})
 """Methods that a trainer calls on logits and whose results hold the same numbers."""
 _LOOKS: Final = frozenset({"__get__", "__len__", "__repr__", "dim", "get_device", "is_contiguous", "size"})
-"""Methods that only inspect; ``__get__`` serves every attribute: shape, dtype, device, grad_fn."""
+"""Methods that only inspect the tensor; torch reads attributes (shape, dtype, device, grad_fn) by ``__get__``."""
 
 
 @dataclass(frozen=True)

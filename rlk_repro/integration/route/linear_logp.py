@@ -20,7 +20,7 @@ from rlk_repro.operators import OPERATORS, Platform, Reason, Refusal, find_split
 NAME: Final = "linear_logp"
 SM90: Final = "FusedLinearLogpSM90Op"
 SM90_COLUMNS: Final = 32
-"""The SM90 class needs bfloat16 and a hidden size divisible by this; otherwise it silently calls another class."""
+"""RL-Kernel's SM90 class needs bfloat16 and a hidden size that this number divides; else it calls another class."""
 
 
 def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
@@ -75,7 +75,7 @@ def _find_call_refusal(call: Call) -> Refusal | None:
 
 
 def find_weight_refusal(weight: torch.Tensor, implementation: str) -> Refusal | None:
-    """Return a refusal if RL-Kernel's class would silently call another class for this weight."""
+    """Return a refusal if RL-Kernel's class would silently call another class of RL-Kernel for this weight."""
     is_fit = weight.dtype == torch.bfloat16 and weight.shape[1] % SM90_COLUMNS == 0
     if implementation != SM90 or is_fit:
         return None

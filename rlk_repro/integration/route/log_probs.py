@@ -25,15 +25,18 @@ ValueCheck: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "Shard"], Refusal 
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 PROBED_COLUMNS: Final = 256
-"""The online and the Triton kernel return NaN for a row only if it has -inf among these first columns: two strides of
-the online kernel's 128 threads, or the Triton kernel's whole first tile, which begins with these columns."""
+"""Number of first columns to check: a kernel returns NaN for a row only if one of these columns is -inf.
+
+The online kernel reads these columns in the first two strides of its 128 threads.  The Triton kernel returns NaN
+only if its whole first tile is -inf, and that tile begins with these columns.
+"""
 NEAR: Final = 8.0
-"""The largest |log ratio| to an old log-prob at which exp and log lose fewer digits than float32 log-probs do."""
+"""Largest |log-prob - old log-prob| that counts as near: exp and log then lose less than float32 rounds off."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """This rank's place among the ranks that share the vocabulary; ``group`` is None if one rank has all of it."""
+    """This rank's place among the ranks that share the vocabulary; ``group`` is None for a single rank."""
 
     rank: int
     size: int
@@ -48,7 +51,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Targets:
-    """Each row's token, and the ``columns`` whose log-prob within the shard the operators compute.
+    """The token of each row, and ``columns``: the operators compute the log-probs of these columns within the shard.
 
     For a whole vocabulary the columns are the tokens, and ``split`` is None.  For a split vocabulary, the log-prob of
     any column gives the shard's normaliser.  A likely column gives the most digits, so the largest of the first few
@@ -104,7 +107,7 @@ class Joined:
 
 
 def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Refuse values for which the kernels' result would differ from vime's; all ranks of the group return the same.
+    """Refuse values for which the kernels' result would differ from vime's.  All ranks of the group give one answer.
 
     The call waits for the device once, before the kernels are queued.
     """
@@ -131,7 +134,8 @@ def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) ->
 
 
 class FirstCallCheck:
-    """Checks the values of each call until a call passes: a run's invalid logits are invalid from the first call on.
+    """Checks the values of each call until one call passes, because a run with invalid logits has them in its
+    first call.
 
     Later calls do not wait for the device; ``watch`` checks their results when the step ends.
     """
@@ -174,7 +178,7 @@ def select_no_grad(
 @dataclass(frozen=True, kw_only=True)
 class Operators:
     """The operators for log-probs with gradient.  ``logp_of_far`` gives the exact log-probs of rows whose known
-    log-prob is far off, and zero in other rows; None on a CPU, and where ``can_mend`` finds errors."""
+    log-prob is far off, and zero in other rows.  It is None on a CPU, and where ``can_mend`` finds errors."""
 
     ratio_kl: RatioKL
     logp: LogP
@@ -193,8 +197,8 @@ def select_with_grad(
     """Return log-probs [T] with gradient to ``logits``, and entropies [T] without.
 
     log_prob = old + log(ratio) for any ``old``.  With the log-prob itself as ``old`` the ratio is 1 up to rounding, so
-    exp and log lose nothing.  The entropy's pass over the logits also gives that ``old``.  Without that pass, a
-    ``hint`` [T] replaces it where it is near, and saves another read of the logits.
+    exp and log lose nothing.  The entropy's pass over the logits also gives that ``old``.  Without that pass,
+    ``old`` is the ``hint`` [T] in rows where the hint is near, which saves another read of the logits.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
@@ -218,7 +222,7 @@ class _RatioLogProbs(torch.autograd.Function):
 
     The operator gives d local / d logits = e_c - p, with p the softmax of this shard and e_c one at the requested
     column.  The wanted gradient is e_t - w * p, with w the shard's share of the probability and e_t one at this shard's
-    token.  It is w times the operator's gradient, plus a rest at two elements of each row.
+    token.  So the wanted gradient is w times the operator's gradient, plus corrections at two elements of each row.
     """
 
     @staticmethod
@@ -279,7 +283,7 @@ def _mend_far_rows(
 
 
 def can_mend(operators: Operators, device: torch.device) -> bool:
-    """Whether these operators mend rows whose known log-prob is far off, in a small example compared with torch."""
+    """Whether these operators give torch's results on a small example in which known log-probs are far off."""
     assert operators.logp_of_far is not None
     logits = torch.linspace(-3, 3, 4 * 64, device=device).sin().reshape(4, 64)
     tokens = torch.tensor([5, 0, 63, 17], device=device)

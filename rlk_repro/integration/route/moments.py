@@ -16,7 +16,7 @@ _BLOCKS: Final = (1024, 512, 256, 128)
 class Moments(NamedTuple):
     """Per row [T] float32: the largest logit, the logarithm of the sum of exp(logit - largest), and the entropy.
 
-    The first two stay separate because their sum, the log-sum-exp, would lose digits of the second.
+    The largest logit and the logarithm stay separate, because their sum, the log-sum-exp, has fewer digits.
     """
 
     largest: torch.Tensor

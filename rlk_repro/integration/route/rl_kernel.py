@@ -21,7 +21,7 @@ EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
 """Modules of RL-Kernel's registry, one per generation, newest first; both resolve an operator's name to one class.
 
-Only the first module that exists is used: if its import fails, an older module beside it is not what was installed.
+Only the first module that exists is used: if its import fails, no older module is tried.
 """
 CONTRACTS: Final = "rl_engine.contracts.operators.logprob"
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")
@@ -145,7 +145,7 @@ def _name_version(registry_name: str) -> str:
 
 
 def find_commit(installed: Distribution) -> str | None:
-    """Return the commit that this tool's installer recorded, or else the one that pip recorded (PEP 610)."""
+    """Return the commit that this tool's installer recorded, otherwise the commit that pip recorded (PEP 610)."""
     ours = json.loads(installed.read_text("rlk_repro_build.json") or "{}")
     pip = json.loads(installed.read_text("direct_url.json") or "{}")
     commit = ours.get("commit") or pip.get("vcs_info", {}).get("commit_id")
@@ -165,7 +165,7 @@ def _find_registry() -> tuple[Any, str] | Refusal:
 
 
 def _explain(name: str, platform: str) -> str:
-    """Return why RL-Kernel's registry may not have chosen a kernel, as far as this is known."""
+    """Return a likely reason why RL-Kernel's registry chose no kernel."""
     wanted = [item for item in OPERATORS[name].implementations[platform] if item.symbols]
     if not wanted:
         return "its kernels cannot be loaded here"

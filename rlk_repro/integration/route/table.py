@@ -56,7 +56,7 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
-    """Return the operators, and the source of the log-probs in the ratios' denominators: ``logp`` or torch."""
+    """Return the operators, and the name of the source of the old log-probs."""
     logp = load_operator("logp", platform)
     if isinstance(logp, Refusal):
         return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"
@@ -71,7 +71,7 @@ def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators,
 
 
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
-    """Return a function for the log-probs of rows where ``is_near`` is false, by RL-Kernel's indexed kernel.
+    """Return a function that computes, by RL-Kernel's indexed kernel, the log-probs of rows where ``is_near`` is false.
 
     The kernel starts one block per row; a block whose index names no row ends at once.
     """

@@ -72,7 +72,7 @@ class Dispatched:
 
 
 def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Dispatched | Refusal:
-    """Ask RL-Kernel for ``backend``, one of RL-Kernel's tiers or an implementation; refuse what ``OPERATORS`` lacks."""
+    """Ask RL-Kernel for ``backend``, a tier or an implementation; refuse a class that ``OPERATORS`` does not list."""
     contract = make_contract(contracts.types, shape, case.context_parallel)
     try:
         result = contracts.registry.get_logprob_op(contract, requested_backend=backend)
@@ -112,7 +112,7 @@ def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
 
 
 class VocabParallelLogp:
-    """Serves the calls of one run: RL-Kernel dispatches each new shape, always to the implementation of the first."""
+    """Serves the calls of one run; RL-Kernel must dispatch every new shape to the implementation of the first shape."""
 
     def __init__(self, contracts: Contracts, case: Case, first: Dispatched) -> None:
         self.loaded = LoadedOperator(
@@ -171,7 +171,7 @@ class VocabParallelLogp:
 
 
 def find_entropy(logits: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """Return the entropy [T] over all shards, without gradient; RL-Kernel's function needs more memory for this."""
+    """Return the entropy [T] over all shards, without gradient; RL-Kernel's own function needs more memory."""
     largest, log_sum, entropy = find_moments(logits)
     if shard.size == 1:
         return entropy

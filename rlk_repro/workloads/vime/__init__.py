@@ -126,7 +126,7 @@ def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
 
 
 def _all_arguments(plan: Plan) -> list[list[str]]:
-    """Return the arguments of a trial, and those of a live run, which has flags that other lanes leave out."""
+    """Return the arguments of a trial and of a live run: each lane leaves out flags that the other has."""
     run_dir = RunDir(NOWHERE)
     trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
     return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
@@ -139,7 +139,7 @@ def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield, from the plan's record of the workload, what distinguishes this run of vime from other runs."""
+    """Yield names and values that tell runs apart in a report; ``settings`` is the plan's record of the workload."""
     model, data, grpo = settings["model"], settings["data"], settings["grpo"]
     yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
     reward = data["rm_type"] or data["custom_rm_path"]

@@ -54,7 +54,7 @@ SOMETIMES: Final = frozenset(
     | {"offload", "offload-train", "no-offload-train", "offload-rollout", "no-offload-rollout", "rm-type"}
     | {"sequence-parallel", "use-routing-replay", "vllm-enable-deterministic-inference", "vllm-worker-extension-cls"}
 )
-"""Flags that only some settings produce."""
+"""Flags that the launcher sets under some settings only."""
 ENV: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 DETERMINISTIC_ENV: Final = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

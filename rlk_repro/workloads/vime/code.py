@@ -26,7 +26,7 @@ CODE_SWITCHES: Final = frozenset(
     {"--trust-remote-code", "--vllm-trust-request-chat-template"}
     | {"--run-workload-inspector-server", "--langrl-external-server"}
 )
-"""Flags without a value that let other files decide which code runs."""
+"""Flags without a value, by which other files decide which code runs."""
 PLAIN_TEXTS: Final = frozenset(
     {"--cp-comm-type", "--offload-modules", "--recompute-modules"}
     | {"--vllm-attention-backend", "--vllm-optimization-level", "--vllm-quantization"}

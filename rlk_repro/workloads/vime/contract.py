@@ -19,11 +19,11 @@ from rlk_repro.spec.values import Commit, Schema
 
 Nargs: TypeAlias = int | Literal["?", "*", "+"] | None
 Kind: TypeAlias = Literal["text", "int", "float", "bool", "json", "other"]
-"""The type of a value.  ``other`` means that a function of the parser reads the value; such a value is not checked."""
+"""The type of a value.  ``other``: the parser reads the value by a function of its own, so the value is not checked."""
 
 
 class Flag(BaseModel):
-    """One flag as one parser defines it.  ``flags`` are all its spellings.  ``takes_value`` is false for a switch."""
+    """One flag as one parser defines it; ``flags`` are its spellings, ``takes_value`` is false for a bare flag."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -42,7 +42,7 @@ class Flag(BaseModel):
 
 
 class Contract(BaseModel):
-    """All flags of one vime.  ``missing`` names the parts of the command line whose parsers were not available."""
+    """All flags of one commit of vime; ``missing`` names the parsers that were absent when the contract was made."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 

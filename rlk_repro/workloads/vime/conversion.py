@@ -127,7 +127,7 @@ def _find_root(source: CodeSource) -> Path:
 def _require_pinned(stack: Stack) -> dict[str, str]:
     """Require that vime and Megatron-LM on this machine are at the pinned commits; return both commits for the record.
 
-    Files that have the pinned hash count as the commit, so an unpacked archive without git is enough.
+    Files whose hash is the pinned hash count as the commit, so an unpacked archive is enough.
     """
     facts = code.probe()
     commits, problems = {}, []
@@ -155,7 +155,7 @@ def _make_env(vime: Path, megatron: Path) -> dict[str, str]:
 
 
 def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-    """Run the conversion under a guard, which ends it with this process: no two conversions write into one folder."""
+    """Run the conversion under a guard, which ends the conversion when this process ends."""
     with log.open("wb") as stream:
         tool = Guarded(argv, env, stream.fileno())
         try:
@@ -176,7 +176,7 @@ def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
 
 
 def _require_whole(work: WorkDir) -> None:
-    """Require the file with which the conversion marks a complete checkpoint; it writes this file last."""
+    """Require the file that marks a complete checkpoint; the conversion writes this file last."""
     tracker = work.files / TRACKER
     found = tracker.read_text().strip() if tracker.is_file() else "no such file"
     if found != RELEASE or not (work.files / RELEASE).is_dir():

@@ -101,7 +101,7 @@ def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) 
 def _recipe_step(
     kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int | None
 ) -> PrepareStep:
-    """Return a step whose folder has equal bytes on every machine.  After an interruption the step begins again."""
+    """Return a step that makes equal bytes on every machine; after an interruption the step begins again."""
 
     def make(work: WorkDir, tell: Tell) -> Made:
         shutil.rmtree(work.files, ignore_errors=True)

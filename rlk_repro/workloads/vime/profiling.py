@@ -1,6 +1,6 @@
 """Start Ray's workers under nsys or rocprofv3, the profilers besides torch's own.
 
-Both record only between two calls that ``integration`` makes in the training ranks, during the steps that torch's
+Both record only between two calls that ``integration`` makes in the training ranks, around the steps that torch's
 profiler would trace.  A worker that makes no such call writes no trace.
 """
 

@@ -184,7 +184,7 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Refuse vLLM kernels that choose experts themselves: they report expert 0, and vime would replay it everywhere.
+    """Refuse vLLM kernels that choose experts themselves: they report expert 0, and vime would replay that expert.
 
     https://github.com/vllm-project/vllm/issues/44116
     """
@@ -271,7 +271,7 @@ def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # no
         return
     for item in plan.eligibilities():
         if not item.is_eligible:
-            what = f"is required, but not eligible here ({item.reason})"
+            what = f"is required, but cannot run here ({item.reason})"
             expected = f"rl_kernel.ops_on.{plan.hardware.hardware} without {item.op}"
             yield Problem(_where(plan, f"rl_kernel.ops: {item.op}"), what, expected=expected)
 
