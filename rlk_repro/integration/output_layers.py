@@ -82,7 +82,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
             return forward(input_, weight, runtime_gather_output, **fused)
         if runtime_gather_output or fused.get("output_cross_entropy_loss"):
             asked = "gathered logits" if runtime_gather_output else "a fused loss"
-            what = "the output layer returns hidden states, from which this result cannot be made"
+            what = "the output layer returns hidden states, not this result"
             raise CheckFailed(Problem(NAME, what, got=asked, expected="this rank's logits"))
         if layer.sequence_parallel:
             input_ = _gather_rows(input_, layer.tp_group)

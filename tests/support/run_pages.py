@@ -197,8 +197,8 @@ def _inputs(plans: Plans) -> Iterator[str]:
     rows = [(what, *_describe_source(source)) for what, source in sources]
     yield from _table(("what", "from", "revision"), rows)
     yield ""
-    recipe = f", with the arguments of vime's `{workload.model.recipe}`" if workload.model.recipe else ""
-    yield f"The model is {workload.model.title}{recipe}."
+    recipe = f" Its arguments come from vime's `{workload.model.recipe}`." if workload.model.recipe else ""
+    yield f"Reports call the model *{workload.model.title}*.{recipe}"
     plan = _first(plans)
     if workload.rollouts_seed is not None and plan.run.lane != "live":
         yield f"`prepare` makes the rollouts: random tokens of full length from seed {workload.rollouts_seed}."
@@ -290,12 +290,13 @@ def _expected(plans: Plans) -> Iterator[str]:
     measure, summary = plan.run.measure, plan_summary(plan)
     lines = [
         f"The run has {measure.sessions} sessions. Each session has {measure.blocks} blocks and"
-        f" {measure.control_blocks} control blocks, {measure.warmup_steps} warm-up steps and {measure.num_scored}"
-        f" scored steps. The first session has the seed {measure.seed}."
+        f" {measure.control_blocks} control blocks, {_count(measure.warmup_steps, 'warm-up step')} and"
+        f" {_count(measure.num_scored, 'scored step')}. The first session has the seed {measure.seed}."
         if plan.is_crossover
         else f"The run has {_count(summary['num_pairs'], 'pair')} and"
-        f" {_count(summary['num_control_pairs'], 'control pair')}. Each trial has {measure.warmup_steps} warm-up steps"
-        f" and {measure.scored_steps} scored steps. The first pair has the seed {measure.seed}."
+        f" {_count(summary['num_control_pairs'], 'control pair')}. Each trial has"
+        f" {_count(measure.warmup_steps, 'warm-up step')} and {_count(measure.scored_steps, 'scored step')}."
+        f" The first pair has the seed {measure.seed}."
     ]
     if summary["num_pairs"]:
         lines.append(_describe_power(plan, summary["smallest_visible_effect"]))

@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Timers:
-    """Names of a function's timers: ``no_grad``, if given, times calls without gradient; ``forward`` the other calls."""
+    """Names of a function's timers; calls without gradient count in ``no_grad``, if given, and not in ``forward``."""
 
     forward: str
     backward: str | None = None

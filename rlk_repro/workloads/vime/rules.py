@@ -271,7 +271,7 @@ def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # no
         return
     for item in plan.eligibilities():
         if not item.is_eligible:
-            what = f"is required, but cannot run here ({item.reason})"
+            what = f"is required, but not eligible here ({item.reason})"
             expected = f"rl_kernel.ops_on.{plan.hardware.hardware} without {item.op}"
             yield Problem(_where(plan, f"rl_kernel.ops: {item.op}"), what, expected=expected)
 
