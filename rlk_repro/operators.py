@@ -163,7 +163,7 @@ def _needs_no_temperature(case: Case) -> Refusal | None:
 class Operator:
     """One operator.  ``function`` is the trainer's function whose ``calls`` it serves.
 
-    ``implementations`` holds, by platform, the classes that count as RL-Kernel; on other platforms there are none.
+    ``implementations`` holds, by platform, the classes that count as RL-Kernel; other platforms have no class.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Operator:
         return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
 
     def find_implementation(self, platform: str, name: str) -> Implementation | None:
-        """Return the accepted implementation whose class or backend has this name; None if there is none."""
+        """Return the accepted implementation whose class or backend has this name; None if no implementation has it."""
         accepted = self.implementations.get(platform, ())
         return next((item for item in accepted if name in {item.class_name, item.backend}), None)
 
