@@ -67,7 +67,7 @@ class TokenRecord:
         return functools.update_wrapper(compute, function, updated=())
 
     def end_step(self) -> dict[str, Any] | None:
-        """Return the step's counts as plain values, or the ``reason`` why it has no counts; None if no loss was called."""
+        """Return the step's counts as plain values, or a ``reason`` why they are absent; None if no loss was called."""
         seen, self._seen = self._seen, []
         reason, self._reason = self._reason, self._refusal
         if reason or not seen:
