@@ -68,7 +68,7 @@ def export(
     from rlk_repro.images.stacks import get_stack
 
     environment.export(get_stack(stack), folder, target)
-    _answer(target, "check it anywhere with sha256sum -c SHA256SUMS", as_json)
+    _answer(target, "check the folder anywhere with sha256sum -c SHA256SUMS", as_json)
 
 
 def _answer(folder: Path, words: str, as_json: bool, *, is_ok: bool = True) -> None:

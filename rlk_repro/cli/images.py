@@ -170,7 +170,7 @@ def pin(
     for line in lines or [f"stack {known.stack}: no pin has moved"]:
         say(line)
     if lines and output is None:
-        note(f"review the difference, then write it: -o {display_name(path)}")
+        note(f"review the difference, then write the renewed stack: -o {display_name(path)}")
 
 
 def export(
@@ -189,7 +189,7 @@ def export(
     if as_json:
         say_json(checked)
     else:
-        say(f"{folder}: {checked.digest}; check it anywhere with sha256sum -c SHA256SUMS")
+        say(f"{folder}: {checked.digest}; check the folder anywhere with sha256sum -c SHA256SUMS")
 
 
 def import_(

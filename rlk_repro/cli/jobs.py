@@ -25,7 +25,7 @@ RunId = Annotated[
 
 
 STAGED: Final = "staged but not submitted"
-NOT_OURS: Final = "not submitted by you: only its files were read"
+NOT_OURS: Final = "was not submitted by you, so only the files of the run were read"
 
 
 def register(app: typer.Typer) -> None:

@@ -117,4 +117,4 @@ def _show(request: PrepareRequest, done: list[Done], *, as_json: bool) -> None:
     if not done:
         say(_NOTHING)
     for pin in unpinned:
-        say(f"not pinned: the hub served {pin['revision']}; review it, then write it to {pin['path']}")
+        say(f"not pinned: the hub served {pin['revision']}; review this revision, then write it to {pin['path']}")

@@ -55,8 +55,8 @@ INTRODUCTION: Final = (
     f"Each row is one implementation; all rows of a table have the same input. The row {REFERENCE} is {REFERENCE}'s "
     f"own function, and {TIMES} is a row's speed as a multiple of that function's speed in the same process. fused "
     "means RL-Kernel's own kernels, by class and compiled symbols; native means RL-Kernel's plain PyTorch; peer means "
-    "another project's function, for comparison only. blocked means that an implementation cannot run here, oom that "
-    "it ran out of memory."
+    "another project's function, for comparison only. blocked means that an implementation cannot run here; oom "
+    "means that an implementation ran out of memory."
 )
 LEGEND: Final = (
     "A median covers all timed calls of one process. ± is the median absolute deviation within a process; the largest "

@@ -129,8 +129,8 @@ def test_a_package_of_the_base_that_changed_is_refused(monkeypatch: pytest.Monke
         check_untouched({"torch": "2.11.0", "numpy": "1.26.4"}, ["isal"])
     assert str(caught.value).splitlines() == [
         "package flash-attn: was changed by the build, got '2.8.3', expected absent, as in the base",
-        "package numpy: was changed by the build, got None, expected 1.26.4, as the base brought it",
-        "package torch: was changed by the build, got '2.12.0', expected 2.11.0, as the base brought it",
+        "package numpy: was changed by the build, got None, expected 1.26.4, the version of the base image",
+        "package torch: was changed by the build, got '2.12.0', expected 2.11.0, the version of the base image",
     ]
 
 

@@ -133,7 +133,7 @@ def test_another_commit_is_refused(checkout: Checkout, tmp_path: Path) -> None:
     head = git(checkout.folder, "rev-parse", "HEAD")
     assert str(caught.value) == (
         f"{checkout.folder}: is commit {head}, expected {checkout.pin.commit}, as the stack pins\n"
-        "  hint: git checkout that commit, or measure what is there without a pin: RLK_STACK=host"
+        "  hint: git checkout that commit, or measure these sources without a pin: RLK_STACK=host"
     )
 
 
@@ -168,7 +168,7 @@ def test_an_archive_is_known_by_its_files(checkout: Checkout, tmp_path: Path) ->
     assert str(caught.value) == (
         f"{archive}: is an archive of tree {hash_tree(archive)}, expected {checkout.pin.tree}, "
         f"the files of {checkout.pin.commit[:12]}\n"
-        "  hint: unpack a fresh one, or measure what is there without a pin: RLK_STACK=host"
+        "  hint: unpack a fresh one, or measure these sources without a pin: RLK_STACK=host"
     )
 
 
@@ -219,8 +219,8 @@ def test_a_gpu_without_its_compiler_is_refused_before_the_build() -> None:
         (
             replace(HOPPER, nvcc=None),
             False,
-            "RL-Kernel on NVIDIA H200: nvcc is absent, so its kernels cannot be built\n  hint: install the CUDA "
-            "toolkit, or name it by CUDA_HOME; CUDA_VISIBLE_DEVICES= for the native operators only",
+            "RL-Kernel on NVIDIA H200: nvcc is absent, so no kernels can be built\n  hint: install the CUDA "
+            "toolkit, or name it by CUDA_HOME; CUDA_VISIBLE_DEVICES= gives native operators only",
         ),
         (
             replace(HOPPER, nvcc="12.4"),

@@ -87,7 +87,10 @@ def test_an_unpinned_revision_is_resolved_and_reported(hub: HubServer, call: Cal
     fill_hub(hub, LATER)
     code, out, _ = call(*words("--cache", str(prepared), *from_hub(None)))
     assert code == 0
-    assert f"not pinned: the hub served {COMMIT}; review it, then write it to workload.model.source.revision\n" in out
+    assert (
+        f"not pinned: the hub served {COMMIT}; review this revision, then write it to workload.model.source.revision\n"
+        in out
+    )
 
 
 def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, call: Call, prepared: Path) -> None:

@@ -132,7 +132,7 @@ def test_an_unpacked_bundle_reaches_no_job_of_mine(call, tmp_path: Path, fake: F
     for command in (("cancel",), ("collect",), ("submit", "--resume")):
         code, _, err = call(*command, "their-id")
         assert (code, "their-id: was not submitted by you" in err) == (1, True), command
-    assert call("status", "their-id")[1].startswith("their-id: not submitted by you")
+    assert call("status", "their-id")[1].startswith("their-id: was not submitted by you")
     assert call("logs", "their-id")[1].startswith("==> 00-p1-baseline <==")
     assert call("runs", "list", "--submitted")[0] == 0
     assert fake.calls == []

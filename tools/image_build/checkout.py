@@ -13,7 +13,7 @@ from tools.image_build.package import pip_install
 
 TIMEOUT_S: Final = 900.0
 NO_COMMIT: Final = ("not our ref", "couldn't find remote ref")
-LOST: Final = "the repository has no such commit (any more): rlk-repro images pin resolves the pins anew"
+LOST: Final = "the repository does not have this commit (any more): rlk-repro images pin resolves the pins again"
 # git keeps here when and from where it fetched
 TRACES: Final = ("FETCH_HEAD", "ORIG_HEAD", "logs", "gc.log")
 

@@ -36,7 +36,7 @@ OFFLINE: Final = "rlk-repro env create DIR --from FOLDER takes what env export w
 STUBS: Final = ("lib64/stubs", "targets/x86_64-linux/lib/stubs", "targets/sbsa-linux/lib/stubs")
 CUDA_BIN: Final = "/usr/local/cuda/bin"
 TOOLS: Final = {
-    "ninja": "ninja: without it torch does not use the stand-in for nvcc",
+    "ninja": "ninja, without which torch does not use the stand-in for nvcc",
     "cuobjdump": "cuobjdump: nothing else shows the GPUs of an extension",
 }
 BUILD_NAMES: Final = (build.SM90, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
@@ -100,7 +100,9 @@ def install_without_kernels(pin: Pin) -> BuildRecord:
         _install(next(wheels.glob("*.whl")), made)
     found = find_extensions(_installed_folder())
     if found:
-        raise CheckFailed(Problem(found[0].name, "was built", expected="no extension: none is known for ROCm"))
+        raise CheckFailed(
+            Problem(found[0].name, "was built", expected="no extension, because RL-Kernel has none for ROCm")
+        )
     return made
 
 

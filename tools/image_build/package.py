@@ -78,7 +78,7 @@ def check_untouched(base: Mapping[str, str], added: Iterable[str]) -> None:
     for name in sorted(base.keys() | now.keys()):
         if name in allowed or base.get(name) == now.get(name):
             continue
-        expected = f"{base[name]}, as the base brought it" if name in base else "absent, as in the base"
+        expected = f"{base[name]}, the version of the base image" if name in base else "absent, as in the base"
         problems.append(Problem(f"package {name}", "was changed by the build", got=now.get(name), expected=expected))
     if problems:
         raise CheckFailed(*problems)

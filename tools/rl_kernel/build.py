@@ -30,7 +30,7 @@ SM90: Final = "KERNEL_ALIGN_FORCE_SM90"
 # What a failed build prints, and what it means; checked in this order.
 BUILD_TROUBLE: Final = (
     ("mismatches the version that was used to compile", "use the nvcc of the CUDA release that torch was built with"),
-    ("Unsupported gpu architecture", "this nvcc is too old for this GPU, or TORCH_CUDA_ARCH_LIST names another"),
+    ("Unsupported gpu architecture", "this nvcc is too old for this GPU, or TORCH_CUDA_ARCH_LIST names another GPU"),
     ('has no member "Max"', "CUDA 13 needs the repair that comes with --sm90"),
     ("requires’ does not name a type", "this torch needs C++20, and RL-Kernel requests C++17: use an older torch"),
     ("Killed", "too little memory: MAX_JOBS=2"),
@@ -83,8 +83,8 @@ def check_compiler(machine: Machine, *, is_sm90: bool = False) -> None:
         return
     where = f"RL-Kernel on {machine.device}"
     if machine.nvcc is None:
-        hint = "install the CUDA toolkit, or name it by CUDA_HOME; CUDA_VISIBLE_DEVICES= for the native operators only"
-        raise EnvironmentMissing(Problem(where, "nvcc is absent, so its kernels cannot be built", hint=hint))
+        hint = "install the CUDA toolkit, or name it by CUDA_HOME; CUDA_VISIBLE_DEVICES= gives native operators only"
+        raise EnvironmentMissing(Problem(where, "nvcc is absent, so no kernels can be built", hint=hint))
     if machine.toolkit and machine.nvcc.split(".")[0] != machine.toolkit.split(".")[0]:
         raise EnvironmentMissing(
             Problem("nvcc", "is of another CUDA release than torch", got=machine.nvcc, expected=machine.toolkit,

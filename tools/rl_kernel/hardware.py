@@ -28,7 +28,7 @@ def main() -> int:
         known = [load_hardware(name).model for name in names]
         found = find_hardware(known, machine["platform"], machine["device"])
         if found is None:
-            hint = "name one: HARDWARE=…; or CUDA_VISIBLE_DEVICES= for the CPU"
+            hint = "name a hardware: HARDWARE=…; or set CUDA_VISIBLE_DEVICES= to use the CPU"
             raise EnvironmentMissing(Problem(machine["device"], "no hardware file describes it",
                                              expected=f"one of {', '.join(names)}", hint=hint))  # fmt: skip
     except RlkReproError as error:

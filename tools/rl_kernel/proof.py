@@ -99,7 +99,7 @@ def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool
 def _extension_problems(found: Found, wanted: tuple[str, ...]) -> Iterator[Problem]:
     missing = [name for name in wanted if name not in found.symbols]
     if found.extension_error:
-        hint = "RL-Kernel builds it only where torch sees the GPU; a build for another torch does not load"
+        hint = "RL-Kernel builds this extension only where torch sees the GPU, and for the present torch only"
         yield Problem("rl_engine._C", f"cannot be imported ({found.extension_error})", hint=hint)
     elif missing:
         yield Problem("rl_engine._C", "lacks operators", got=list(found.symbols), expected=", ".join(missing))

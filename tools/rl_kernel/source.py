@@ -136,7 +136,7 @@ def _copy(origin: Path, folder: Path, names: Iterable[str]) -> None:
 
 
 def _other_sources(origin: Path, got: str, expected: str, remedy: str) -> SpecError:
-    hint = f"{remedy}, or measure what is there without a pin: RLK_STACK=host"
+    hint = f"{remedy}, or measure these sources without a pin: RLK_STACK=host"
     return SpecError(Problem(str(origin), f"is {got}", expected=expected, hint=hint))
 
 

@@ -139,7 +139,7 @@ RULES: Final[tuple[Rule, ...]] = (
             rf"{_WE} ~2 (?:published|readme) (?:numbers?|figures?|results?|speedups?)",
         ),
         reason="published numbers are their authors' results, on their hardware",
-        instead="reproduced, not reproduced or not runnable here, row by row, with our number beside theirs",
+        instead="say of each row: reproduced, not reproduced or not runnable here; with both numbers",
     ),
     Rule(
         name="maximum",
@@ -179,7 +179,7 @@ RULES: Final[tuple[Rule, ...]] = (
             rf"{_NEVER_RAN} ~4 (?:is|are|was|were|been) (?:fully )?{_RAN}",
         ),
         unless=re.compile(rf"{_ATTRIBUTED}|\b(?:rendered|planned|fixtures?)\b"),
-        reason="jobs and layouts for it were rendered and checked; nothing ran there",
+        reason="jobs and layouts for this hardware were rendered and checked; nothing ran there",
         instead="rendered only, or planned; list what ran where",
     ),
 )
