@@ -270,7 +270,7 @@ def test_a_session_is_a_trial_alone_in_its_pair() -> None:
     assert Plan.from_json(json.loads(dump_json(plan.to_json()))) == plan
     assert plan.expected_minutes() is None
     text = "\n".join(plan_lines(plan))
-    assert "3: 84 steps each: 2 warm-up, 8 blocks and 2 control blocks of 4 × 2, 2 shadow" in text
+    assert "3: 84 steps each: 2 warm-up, 8 blocks and 2 control blocks of 4 × 2 steps, 2 shadow steps" in text
     assert "s3: BAAB BAAB (BAAB)" in text
 
 

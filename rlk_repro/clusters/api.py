@@ -39,9 +39,10 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A rendered job before submission: files for ``job/`` (name to text) and the command that submits or starts it.
+    """A rendered job before submission: the files of the folder ``job/`` and the command that submits the job.
 
-    ``remarks`` tell the user which choices the tool made because the profile leaves them open.
+    ``files`` maps names to texts.  ``remarks`` name the choices that the tool made because the profile leaves them
+    open.
     """
 
     files: Mapping[str, str]
@@ -113,7 +114,7 @@ class Bound:
 
 
 class Backend(Protocol):
-    """The functions that every backend has.  mypy compares each backend with this protocol in ``registry``."""
+    """The functions that every backend has; in ``registry``, mypy checks that each backend has these functions."""
 
     @property
     def CLIENT(self) -> str | None:  # noqa: N802

@@ -1,6 +1,7 @@
 """List what a recorded experiment would run on this machine.
 
-A replay shows the list and asks the user to agree.  Foreign code also needs ``--trust``.
+A replay shows the list and asks the user to agree.  Code from outside this package and the
+stack's pins also needs ``--trust``.
 A bundle brings its run, stack and hardware.  The profile of the bundle's author, with paths and variables, is not used.
 """
 

@@ -1,4 +1,4 @@
-"""Send a job to its cluster: stage it, record it, ask for its state, wait.  ``rlk_repro.job`` runs inside it."""
+"""Send a job to its cluster: stage it, record it, ask for its state, wait.  ``rlk_repro.job`` runs inside the job."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def poll(launched: Launched) -> JobStatus:
 
 
 def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
-    """Ask for the states of many submissions, with one question per cluster if the cluster can answer it."""
+    """Ask for the states of many submissions, with one question per cluster if the cluster can answer for many."""
     found: dict[int, JobStatus] = {}
     for cluster in {item.submission.cluster for item in launched}:
         own = {number: item for number, item in enumerate(launched) if item.submission.cluster == cluster}

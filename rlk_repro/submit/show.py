@@ -209,7 +209,8 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield (
         "sessions",
         f"{measure.sessions}: {plan.num_steps} steps each: {measure.warmup_steps} warm-up, {measure.blocks} blocks and "
-        f"{measure.control_blocks} control blocks of 4 × {measure.period_steps}, {measure.shadow_steps} shadow",
+        f"{measure.control_blocks} control blocks of 4 × {measure.period_steps} steps, "
+        f"{measure.shadow_steps} shadow steps",
     )
     for number, trial in enumerate(plan.trials):
         blocks = make_schedule(measure, trial.seed).blocks
@@ -248,7 +249,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     effect = summary["smallest_visible_effect"]
     if plan.is_crossover:
         if effect is None:
-            return "none: faster or slower needs 3 sessions of 6 blocks, and 0 or at least 6 control blocks in all"
+            return "none: faster or slower needs 3 sessions of 6 blocks, and in all no control block or at least 6"
         return (
             f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
             f"spread by {measure.expected_block_sd_pct:g} % (the verdict faster needs a change of over "

@@ -226,7 +226,7 @@ def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
 
 
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
-    """Judge a job that exists.  A sealed run is done, whatever the job's own state.  An unsealed run is never done."""
+    """Return the state of a job that exists.  A sealed run is done, even if the job failed; an unsealed run is not."""
     last = read_last_word(run_dir)
     # before the agent has ended, its message only names its last action
     message = last.message if last.exit_code is not None else ""
@@ -246,7 +246,7 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
-    """Judge a job that no longer exists: a user deleted it, its time to live ended, or ``collect`` removed it."""
+    """Return the state of a job that no longer exists: a user, its time to live or ``collect`` deleted the job."""
     if not run_dir.plan.is_file():
         return JobStatus(state=JobState.UNKNOWN, reason=f"neither {sent.kind} {sent.name} nor its run directory exists")
     facts, last = _recall(run_dir), read_last_word(run_dir)

@@ -1,7 +1,7 @@
 """Define a pod's facts about its run directory, and the blocks with checksums in which a pod sends files.
 
-Both ends use this module: the commands inside the pod (``rlk_repro.clusters.k8s.pod.answers``) and the backend that
-calls them.
+The commands inside the pod (``rlk_repro.clusters.k8s.pod.answers``) and the backend that calls these commands use this
+module.
 """
 
 from __future__ import annotations

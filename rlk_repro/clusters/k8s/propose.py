@@ -100,7 +100,7 @@ def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
 def judge_kubernetes(
     profile: Profile, site: KubernetesSite, hardware: Mapping[str, Hardware], plan: Plan | None
 ) -> list[Finding]:
-    """Find the faults of a profile that the cluster's answers show without a job."""
+    """Compare a profile with the cluster's facts, without a job, and return a finding for each fault."""
     settings = profile.kubernetes or KubernetesSettings()
     model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
     num_nodes = 1 if plan is None else plan.layout.num_nodes

@@ -90,7 +90,7 @@ def read_sent(submission: Submission) -> Sent | None:
 
 
 def find_objects(sent: Sent) -> Found:
-    """Find the job and its pods; while the job waits for pods, also find its warnings among the events.
+    """Find the job and its pods; while the job waits for pods, also find its warning events.
 
     Raises:
         Unreachable, SchedulerRefused: kubectl failed; the error quotes it.

@@ -80,7 +80,7 @@ class KubernetesSite:
 
 
 def probe_site(place: Target) -> KubernetesSite:
-    """Ask the cluster some 20 short questions; create nothing.
+    """Ask the cluster about 20 short questions; create nothing.
 
     Raises:
         EnvironmentMissing: kubectl is not installed, or no cluster answers.
@@ -168,7 +168,7 @@ def _make_review(place: Target, permission: Permission) -> dict[str, Any]:
 
 
 def _read_many(text: str) -> list[dict[str, Any]]:
-    """Read several JSON objects: ``kubectl create`` prints one after the other."""
+    """Read the JSON objects that ``kubectl create`` prints one after the other."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while text[place:].strip():
         place += len(text[place:]) - len(text[place:].lstrip())

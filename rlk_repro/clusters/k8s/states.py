@@ -153,7 +153,7 @@ def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
-    """Return the state and its reason as the job's own object shows them, without its pods."""
+    """Return the state and the reason that the job's own object shows, without a look at the pods."""
     status, spec = as_map(job.get("status")), as_map(job.get("spec"))
     if job.get("kind") == "RayJob":
         word = str(status.get("jobDeploymentStatus", ""))
@@ -231,14 +231,14 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def role_of(pod: Mapping[str, Any]) -> str:
-    """Return a pod's role by its label; of the pods of a Job, which have equal labels, the pod with index 0 leads."""
+    """Return a pod's role by its label.  The pods of a Job have equal labels, so there the pod with index 0 leads."""
     metadata = as_map(pod.get("metadata"))
     role = str(as_map(metadata.get("labels")).get(ROLE, ""))
     return LEADER if role == AGENT and as_map(metadata.get("annotations")).get(INDEX) == "0" else role
 
 
 def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the images that ran, as the container runtime names them; a digest may be that of one platform."""
+    """Return the images that ran, as the container runtime names them; a digest may name the image of one platform."""
     return [
         {
             "pod": str(as_map(pod.get("metadata")).get("name", "")),

@@ -1,7 +1,7 @@
 """Run on Slurm: one sbatch script per run, on a file system that the nodes share with this machine.
 
 ``script`` renders the script; ``client`` asks Slurm.  The run directory shows what a run did.  Slurm says whether the
-job runs, and why it does not.
+job runs, and why a job does not run.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
 
 
 def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
-    """Judge an ended job.  A sealed run is done, whatever its exit code.  An unsealed run never counts as done."""
+    """Return the state of an ended job.  A sealed run is done, whatever its exit code; an unsealed run is not."""
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)

@@ -1,7 +1,7 @@
 """Ask Slurm's clients, 22.05 and later, and interpret job states.  Only fixed fields are read, never human text.
 
 This module submits nothing; the backend does.  Every client gets a clean environment: variables such as
-``SBATCH_PARTITION`` or those of an enclosing job would silently change what the client does.
+``SBATCH_PARTITION``, or the variables of an enclosing job, would silently change what the client does.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class JobFacts:
 
 
 def parse_job_id(text: str) -> JobId | None:
-    """Read the last line that ``sbatch --parsable`` prints; filters of a site may print lines above it."""
+    """Read the last line that ``sbatch --parsable`` prints; a filter of the site may print lines above that line."""
     lines = text.split()
     found = _JOB_ID.fullmatch(lines[-1]) if lines else None
     return None if found is None else JobId(found[1], found[2] or "")

@@ -42,7 +42,7 @@ class UserHere:
 def judge_profile(
     profile: Profile, site: SlurmSite, here: UserHere, needs: Needs, hardware: Mapping[str, Hardware]
 ) -> list[Finding]:
-    """Find the faults of a profile that the facts show without a job."""
+    """Compare a profile with facts of cluster and machine, without a job, and return a finding for each fault."""
     settings = profile.slurm or SlurmSettings()
     pools = site.pools_of(settings.partition)
     return [

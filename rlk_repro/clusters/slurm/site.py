@@ -148,7 +148,7 @@ def parse_pools(text: str) -> Iterator[Pool]:
 
 
 def parse_gres(text: str) -> Iterator[Gpus]:
-    """Read ``gpu:nvidia_h200:8(S:0-1),gpu:a100:2,shard:4``; the list of sockets may hold commas."""
+    """Read GPUs from a text such as ``gpu:nvidia_h200:8(S:0-1),gpu:a100:2``; the list of sockets may hold commas."""
     for item in re.split(r",(?![^(]*\))", text):
         match = _GRES.fullmatch(item.strip())
         if match is not None:

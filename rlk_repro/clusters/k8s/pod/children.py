@@ -25,7 +25,7 @@ def start_ray(environ: Mapping[str, str]) -> Guarded:
     """Start Ray by the exact command that KubeRay would have run in this container.
 
     Raises:
-        EnvironmentMissing: KubeRay left no command or no token, or Ray is too old for a token.
+        EnvironmentMissing: KubeRay set no command or no token, or Ray is too old for a token.
     """
     require_tokens()
     command = environ.get(RAY_COMMAND)
