@@ -8,6 +8,7 @@ host reads them once.  No tensor of the trainer is changed, or kept longer than 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -67,11 +68,19 @@ class TokenRecord:
         return functools.update_wrapper(compute, function, updated=())
 
     def end_step(self) -> dict[str, Any] | None:
-        """Return the step's counts as plain values, or a ``reason`` why they are absent; None if no loss was called."""
+        """Return the step's counts as plain values, or a ``reason`` why they are absent; None if no loss was called.
+
+        ``seconds`` is the time that the counts took, on the host and on the device.
+        """
         seen, self._seen = self._seen, []
         reason, self._reason = self._reason, self._refusal
         if reason or not seen:
             return {"reason": reason} if reason else None
+        device = seen[0].ours[0].device
+        if device.type == "cuda":
+            # what the trainer left on the device does not count; reading the table would wait for it too
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
         with torch.no_grad():
             tables = list(map(_count, seen))
             counts = torch.stack([item.counts for item in tables]).sum(0)[:, :NUM_CLASSES].tolist()
@@ -80,6 +89,7 @@ class TokenRecord:
             num_not_finite = int(torch.stack([item.num_not_finite for item in tables]).sum())
         positions, log_probs = counts[:NUM_POSITIONS], counts[NUM_POSITIONS:]
         return {
+            "seconds": time.perf_counter() - began,
             "tokens": sum(map(sum, log_probs)),
             "not_finite": num_not_finite,
             "by_position": _cut(positions),
