@@ -77,7 +77,7 @@ def _list_commits(plan: Plan) -> Iterator[Code]:
 
 
 def _list_images(plan: Plan) -> Iterator[Code]:
-    """List the image, since an image can run anything; an image is known if a shipped stack has its digest."""
+    """List the plan's image, because an image can run any code; an image is known if a shipped stack has its digest."""
     image = plan.image
     if image is not None:
         shipped = {known.digest for stack in _load_shipped_stacks() for known in stack.images.values()}

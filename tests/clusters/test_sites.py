@@ -270,7 +270,7 @@ def test_a_profile_that_fits_has_no_findings() -> None:
             ('gres: "gpu:nvidia_h200"', "gres: none"),
             warning("slurm.gres", "gpu:nvidia_h200", "none: Slurm may hide GPUs that were not requested"),
         ),
-        (("hardware: h200", "hardware: a100"), warning("hardware", "h200, by GRES and features", "a100")),
+        (("hardware: h200", "hardware: a100"), warning("hardware", "h200, which GRES and features name", "a100")),
         (
             ("slurm: {", "slurm: {reservation: mine, "),
             blocking("slurm.reservation", "no reservation: the cluster has none", "mine"),

@@ -147,7 +147,7 @@ def find_latest(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a sort key, oldest pod first: by creation time in whole seconds; of equal times, an ended pod is older."""
+    """Return a sort key, oldest pod first: by creation time in whole seconds; at equal times, an ended pod is older."""
     has_ended = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
     return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not has_ended
 

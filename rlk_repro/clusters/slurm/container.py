@@ -1,4 +1,4 @@
-"""Make the options by which a container runtime starts the stack's image, and refuse values that it cannot take.
+"""Make the options by which a container runtime starts the stack's image; refuse values that a runtime cannot take.
 
 Each runtime also has a template of its name, which holds the shell code.
 """
@@ -28,7 +28,7 @@ _IMEX: Final = "/dev/nvidia-caps-imex-channels"
 # Ray sets HIP_VISIBLE_DEVICES itself, and refuses to start where one of these variables disagrees with it
 AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CACHE: Final = "/var/cache/rlk-repro"
-"""The path inside Apptainer's containers for a cache folder of the node."""
+"""The path at which Apptainer's containers see a cache folder of the node."""
 _CACHES: Final = (
     "CUDA_CACHE_PATH",
     "FLASHINFER_WORKSPACE_BASE",

@@ -117,7 +117,7 @@ def _judge_hardware(profile: Profile, pools: Sequence[Pool], hardware: Mapping[s
     kinds = [gpus.kind for pool in pools for gpus in pool.gpus]
     found = find_hardware([*kinds, *(name for pool in pools for name in pool.features)], hardware)
     if found and model.hardware not in found:
-        yield Finding(Level.WARNING, "hardware", f"{' or '.join(found)}, by GRES and features", model.hardware)
+        yield Finding(Level.WARNING, "hardware", f"{' or '.join(found)}, which GRES and features name", model.hardware)
     counts = sorted({pool.gpus_per_node for pool in pools} - {0})
     if counts and model.gpus_per_node not in counts:
         has = " or ".join(map(str, counts))

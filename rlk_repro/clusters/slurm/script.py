@@ -71,7 +71,10 @@ def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def _escape_folder(folder: str) -> str:
-    """Escape a path for Slurm.  Slurm does not expand ``%`` in a path with a backslash, so double only backslashes."""
+    """Escape a path for Slurm: double its backslashes, or else its ``%``.
+
+    Slurm does not expand ``%`` in a path with a backslash.
+    """
     return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
 
 
