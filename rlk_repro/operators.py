@@ -242,7 +242,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         ),
         Operator(
             name="grpo_loss",
-            covers="the whole policy loss, where it is exactly the trainer's",
+            covers="the whole policy loss, where the operator's loss equals the trainer's",
             function="policy_loss_function",
             calls=Calls.GRAD,
             implementations={

@@ -30,7 +30,7 @@ _ROWS_PER_CHUNK: Final = 256
 
 
 def expand_grids(grids: Iterable[Grid]) -> tuple[OperatorCase, ...]:
-    """Return a case for every combination of a grid's values, each case once, in the order of the grids."""
+    """Return one case for every combination of each grid's values, in the order of the grids and without repetition."""
     return tuple(dict.fromkeys(case for grid in grids for case in _expand_grid(grid)))
 
 
@@ -191,7 +191,7 @@ def estimate_bytes(case: OperatorCase) -> int:
 
 
 def find_floor_s(case: OperatorCase, rates: Rates) -> float:
-    """Return the least time of the case on this device: unavoidable traffic or arithmetic, whichever takes longer.
+    """Return the least time of the case on this device: that of unavoidable memory traffic or arithmetic, if longer.
 
     Logits: the wanted rows are read once, and for the gradient once more; the gradient is written for all rows.  Hidden
     states and weight count in the same way, with 2 N D V operations forward and 4 N D V backward, where N counts wanted

@@ -21,7 +21,7 @@ IMPORT_ERRORS: Final = (ImportError, AttributeError, OSError, RuntimeError)
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A built call: ``forward`` returns one value per row of ``leaves`` [N], or a weighted sum (``grpo_loss``)."""
+    """A call that is ready for timing: ``forward`` returns one value per row [N], or a weighted sum (``grpo_loss``)."""
 
     forward: Callable[[], torch.Tensor]
     kind: OperatorKind
@@ -41,14 +41,14 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """An implementation, which is a row in a report's tables; ``kind`` is shown if ``build`` cannot give a call."""
+    """An implementation, which is one row in a report's tables; the row shows ``kind`` even if it cannot be built."""
 
     name: str
     operator: str
     kind: OperatorKind = OperatorKind.UNRESOLVED
     build: Builder
     is_sparse: bool = False
-    """Whether the implementation skips unwanted rows; then only cases with unwanted rows measure it."""
+    """Whether the implementation skips unwanted rows; if so, it is measured only in cases that have such rows."""
 
 
 Call: TypeAlias = Callable[[], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
@@ -101,5 +101,5 @@ def clip_losses(ratio: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 
 
 def reduce_losses(losses: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
-    """Return the losses per row; for ``grpo_loss`` their mean, because RL-Kernel's function returns only the mean."""
+    """Return the loss of each row; for ``grpo_loss`` only the mean, because RL-Kernel's function gives only this."""
     return (losses * inputs.weights).sum() if inputs.case.operator == "grpo_loss" else losses

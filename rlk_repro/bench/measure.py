@@ -127,8 +127,8 @@ class Rates:
 def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
     """Move a large buffer and multiply large random matrices; the fastest call of each counts.
 
-    Bandwidth is the better of a copy (bytes read and written) and a read (a sum).  Otherwise an operator that only
-    reads could exceed it.
+    Bandwidth is the better of a copy (bytes read and written) and a read (a sum).  With the copy alone, an operator
+    that only reads could exceed the bandwidth.
     """
     flops = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
     return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)

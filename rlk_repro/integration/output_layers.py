@@ -69,7 +69,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
 
 
 def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``forward`` of an output layer: return the input and the weight instead of their product."""
+    """Wrap ``forward`` of an output layer to return its input and its weight, not their product."""
 
     @functools.wraps(forward)
     def hand_over(

@@ -33,7 +33,7 @@ LACKING: Final = {
     "tensor parallel 2": "the reference trainer is one process",
 }
 PADDING: Final = 8
-"""Number of tokens by which an added sample exceeds the longest sample, so that all other samples are padded."""
+"""An added sample is this number of tokens longer than all others, so that the others are padded."""
 
 Steps = Sequence[Sequence[Microbatch]]
 Pass = Callable[[Trainer, Transformer, TrainData, Steps], list[torch.Tensor]]
@@ -82,7 +82,7 @@ class _Step:
     def record_pass(
         self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Run and record a pass of the training engine; samples that were added at the end are not recorded."""
+        """Run a pass of the training engine, and record the rollout's own samples, without added ones."""
         calls = [microbatch.indices for step in steps for microbatch in step]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):

@@ -77,7 +77,8 @@ def check_rollouts(argv: Sequence[str]) -> None:
 def require_data(path: Path) -> None:
     """Raise BundleUnreadable if a stored rollout holds more than data.
 
-    torch reads the archive here, as it does for vime: two readers may find different members in an unusual archive.
+    This check reads the archive by torch, as vime does, because another reader may find other members in an unusual
+    archive.
     """
     check_archive(path)
     torch: Any = importlib.import_module("torch")  # train.py is about to import torch as well
@@ -94,7 +95,7 @@ def check_routes(path: Path) -> None:
     """Raise CheckFailed if a stored rollout does not give ``topk`` different experts for every token.
 
     An inference server whose kernel chooses the experts reports expert 0 for every token, and vime would train with
-    that.  Such a server does so in every rollout, so one rollout is enough for the check.
+    that.  Such a server reports expert 0 in every rollout, so one rollout is enough for the check.
     """
     torch: Any = importlib.import_module("torch")
     # vime loads it the same way; require_data has checked that it is data

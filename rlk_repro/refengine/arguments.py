@@ -20,7 +20,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """
     parser = argparse.ArgumentParser(
         prog="python -m rlk_repro.refengine",
-        description="Reference GRPO trainer, for smoke tests, bring-up and tests.",
+        description="Reference GRPO trainer, for smoke runs, first tests of machines and automated tests.",
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -180,7 +180,7 @@ def make_loss_batch(
     ref_log_probs: Sequence[torch.Tensor] = (),
     advantages: Sequence[torch.Tensor] = (),
 ) -> LossBatch:
-    """Return the batch that the loss takes for a microbatch; a list whose values are not yet computed is empty."""
+    """Return the batch that the loss takes for a microbatch; a list is empty as long as its values are not computed."""
     indices = microbatch.indices
     batch = LossBatch(
         unconcat_tokens=[data.tokens[i] for i in indices],

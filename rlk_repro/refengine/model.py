@@ -187,7 +187,7 @@ def widen(x: torch.Tensor) -> torch.Tensor:
 
 
 class PackedLayout:
-    """The layout of samples packed into T rows: each row's position in its sample, and causal attention."""
+    """The layout of samples that are packed into T rows: positions of rows in their samples, and causal attention."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.num_samples, self.longest = len(lengths), max(lengths)

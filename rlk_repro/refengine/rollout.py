@@ -114,7 +114,7 @@ def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response
 
 
 def make_samples(questions: Sequence[task.Question], responses: Sequence[Response]) -> list[Sample]:
-    """Make samples with rewards from the responses; each question owns the same number of neighbouring responses."""
+    """Make samples with rewards; the responses to one question are neighbours, equally many for each question."""
     group_size = len(responses) // len(questions)
     samples = []
     for index, response in enumerate(responses):

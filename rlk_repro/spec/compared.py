@@ -86,7 +86,7 @@ def find_compared_problems(
     if rl_kernel.mode != "require":
         yield ("rl_kernel", "mode"), "allows fallbacks, but both commits must run", rl_kernel.mode, "require"
     if switch is not None:
-        yield _OF_COMMITS, "contradicts switch, which is given as well", None, "either of them"
+        yield _OF_COMMITS, "contradicts switch, which is given as well", None, "rl_kernel.commits or switch"
 
 
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:

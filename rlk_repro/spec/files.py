@@ -70,7 +70,7 @@ class Measure(GrowingModel):
         "parallel",
         description="parallel: pairs of trials; crossover: sessions, each of which runs both variants by turns",
     )
-    pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="number of pairs, baseline and enabled")
+    pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="number of pairs of baseline and enabled trials")
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")
     warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="number of unscored first rollouts")
     scored_steps: Annotated[int, Field(ge=1, le=10**5)] = Field(10, description="rollouts scored per trial")

@@ -79,7 +79,7 @@ class Toleration(Model):
 
 
 class Overlay(Model):
-    """This site's additions to the objects; they are merged unchanged, by key and by the names of list items."""
+    """This site's additions to the job's Kubernetes objects, merged unchanged by key and by the names of list items."""
 
     metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of the job")
     pod_metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of every agent's pod")
@@ -112,7 +112,7 @@ class KubernetesSettings(GrowingModel):
     )
     results: Results = Results()
     claims: tuple[VolumeClaim, ...] = Field((), description="further PersistentVolumeClaims that every pod mounts")
-    cpu: Quantity | None = Field(None, description="CPUs of a pod; if memory is set too, the pods are Guaranteed")
+    cpu: Quantity | None = Field(None, description="CPUs of a pod; pods with cpu and memory set are evicted last")
     memory: Quantity | None = Field(None, description="memory of a pod, including what is written to /dev/shm")
     shm: Quantity = Field("64Gi", description="size of /dev/shm")
     gpu_resource: LabelKey | None = Field(

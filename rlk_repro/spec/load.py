@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """A model, the author's bytes, and the origin of the value at each dotted path (absent = default)."""
+    """A model, the bytes of its file, and, by dotted path, where each value was written; a default has no entry."""
 
     model: M
     data: bytes
@@ -251,7 +251,7 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
 
 
 def _is_other_form(details: ErrorDetails) -> bool:
-    """Tell whether an error is about the form of a value (text or ``{from_env: NAME}``) that its author did not use."""
+    """Tell whether an error is about the form (text or ``{from_env: NAME}``) that the author did not choose."""
     forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
     if not forms:
         return False

@@ -31,7 +31,7 @@ class Margins(GrowingModel):
         2.0, description="largest allowed difference of the mean response length in either direction, in percent"
     )
     shadow_log_prob: Positive = Field(
-        0.01, description="largest allowed difference of one log-prob between RL-Kernel's route and the trainer's own"
+        0.01, description="largest allowed difference of one log-prob between RL-Kernel and the trainer's function"
     )
     shadow_gradient_share: Positive = Field(
         0.01, description="largest allowed difference of a gradient at the logits, as a share of the largest gradient"

@@ -37,7 +37,7 @@ class SlurmSettings(Model):
     )
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
-        description="nodes in one NVLink domain, where the site has block topology (18 for NVL72); sets --segment",
+        description="number of nodes in one NVLink domain, if the site has block topology (18 for NVL72); sets --segment",
     )
     max_time_min: Positive | None = Field(None, description="longest time limit that the partition accepts")
     stop_before_s: Annotated[int, Field(ge=60, le=3600)] = Field(
@@ -75,7 +75,7 @@ class ContainerSettings(GrowingModel):
         "python3", description="Python interpreter, in the container or on the host, that can import rlk_repro"
     )
     host_python: Word | None = Field(
-        None, description="Python interpreter of the nodes for stacks without images, where runtime is not host"
+        None, description="Python interpreter of the nodes, used if runtime is not host and the stack has no image"
     )
     package_dir: AbsolutePath | None = Field(
         None,

@@ -123,7 +123,7 @@ class Stack(GrowingModel):
 def stack_problems(stack: Stack) -> list[PathProblem]:
     """Find parts of a stack that contradict each other."""
     problems: list[PathProblem] = [
-        (("unpublished", platform), "is listed under images as well", platform, "one of the two")
+        (("unpublished", platform), "is listed under images as well", platform, "images or unpublished")
         for platform in stack.unpublished
         if platform in stack.images
     ]
@@ -134,7 +134,7 @@ def stack_problems(stack: Stack) -> list[PathProblem]:
         if pin is not None and image.vime not in {None, pin.commit}
     ]
     problems += [
-        (("components", name), "has no commit and no version", None, "one of the two, or a line in moving")
+        (("components", name), "has no commit and no version", None, "a commit, a version, or a line in moving")
         for name, component in stack.components.items()
         if component.commit is None and component.version is None
     ]

@@ -33,7 +33,7 @@ from rlk_repro.spec.workloads import AnyWorkload, PolicyLoss
 Flag: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)]
 """A flag without its dashes, such as ``num-layers``."""
 ArgumentText: TypeAlias = Annotated[str, Field(pattern=rf"^([^-{UNSEEN}]|-[0-9.])[^{UNSEEN}]*$", max_length=2000)]
-"""A value of a flag; it may not begin like a flag."""
+"""A value of a flag; the value may not begin with two dashes."""
 Scalar: TypeAlias = bool | int | float | ArgumentText
 Arguments: TypeAlias = dict[Flag, Scalar | tuple[Scalar, ...]]
 """Flags and values: True is a bare flag, a list is a flag with several values.  To switch a flag off, leave it out."""
@@ -159,7 +159,7 @@ class VimeWorkload(AnyWorkload):
         None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
     )
     placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
-        description="placement on each hardware that layouts names"
+        description="GPUs and memory settings on each hardware that layouts names"
     )
     arguments: Arguments = Field({}, description="further flags of both variants")
 
@@ -207,7 +207,7 @@ class VimeWorkload(AnyWorkload):
         yield from _find_size_problems(self.model)
         if self.rollouts is not None and self.rollouts_seed is not None:
             what = "contradicts rollouts, which are given as well"
-            yield ("rollouts_seed",), what, self.rollouts_seed, "one of the two"
+            yield ("rollouts_seed",), what, self.rollouts_seed, "rollouts or rollouts_seed"
         for place, arguments in self.all_arguments():
             yield from _find_argument_problems(place, arguments)
         if self.grpo.use_rollout_routing_replay and not self.model.num_experts:

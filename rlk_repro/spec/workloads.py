@@ -145,7 +145,7 @@ class AnyWorkload(GrowingModel):
 
 
 class ReferenceWorkload(AnyWorkload):
-    """The reference trainer, for smoke runs, bring-up and tests; it supports no claim about vime."""
+    """The reference trainer, for smoke runs, first tests of machines and automated tests; no evidence about vime."""
 
     lanes = ("live", "train-only")
     lane_limit = "the reference trainer has no inference server, which lane fixed-rollout needs"

@@ -65,9 +65,9 @@ class Brought:
 class Words:
     """How a report speaks of a workload.
 
-    ``takes`` begins the sentence about a step's time.  ``scope`` says what the result does not show.  Optimizer steps
-    are counted per ``updates_per``.  ``baseline_trainer`` names the trainer whose entropy metric the baseline may leave
-    out.
+    ``takes`` begins the sentence about a step's time.  ``scope`` says what the result does not show.  ``updates_per``
+    is *rollout* or *step*: reports give the number of optimizer steps in it.  ``baseline_trainer`` names the trainer
+    whose entropy metric the baseline may leave out.
     """
 
     step: str

@@ -66,9 +66,9 @@ def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     batch = settings["batch"]
     yield (
         "batches",
-        f"random: {format_count(batch['num_tokens'])} packed tokens of {batch['num_samples']} samples a microbatch, "
+        f"random: {format_count(batch['num_tokens'])} packed tokens of {batch['num_samples']} samples in a microbatch, "
         f"fp32 logits, vocabulary {format_count(batch['vocab_size'])} ({settings['model']}); "
-        f"{count(batch['num_microbatches'], 'microbatch', 'microbatches')} an optimizer step",
+        f"{count(batch['num_microbatches'], 'microbatch', 'microbatches')} in an optimizer step",
     )
     lead_ms = settings["lead_ms"]
     lead = f"kept busy for {lead_ms:g} ms before each pass" if lead_ms else "idle before each pass"

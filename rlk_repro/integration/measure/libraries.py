@@ -1,6 +1,6 @@
 """List the libraries that this training process has loaded.
 
-An unknown fact is ``{"unknown": reason}``.  A package that the trainer has not imported is not imported here either.
+An unknown fact is ``{"unknown": reason}``.  This module imports no package that the trainer has not imported.
 """
 
 from __future__ import annotations
@@ -115,6 +115,6 @@ def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
 
 
 def _name_file(path: str) -> str:
-    """Return the path from ``site-packages`` on, or the file's name; folders above could identify the machine."""
+    """Return the path from ``site-packages`` on, or the file's name; the folders before could identify the machine."""
     match = re.search(r"(?:site|dist)-packages/.*", path)
     return match[0] if match else Path(path).name

@@ -1,4 +1,4 @@
-"""Find this process's rank, and check that all ranks use the same settings: otherwise their collectives would hang."""
+"""Find this process's rank, and check that all ranks have equal settings: otherwise their collectives would hang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_rank() -> tuple[int, int]:
 def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float = WAIT_S) -> None:
     """Compare ``choice`` between the ranks, through the store by which their process group met.
 
-    A collective is impossible here: a rank that is switched off does not call this function.
+    A collective would hang here, because a rank without the environment variables does not call this function.
 
     Raises:
         CheckFailed: ranks made different choices, or some ranks did not call this function.

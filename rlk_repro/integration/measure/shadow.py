@@ -30,13 +30,13 @@ from rlk_repro.operators import Refusal
 AS_TRAINED: Final = "as trained"
 PEAKED: Final = "peaked"
 SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
-"""Factors on the logits: random weights give nearly uniform logits, which hide errors that peaked logits show."""
+"""Factors on the logits: a factor above 1 shows errors that the nearly uniform logits of random weights hide."""
 MAX_ROWS: Final = 2048
 """Largest number of rows to compare: a real model's logits take gigabytes, and a comparison holds several copies."""
 MAX_WHOLE_BYTES: Final = 2 << 30
 """Largest size in bytes of logits whose rows are all compared, as an operator for the whole loss needs them."""
 NUM_BUFFERS: Final = 6
-"""The number of tensors of the compared logits' size that must fit into memory at once."""
+"""A comparison needs memory for this number of tensors of the size of the compared logits."""
 MAX_ERROR: Final = 300
 
 

@@ -25,9 +25,10 @@ Call: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """The route of one operator in one trainer.  ``refuse`` and ``run`` get a call's arguments by name, with defaults.
+    """The route of one operator in one trainer.
 
-    ``refuse`` gives a reason known before the call, or None; ``run`` returns what the trainer's function would return.
+    ``refuse`` and ``run`` get the arguments of a call by name, defaults included.  ``refuse`` returns a reason to fall
+    back, or None.  ``run`` returns what the trainer's function would return.
     """
 
     implementation: str

@@ -218,7 +218,7 @@ def select_with_grad(
 
 
 class _RatioLogProbs(torch.autograd.Function):
-    """Differentiates log-probs by the operator's own gradient, and completes it where the vocabulary is split.
+    """Computes the gradient of log-probs by the operator's own gradient, and corrects it for a split vocabulary.
 
     The operator gives d local / d logits = e_c - p, with p the softmax of this shard and e_c one at the requested
     column.  The wanted gradient is e_t - w * p, with w the shard's share of the probability and e_t one at this shard's

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 
 _ROWS: Final = 256
-"""Number of rows that are computed at a time where nothing is compiled."""
+"""Number of rows that are computed at a time if the code is not compiled."""
 _BLOCKS: Final = (1024, 512, 256, 128)
 
 
@@ -40,12 +40,12 @@ def _moments(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @functools.cache
 def _compile_moments() -> Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]]:
-    """Compile one read of the logits instead of several [T, V] intermediates, as vime does for its own functions."""
+    """Compile a function that reads the logits once and makes no [T, V] intermediates."""
     return torch.compile(_moments_by_blocks)
 
 
 def _moments_by_blocks(logits: torch.Tensor, block: int) -> tuple[torch.Tensor, ...]:
-    """Combine blocks of columns that fit into registers, so that a row is read once and not twice.
+    """Compute moments by blocks of columns that fit into registers, so that a row is read once and not twice.
 
     With x = logit - largest: entropy = log(sum exp(x)) - sum x exp(x) / sum exp(x).
     """

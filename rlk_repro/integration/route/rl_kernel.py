@@ -31,7 +31,7 @@ _MAX_REJECTIONS: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """RL-Kernel's own report on one dispatch; the number and the length of texts are limited."""
+    """RL-Kernel's own report on how it chose an implementation; long lists and texts are cut."""
 
     requested_backend: str
     actual_backend: str

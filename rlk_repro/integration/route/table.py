@@ -73,7 +73,7 @@ def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators,
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
     """Return a function that computes, by RL-Kernel's indexed kernel, the log-probs of rows where ``is_near`` is false.
 
-    The kernel starts one block per row; a block whose index names no row ends at once.
+    The kernel starts one block of threads per row; a block whose index is -1 ends at once.
     """
 
     def find(logits: torch.Tensor, columns: torch.Tensor, is_near: torch.Tensor) -> torch.Tensor:
