@@ -17,7 +17,8 @@ class RaySettings(Model):
     """Ports and network of Ray.  Services have ports from ``first_port`` on: three on the head, six on each node."""
 
     first_port: Annotated[int, Field(ge=1024, le=8000)] = Field(
-        6379, description="first port of Ray's head; all ports stay below 9000, where ephemeral ports begin on some nodes"
+        6379,
+        description="first port of Ray's head; all ports stay below 9000, where ephemeral ports begin on some nodes",
     )
     interface: Interface | None = Field(
         None,

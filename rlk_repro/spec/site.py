@@ -37,7 +37,7 @@ class SlurmSettings(Model):
     )
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
-        description="number of nodes in one NVLink domain, if the site has block topology (18 for NVL72); sets --segment",
+        description="number of nodes in one NVLink domain, at sites with block topology (18 for NVL72); sets --segment",
     )
     max_time_min: Positive | None = Field(None, description="longest time limit that the partition accepts")
     stop_before_s: Annotated[int, Field(ge=60, le=3600)] = Field(

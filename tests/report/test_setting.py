@@ -23,7 +23,7 @@ def test_a_module_run_says_batches_loss_entropy_and_layout() -> None:
     assert setting == {
         "run": "module-qwen3-4b",
         "overrides": AS_WRITTEN,
-        "batches": "random: 9,216 packed tokens of 16 samples a microbatch, fp32 logits, vocabulary 151,936 "
+        "batches": "random: 9,216 packed tokens of 16 samples in a microbatch, fp32 logits, vocabulary 151,936 "
         "(Qwen/Qwen3-4B); 1 microbatch in an optimizer step",
         "device": "kept busy for 30 ms before each pass, in both variants",
         "loss": "grpo, clip 0.2 and 0.28, KL loss low_var_kl × 0, temperature 1, 2 optimizer steps a step",
