@@ -69,7 +69,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
                       hint="--stack host uses the software of this machine")  # fmt: skip
     if plan.layout.num_nodes > 1:
         where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes"
-        yield Problem(where, "the local cluster is one node", got=plan.layout.num_nodes, expected="1")
+        yield Problem(where, "the local cluster has one node", got=plan.layout.num_nodes, expected="1")
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
@@ -198,7 +198,8 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 def _find_other_host(submission: Submission) -> str | None:
     host = submission.details.get("host")
-    return None if host in {None, platform.node()} else f"started on {host}, but this machine is {platform.node()}"
+    here = platform.node()
+    return None if host in {None, here} else f"the run was started on {host}, but this machine is {here}"
 
 
 def _require_this_host(submission: Submission, run_dir: RunDir) -> None:

@@ -70,7 +70,9 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
             verb.add_argument(
                 "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes to stay after the agent has ended"
             )
-            verb.add_argument("--restarts", type=int, default=0, metavar="N", help="how often the agents begin again")
+            verb.add_argument(
+                "--restarts", type=int, default=0, metavar="N", help="how often the agents may start again"
+            )
         if name == "block":
             verb.add_argument("what", metavar="FILE", help="the bundle, or trials/NAME")
             verb.add_argument("offset", type=int, metavar="OFFSET")

@@ -34,7 +34,7 @@ def test_a_profile_is_written_to_the_folder_where_its_name_is_looked_up(call: Ca
     images = home / "rlk-repro-images"
     assert err == (
         f"look at: images are imported once to {images}, which must be on a file system that the nodes share\n"
-        f"look at: without a container the nodes run {sys.executable}, so it must exist there too\n"
+        f"look at: without a container the nodes run {sys.executable}, which must exist on the nodes too\n"
     )
     assert load_profile("dgx", [path.parent]).model.hardware == "h200"
     path.unlink()

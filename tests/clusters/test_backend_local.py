@@ -154,7 +154,7 @@ def test_a_copied_directory_leaves_the_originals_agent_alone_and_a_moved_one_kee
 def test_another_host_does_not_guess_and_does_not_touch(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     submission = Submission(cluster="local", job_id="1:1", submitted_at="", details={"host": "elsewhere"})
-    reason = f"started on elsewhere, but this machine is {platform.node()}"
+    reason = f"the run was started on elsewhere, but this machine is {platform.node()}"
     assert local.poll(submission, run_dir) == JobStatus(state=JobState.UNKNOWN, reason=reason)
     for ask in (local.cancel, local.collect):
         with pytest.raises(EnvironmentMissing) as caught:
@@ -176,7 +176,7 @@ def test_a_plan_that_needs_containers_or_nodes_is_refused() -> None:
         "stack example: has images, but the local cluster starts no containers, "
         "expected a stack without images or with a lock",
         "  hint: --stack host uses the software of this machine",
-        "run smoke: layouts.cpu.num_nodes: the local cluster is one node, got 4, expected 1",
+        "run smoke: layouts.cpu.num_nodes: the local cluster has one node, got 4, expected 1",
     ]
 
 

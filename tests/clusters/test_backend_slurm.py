@@ -198,7 +198,10 @@ def test_a_job_of_another_cluster_is_not_called_forgotten(fake: FakeSlurm, run_d
     fake.queue()
     fake.answer("config", "ClusterName             = west\n")
     answer = slurm.poll(SUBMISSION, run_dir)
-    assert (answer.state, answer.reason) == (JobState.UNKNOWN, "submitted to cluster test, but this is cluster west")
+    assert (answer.state, answer.reason) == (
+        JobState.UNKNOWN,
+        "the job was sent to cluster test, but this is cluster west",
+    )
 
 
 def test_a_job_of_a_federation_is_asked_for_there(fake: FakeSlurm, run_dir: RunDir) -> None:

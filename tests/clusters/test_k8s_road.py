@@ -358,7 +358,7 @@ def test_a_job_deleted_behind_our_back_can_still_be_collected(server: Cluster, t
     server.delete("rayjobs", launched.submission.details["name"])
     status = wait_for_end(launched)
     assert status.state is JobState.FAILED
-    assert "any more" in status.reason
+    assert "no longer exists" in status.reason
     wait_gone(server)
     bundle = collect(launched)
     assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}

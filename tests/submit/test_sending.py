@@ -98,8 +98,8 @@ def test_a_run_that_may_still_run_on_another_host_is_not_resumed() -> None:
     with pytest.raises(EnvironmentMissing) as caught:
         sending.prepare_resume(run_dir.run_id)
     assert str(caught.value) == (
-        f"{run_dir.run_id}: may still be running (started on elsewhere, but this machine is {platform.node()}), "
-        "expected a run that has ended"
+        f"{run_dir.run_id}: may still be running (the run was started on elsewhere, "
+        f"but this machine is {platform.node()}), expected a run that has ended"
     )
 
 

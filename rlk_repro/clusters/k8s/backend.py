@@ -252,7 +252,7 @@ def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
     facts, last = _recall(run_dir), read_last_word(run_dir)
     if facts is not None and facts.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)
-    absent = f"no {sent.kind} {sent.name} in namespace {sent.place.namespace} any more"
+    absent = f"{sent.kind} {sent.name} no longer exists in namespace {sent.place.namespace}"
     gone = "" if run_dir.bundle.is_file() else absent
     if run_dir.cancelled.exists():
         return JobStatus(state=JobState.CANCELLED, reason=join_words(gone, last.message))

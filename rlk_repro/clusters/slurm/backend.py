@@ -239,7 +239,7 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
         home = submission.details.get(CLUSTER_NAME, "")
         if elsewhere and home != elsewhere:
             return JobStatus(
-                state=JobState.UNKNOWN, reason=f"submitted to cluster {home}, but this is cluster {elsewhere}"
+                state=JobState.UNKNOWN, reason=f"the job was sent to cluster {home}, but this is cluster {elsewhere}"
             )
         if not run_dir.plan.is_file():
             reason = f"neither job {submission.job_id} nor its run directory exists"
