@@ -98,6 +98,7 @@ class _Step:
         self._size = min(MAX_SAMPLES, len(data["tokens"]))
         lengths = list(zip(data["total_lengths"], data["response_lengths"], strict=True))[: self._size]
         self._chosen = [] if number or args.sequence_parallel else choose_tokens(lengths)
+        self._has_experts = bool(getattr(args, "num_experts", None)) and not number
         self._is_replayed = bool(getattr(args, "use_rollout_routing_replay", False))
 
     def record(
@@ -118,7 +119,7 @@ class _Step:
             self._record.write_log_probs(
                 self._number, GENERATED, AS_RUN, self._dtype, data["rollout_log_probs"][: self._size]
             )
-        if getattr(self._args, "num_experts", None) and not self._number:
+        if self._has_experts:
             self._record_generated_routing()
         self._record_prompts(list(zip(tokens, data["response_lengths"], strict=False)))
         try:
@@ -144,6 +145,8 @@ class _Step:
             logger.warning("rlk-repro: the log-probs of prompts are not recorded", exc_info=True)
         if reason:
             self._record.skip(self._number, "log_probs", PROMPTS, AS_RUN, reason)
+        if reason and self._has_experts:
+            self._record.skip(self._number, "routing", PROMPTS, AS_RUN, reason)
 
     def _record_generated_routing(self) -> None:
         """Record the experts that vLLM's generation chose, which a rollout has only for routing replay (R3)."""

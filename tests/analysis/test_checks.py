@@ -219,3 +219,52 @@ def test_two_results_differ_in_the_checks_whose_word_changed(read: Any) -> None:
         "engines: log-probs, p1, both, step 0, training, baseline against training, enabled: recorded pass, now absent",
     ]
     assert list(compare_checks([], [])) == []
+
+
+def make_routing(engine: str, first: list[list[int]], second: list[list[int]], **more: Any) -> dict[str, Any]:
+    """Two layers; each has the experts of four tokens of sample 0."""
+    return {
+        "event": "routing", "step": 0, "engine": engine, "case": "", "dtype": "bfloat16",
+        "tokens": [[0, row] for row in range(4)], "layers": ["layer 0", "layer 1"], "experts": [first, second], **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "word", "found"),
+    [
+        ([[1, 2]] * 4, [[3, 4]] * 4, "pass", "8 choices of experts equal"),
+        ([[2, 1], *[[1, 2]] * 3], [[3, 4]] * 4, "pass", "8 choices of experts equal"),
+        ([[1, 5], *[[1, 2]] * 3], [[7, 8], *[[3, 4]] * 3], "pass",
+         "6 of 8 choices of experts equal; first at layer 0, sample 0, row 0: expert 2 against 5"),
+        ([[1, 5]] * 3 + [[1, 2]], [[3, 4]] * 4, "fail",
+         "5 of 8 choices of experts equal; first at layer 0, sample 0, row 0: expert 2 against 5"),
+        ([[1, 2]] * 4, [[3, 4], *[[3, 5]] * 3], "fail",
+         "5 of 8 choices of experts equal; first at layer 1, sample 0, row 1: expert 4 against 5"),
+        # three tokens went to other experts in layer 0; their experts in layer 1 follow from that
+        ([[1, 5]] * 2 + [[1, 2]] * 2, [[3, 4], *[[3, 5]] * 2, [3, 4]], "pass",
+         "4 of 8 choices of experts equal; first at layer 0, sample 0, row 0: expert 2 against 5"),
+        ([[1, 2]] * 3, [[3, 4]] * 4, "not measured", "layer 0: not every token has its experts in the record"),
+    ],
+)  # fmt: skip
+def test_experts_that_engines_choose_themselves_may_differ_for_half_of_the_tokens(
+    first: list[list[int]], second: list[list[int]], word: str, found: str, read: Any
+) -> None:
+    lines = [make_routing("training", [[1, 2]] * 4, [[3, 4]] * 4), make_routing("rollout, prompts", first, second)]
+    checks = check(read([{"event": "inputs", "step": 0, "engine": "rollout", "samples": []}, *lines]))
+    routing = [item for item in checks if item.kind is CheckKind.ROUTING]
+    assert [(item.variant, item.second) for item in routing] == [
+        ("baseline", "rollout, prompts"), ("enabled", "rollout, prompts"), ("both", "training, enabled"),
+    ]  # fmt: skip
+    assert (routing[0].word.value, routing[0].found) == (word, found)
+    assert routing[2].word is CheckWord.PASS
+
+
+def test_one_other_expert_fails_where_the_training_replays_the_generation(read: Any) -> None:
+    lines = [
+        make_routing("training", [[1, 2]] * 4, [[3, 4]] * 4, is_replayed=True),
+        make_routing("rollout, generated", [[1, 2]] * 4, [[3, 4]] * 3 + [[3, 5]]),
+    ]
+    checks = check(read([{"event": "inputs", "step": 0, "engine": "rollout", "samples": [SAMPLE]}, *lines]))
+    item = next(item for item in checks if item.kind is CheckKind.ROUTING)
+    assert (item.word, item.bound) == (CheckWord.FAIL, 0)
+    assert item.found == "7 of 8 choices of experts equal; first at layer 1, sample 0, row 3: expert 4 against 5"

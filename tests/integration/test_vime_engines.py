@@ -19,7 +19,7 @@ from torch import nn
 from rlk_repro.analysis.checks import check_pair
 from rlk_repro.integration.measure.engines import EngineRecord, list_points
 from rlk_repro.integration.vime_abi import NEWEST
-from rlk_repro.integration.vime_engines import VimeEngines
+from rlk_repro.integration.vime_engines import STAGE, VimeEngines
 from rlk_repro.integration.vllm_worker import LayerWatch
 from rlk_repro.logs.engines import EngineLog, Skipped, read_engines
 from rlk_repro.rundir.agreement import PROMPTS, CheckKind, CheckWord, list_failures
@@ -390,6 +390,13 @@ def test_vime_and_megatron_have_the_names_that_are_followed() -> None:
     assert "self.mlp = " in layer
     assert "self.layers = " in block
     assert "self.final_layernorm = " in block
+    assert "self.router = " in (core / "transformer/moe/moe_layer.py").read_text()
+    assert "return probs, routing_map" in (core / "transformer/moe/router.py").read_text()
+    replay = (vime / "vime/utils/routing_replay.py").read_text()
+    assert 'if routing_replay_stage == "fallthrough":' in replay
+    assert f'os.environ["{STAGE}"]' in replay
+    begin = actor.index("data_iterator = get_data_iterator(rollout_data)\n        num_microbatches")
+    assert begin < actor.rindex("self.fill_routing_replay(")
     assert "self.decoder = TransformerBlock(" in (core / "models/gpt/gpt_model.py").read_text()
 
 

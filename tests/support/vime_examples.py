@@ -21,7 +21,7 @@ from tests import ROOT
 from tests.support.slurm.examples import plan_for
 
 TABLE = re.compile(r"<!-- runs -->\n.*?<!-- /runs -->", re.DOTALL)
-MAJOR = {"a100": 8, "h200": 9, "gb200": 10, "mi300x": 9}
+MAJOR = {"a100": 8, "h100": 9, "h200": 9, "gb200": 10, "mi300x": 9}
 """What a GPU says of its architecture; ROCm gives gfx942 as 9.4."""
 COMMIT = "1fc199d9d57eb9d9e66d337cce406c27e7bd916f"
 
