@@ -41,7 +41,7 @@ class Completed:
 
     @property
     def last_words(self) -> str:
-        """Say on one line why the command failed."""
+        """Return one line that says why the command failed."""
         lines = self.stderr.strip().splitlines()
         return "no answer in time" if self.is_timeout else lines[-1] if lines else f"exit code {self.returncode}"
 

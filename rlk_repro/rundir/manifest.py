@@ -188,7 +188,7 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Return whether ``path`` describes sources, and equal Python files prove that these sources are equal.
+    """Return whether equal Python files prove that two manifests describe equal sources at ``path``.
 
     An unpacked archive has no commit, and an installed package has no tree, but both have Python files.
     """

@@ -143,7 +143,7 @@ def test_the_module_run_on_another_machine_differs_by_what_the_page_says() -> No
     first, second = (analyse(MODULE[title]) for title in ("RL-Kernel alone", "The same on another machine"))
     comparison = compare_analyses(first, second)
     section = " ".join(find_section("The same on another machine").split())
-    assert f"Level *{comparison.level.value}*" in section
+    assert f"The level is *{comparison.level.value}*" in section
     found = re.search(r"difference (\S+ %), 95 % interval (\S+ to \S+ %)", comparison.headline)
     assert found is not None
     assert f"{found[1]} (95 % interval {found[2]})" in section
