@@ -1,7 +1,7 @@
 """Check whether this container is the image that its record describes: ``python -m rlk_repro.image_check``.
 
-The last step of an image's build runs this check, and a node agent runs it at its start.  A user can run it too.  Exit
-0: yes; 1: no; 3: this process does not run in an image of rlk-repro.
+The last step of an image's build runs this check, and a node agent runs it at its start.  A user can run it too.  The
+exit code is 0 if the container is that image, 1 if it differs, and 3 outside images of rlk-repro.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check(stack: Stack | None, platform: str | None) -> list[Finding]:
 
 
 def _check_own_package() -> Iterator[Finding]:
-    """Check the package rlk_repro file by file: newer RL-Kernel installs a command ``rlk-repro`` too."""
+    """Check the files of this package, because newer versions of RL-Kernel install a command ``rlk-repro`` too."""
     try:
         distribution = metadata.distribution("rlk-repro")
     except metadata.PackageNotFoundError:

@@ -17,13 +17,13 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 LOOPBACK: Final = "127.0.0.1"
 ELSEWHERE: Final = "192.0.2.1"
-"""An address that the default route leads to; no packet is sent.  RFC 5737 reserves the address for documentation."""
+"""No host has this address (RFC 5737), so its route is the default route.  This module sends no packet there."""
 _SIOCGIFADDR: Final = 0x8915
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
-    """Return the address of ``interface``.  Without an interface: the source address of the route to ``others``.
-    Without a route: the address of this node's name.
+    """Return the address of ``interface``.  Without an interface, return the source address of the route to ``others``.
+    Without such a route, return the address of this node's name.
 
     Raises:
         EnvironmentMissing: the interface is absent or has no address.
@@ -58,7 +58,7 @@ def _find_candidates(node: str, others: Sequence[str]) -> Iterator[str]:
 
 
 def _find_route(target: str) -> Iterator[str]:
-    """Yield this node's address on the route to ``target``; connecting a datagram socket sends nothing."""
+    # Connecting a datagram socket sends no packet.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((target, 9))

@@ -1,4 +1,4 @@
-"""Run one node agent from start to exit code: load the plan, take the role, refuse a run that must not start again."""
+"""Run one node agent from start to exit code: load the plan, refuse to start twice, and lead or follow."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def measure_all_reduce(member: RayMember) -> list[Finding]:
 
 
 def find_obstacle(member: RayMember) -> str:
-    """Return why the agents do not measure the all-reduce; an empty text if they measure it."""
+    """Return why the agents skip the all-reduce; an empty text if they measure it."""
     layout = member.plan.layout
     if layout.num_nodes * max(layout.gpus_per_node, 1) == 1:
         return "skipped: there is one rank"
@@ -57,7 +57,10 @@ def find_obstacle(member: RayMember) -> str:
 
 
 def follow_all_reduce(member: RayMember, done: str = "") -> str:
-    """Run this node's ranks once, after the leader's order.  Return the order; the next call gets it as ``done``."""
+    """Run this node's ranks once, as soon as the leader has ordered it.
+
+    Return the address in the leader's order, or an empty text before the order.  ``done`` is the previous result.
+    """
     if done:
         return done
     try:
@@ -71,7 +74,6 @@ def follow_all_reduce(member: RayMember, done: str = "") -> str:
 
 
 def _find_end(member: RayMember) -> str:
-    """Return why a follower's ranks must not wait any longer; an empty text while the leader's ranks run."""
     leader, allocation = member.place.nodes[0], member.place.allocation
     is_over = not member.run_dir.all_reduce_order.is_file() or has_ended(member.run_dir, leader, allocation)
     return "the leader's part has ended" if is_over else ""
@@ -109,7 +111,7 @@ def _lead(member: RayMember) -> Fact:
 
 
 def _take_part(member: RayMember, head: str, find_trouble: Callable[[], str] = no_trouble) -> Outcome:
-    """Run this node's ranks of the all-reduce, in the trainers' environment, until they end or the time is over."""
+    """Run this node's ranks of the all-reduce, in the trainers' environment, until they end or reach the time limit."""
     plan, run_dir, deadlines = member.plan, member.run_dir, member.parts.deadlines
     trainer = member.find_command(Use(trial=plan.trials[0].name))
     limits = StopTimes(time_limit_s=deadlines.all_reduce_s, grace_s=deadlines.grace_s)
@@ -137,7 +139,6 @@ def _render(member: RayMember, head: str) -> tuple[str, ...]:
 
 
 def _find_port(address: str) -> int:
-    """Find a port on which no process listens."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
@@ -169,7 +170,7 @@ def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
 
 
 def find_floor(plan: Plan) -> float | None:
-    """Return the least all-reduce bandwidth in GB/s; None for a part of a node, because fewer GPUs have fewer links."""
+    """Return the lowest accepted bandwidth in GB/s, or None for a part of a node, whose GPUs have fewer links."""
     floors, layout = plan.hardware.all_reduce, plan.layout
     if floors is None or layout.gpus_per_node < plan.hardware.gpus_per_node:
         return None

@@ -9,9 +9,9 @@ from rlk_repro.base.errors import Problem, RlkReproError
 from rlk_repro.base.units import format_duration
 
 SAFETY: Final = 1.1
-"""Least ratio of the remaining time to the duration of the longest pair so far; below it no pair begins."""
+"""The next pair begins only if the remaining time is at least this multiple of the longest pair's duration."""
 EARLY_S: Final = 90.0
-"""Work that stops in the last 90 s was stopped by the time limit: Slurm sends its signal up to 60 s early."""
+"""Work that stops in the last 90 s was stopped by the time limit, because Slurm sends its signal up to 60 s early."""
 
 
 class OutOfTime(RlkReproError):
@@ -22,7 +22,7 @@ class OutOfTime(RlkReproError):
 
 
 class Budget:
-    """The time left in an allocation.  Its last pair must end by ``until`` (Unix seconds); 0 means no limit."""
+    """The time left in an allocation, whose last pair must end by ``until`` (Unix seconds); 0 means no limit."""
 
     def __init__(self, until: float) -> None:
         self._until = until
@@ -32,7 +32,7 @@ class Budget:
         self._is_out = False
 
     def begin(self, pair: str) -> None:
-        """Begin a pair.  The first pair always begins; otherwise a short allocation would run no pair.
+        """Begin a pair.  The first pair always begins, because a short allocation would otherwise run no pair.
 
         Raises:
             OutOfTime: a new pair does not fit.

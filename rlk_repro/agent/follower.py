@@ -1,4 +1,4 @@
-"""Run the agent of a node that does not lead: describe and watch the node, keep Ray running, end with the leader."""
+"""Run the agent of a node that does not lead: record its facts and activity, keep Ray running, end with the leader."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -
 
 
 def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> list[Finding]:
-    """Check that this node sees the leader's files; the leader checks that it sees this node's preflight record."""
+    """Check that this node sees a file of the leader, so that both nodes share the run directory."""
     leader, deadline_s = place.nodes[0], parts.deadlines.followers_s
 
     def is_there() -> bool:
@@ -62,7 +62,7 @@ def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> 
 
 
 def _follow(member: RayMember, ray: RayFollower) -> float:
-    """Follow the leader until it ends or a signal arrives.  Return 0, or the seconds of the leader's silence."""
+    """Follow the leader until it ends or a signal arrives.  Return 0, or the seconds without a sign of its life."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
     all_reduce = ""

@@ -1,6 +1,6 @@
 """Sample the state of GPUs at low cost: by NVML on NVIDIA, by the kernel's files on AMD.
 
-``rlk_repro.probes`` reads constant facts.  A value that a device does not report is None.
+``rlk_repro.probes`` reads the facts that do not change.  A value that a device does not report is None.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs.  amdsmi reads one GPU's throttling in 0.1 s, so each call asks it about one GPU."""
+    """Read the GPUs from sysfs. amdsmi reads one GPU's throttling in 0.1 s, so each call reads that of one GPU."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

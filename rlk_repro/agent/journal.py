@@ -62,7 +62,7 @@ class Journal:
             self._run_dir.reserve.unlink()
 
     def record(self, event: str, **details: Any) -> None:
-        """Append an event.  On a full disk the event is lost, and the current phase reports the full disk."""
+        """Append an event.  On a full disk the event is lost, and the current phase ends with that error."""
         if self._run_dir.is_sealed:
             return
         clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}
@@ -91,7 +91,10 @@ class Journal:
             self.record("end", phase=name, duration_s=time.monotonic() - started)
 
     def record_error(self, phase: str, error: BaseException) -> None:
-        """Write an error to standard error, and to the journal until it is sealed.  A bug keeps its traceback."""
+        """Write an error to standard error, and to the journal unless the run directory is sealed.
+
+        An error that is not of this tool is a bug and keeps its traceback.
+        """
         is_known = isinstance(error, RlkReproError)
         text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
         sys.stderr.write(f"{phase}: {self._redact(text)}")

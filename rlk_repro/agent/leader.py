@@ -106,7 +106,7 @@ class Leader:
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
-        """Write files that show the followers that they share this file system and that this agent is alive."""
+        """Write the file and the pulse by which the followers find this agent."""
         if not self._place.followers:
             return nullcontext()
         write_text(self._run_dir.canary, self._place.allocation)
@@ -172,15 +172,13 @@ class Leader:
             )  # fmt: skip
 
     def _find_blocking(self, others: list[Finding]) -> list[Finding]:
-        """Return the blocking findings of the other nodes and of this node."""
         return [finding for finding in (*others, *self._findings) if finding.level is Level.BLOCKING]
 
     def _list_ended(self) -> list[str]:
-        """Return the followers whose agents have ended."""
         return [node for node in self._place.followers if has_ended(self._run_dir, node, self._place.allocation)]
 
     def _collect_follower(self, node: str) -> list[Finding]:
-        """Return the preflight findings of a follower; a follower without a preflight record is a blocking finding."""
+        """Wait for a follower's preflight record and return its findings; a missing record is a blocking finding."""
         read = partial(read_preflight, self._run_dir, node, self._place.allocation)
         deadlines = self._parts.deadlines
         pulse = Listener(self._run_dir.pulse(node))
@@ -261,7 +259,7 @@ class Leader:
 
     @contextmanager
     def _seeing_others(self, trial: Trial) -> Iterator[None]:
-        """Find other runs on this machine during the block; the local cluster has no scheduler to prevent them."""
+        """Look for other runs on this machine before and after a trial, because the local cluster has no scheduler."""
         look = self._parts.find_other_runs if self._plan.cluster == "local" else list
         before = look()
         yield
@@ -270,10 +268,10 @@ class Leader:
             self._note([Finding(Level.WARNING, where, "no other run", ", ".join(found))])
 
     def _require_one_that_ends_well(self) -> None:
-        """Stop when all trials so far failed.  A failed trial is a result, but a run of failed trials only is not.
+        """Stop the run if every trial so far failed, because later trials would very likely fail too.
 
         Raises:
-            CheckFailed: every trial so far failed, and enough trials ran.
+            CheckFailed: the first trials all failed.
         """
         folders = [self._run_dir.trial(trial.name) for trial in self._plan.trials]
         statuses = {folder.name: read_exit(folder).status for folder in folders}

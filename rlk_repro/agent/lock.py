@@ -15,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 
 @contextmanager
 def locked(run_dir: RunDir, holder: str) -> Iterator[None]:
-    """Hold the lock during the block.  The error of a second agent names ``holder``.
+    """Hold the lock during the block.  ``holder`` names this agent in the error that a second agent gets.
 
     Raises:
         SpecError: another agent runs in this directory.

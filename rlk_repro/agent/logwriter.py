@@ -1,8 +1,8 @@
 """Write a trainer's output as it arrives: without secrets, and with a time stamp on every physical line.
 
 ``\n`` ends a line; a carriage return does not.  Memory is bounded: an endless line is written in pieces, and no cut
-divides a secret.  A whole line waits where the next line may continue a secret.  A last line without ``\n`` stays
-without it, as evidence that it was cut off.
+divides a secret.  A whole line is held back if the next line may continue a secret.  A last line without ``\n`` is
+written without ``\n``, so a reader sees that it was cut off.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _KEY_HINT: Final = b"PRIVATE KEY-----"
 class LogWriter:
     """Append to one log file.
 
-    ``scrub`` removes secrets from whole lines.  ``now`` gives the time stamp.  ``find_open`` gives the first byte that
-    must wait, because the next line may continue a secret.  ``tail`` holds the last 64 KiB, scrubbed and without time
-    stamps.  A failed write raises Unwritable.
+    ``scrub`` removes secrets from whole lines.  ``now`` gives the time stamp.  ``find_open`` returns the number of
+    bytes that can be written now; the bytes after them may begin a secret.  ``tail`` holds the last 64 KiB, scrubbed
+    and without time stamps.  A failed write raises Unwritable.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LogWriter:
         self.close()
 
     def feed(self, data: bytes) -> bytes:
-        """Take a block of output; write and return the lines that are complete now, without secrets."""
+        """Take a block of output.  Write and return, without secrets, the lines that are complete now."""
         end = data.rfind(b"\n") + 1
         if end:
             end += len(self._held)
@@ -67,7 +67,7 @@ class LogWriter:
         return self._write(end) if end else b""
 
     def close(self) -> None:
-        """Write all waiting lines and sync them to disk."""
+        """Write all lines that were held back, and sync them to disk."""
         if self._stream.closed:
             return
         with self._stream:
@@ -82,7 +82,7 @@ class LogWriter:
         return min(end, self._held.rfind(b"\n", 0, opened.start()) + 1)
 
     def _find_cut(self) -> int:
-        """Find where an endless line can be cut so that scrubbing the parts equals scrubbing the whole."""
+        """Return a position at which an endless line can be cut without dividing a secret."""
         limit = len(self._held) - _NEAR_BYTES
         starts = [match.start() for match in _SEPARATOR.finditer(self._held, limit - _NEAR_BYTES, limit)]
         for cut in reversed(starts[-_NUM_CUTS:]):

@@ -32,9 +32,10 @@ POLL_S = 0.5
 def describe_node(
     plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop, known: Iterable[Finding] = ()
 ) -> list[Finding]:
-    """Write this node's manifest and preflight record.  Files of an earlier agent are set aside and compared.
+    """Write this node's manifest and preflight record.
 
-    ``known`` are the agent's earlier findings.
+    Move the files of an earlier agent to ``earlier/<n>/``, and report the facts that changed since then.  ``known`` are
+    findings that this agent has already made.
     """
     before = preflight.ClockReading.read()
     node = run_dir.node(place.node)
@@ -68,7 +69,7 @@ def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
 
 
 def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Finding]:
-    """Find differences between the nodes of this job.  Another check reports a missing manifest."""
+    """Find the facts that differ between the nodes of this job; a node without a manifest is left out."""
     found = [load_manifest(run_dir.node(node).manifest) for node in place.nodes]
     return compare_nodes([manifest for manifest in found if manifest is not None], plan.profile.preflight)
 
@@ -87,7 +88,7 @@ def write_preflight(run_dir: RunDir, place: NodePlace, findings: Iterable[Findin
 
 
 def read_preflight(run_dir: RunDir, node: str, allocation: str) -> list[Finding] | None:
-    """Read another node's findings, with the node's name; None until the agent of this allocation has written them."""
+    """Read the findings of another node's agent; return None until that agent has written them in this allocation."""
     try:
         record = load_json(run_dir.node(node).preflight, schema=preflight.SCHEMA)
         if record["allocation"] != allocation:

@@ -23,7 +23,10 @@ _OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int | None:
-    """Count the processes killed for lack of memory: in this control group, else on this machine; None if unknown."""
+    """Return the kernel's count of processes killed for lack of memory, or None if the kernel gives no count.
+
+    The count is that of this control group, or that of this machine if the group has no count.
+    """
     for path in (_EVENTS, _VMSTAT):
         try:
             found = _OOM_KILL.search(path.read_bytes())
@@ -37,8 +40,8 @@ def count_oom_kills() -> int | None:
 def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus, str]:
     """Return status and reason of a trial.
 
-    ``tail`` is the end of the log.  ``has_oom_kill``: the kernel killed a process for lack of memory.  A trainer that
-    exits with 0 after SIGTERM has not finished its trial.
+    ``tail`` is the end of the log.  ``has_oom_kill`` says that the kernel killed a process for lack of memory.  A
+    trainer that exits with 0 after SIGTERM has not finished its trial.
     """
     how = f"exit code {ended.code}" if ended.signal is None else f"killed by {ended.signal.name}"
     match ended.cause:
@@ -62,7 +65,7 @@ def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus
 
 
 def quote_end(tail: bytes) -> str:
-    """Return the last line of a log and the indented lines that continue it as one line of at most 300 characters."""
+    """Return the last message of a log, with its indented lines, as one line of at most 300 characters."""
     lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if not line[0].isspace()]
     text = "; ".join(_clean(line) for line in lines[starts[-1] if starts else -1 :])
@@ -70,5 +73,4 @@ def quote_end(tail: bytes) -> str:
 
 
 def _clean(line: str) -> str:
-    """Remove colours and control characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in COLOUR.sub("", line)).split())

@@ -36,7 +36,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StopTimes:
-    """The limits of one process; ``grace_s`` is the time between SIGTERM and SIGKILL."""
+    """The time limits of one process; ``grace_s`` is the time between SIGTERM and SIGKILL."""
 
     time_limit_s: float
     grace_s: float = 20.0
@@ -44,10 +44,11 @@ class StopTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a process ended: its ``code``, or the ``signal`` that killed it; ``cause`` is set where the agent ended it.
+    """How a process ended: its exit ``code``, or the ``signal`` that killed it.  ``cause`` is set if the agent ended
+    the process.
 
-    ``num_leftovers`` descendants outlived the process and were killed.  ``trouble`` is the reason that
-    ``find_trouble`` gave.
+    ``num_leftovers`` descendants outlived the process and were killed.  ``trouble`` is the reason that ``find_trouble``
+    gave.
     """
 
     code: int | None
@@ -77,7 +78,7 @@ def run_guarded(
     Args:
         see_output: called with blocks of standard output and standard error, merged, as they arrive.
         see_pid: called once with the pid of the process group, which is also the id of its session.
-        find_trouble: called about every second; a text that is not empty ends the process.
+        find_trouble: called about every second; if it returns a text, the process is ended.
 
     Raises:
         EnvironmentMissing: this Python cannot be started.
@@ -96,8 +97,6 @@ def run_guarded(
 
 
 class _Group:
-    """The process group of one trainer and its guard, while they run."""
-
     def __init__(
         self,
         guarded: Guarded,
@@ -184,7 +183,7 @@ class _Group:
                 self._see_output(data)
 
     def _drain(self) -> None:
-        """Read the rest of the pipe.  Do not wait for a daemon that keeps the pipe open."""
+        # A daemon may keep the pipe open, so the reading has a deadline.
         until = time.monotonic() + _DRAIN_S
         while self._has_output and time.monotonic() < until:
             self._read(until)

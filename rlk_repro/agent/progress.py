@@ -46,7 +46,7 @@ class ProgressWriter:
         self._durations_s.append(duration_s)
 
     def see_output(self, block: bytes) -> None:
-        """Find finished steps in a block of whole lines of the trainer's log, and write the last one."""
+        """Find the finished steps in a block of the trainer's log, and write the last one to ``.state.json``."""
         if b"'perf/step_time'" not in block:
             return
         found = list(_STEP.finditer(block))
@@ -56,7 +56,7 @@ class ProgressWriter:
             self._write(dataclasses.replace(self._state, step=step, step_time_s=step_time_s, eta_s=eta_s))
 
     def _estimate_s(self, step: int | None, step_time_s: float | None) -> float | None:
-        """Estimate the remaining time from finished trials; without a finished trial, from the last step."""
+        """Estimate the remaining seconds from the finished trials, or from the last step if no trial has finished."""
         num_steps = self._state.num_steps
         done = 0.0 if step is None else (step + 1) / num_steps
         if self._durations_s:

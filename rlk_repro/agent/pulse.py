@@ -1,4 +1,5 @@
-"""Show signs of life between the agents or pods of one job: each writes one changing file on the shared file system.
+"""Show signs of life between the agents or pods of one job: each agent or pod writes one changing file on the shared
+file system.
 
 No clocks of two machines are compared: a listener measures with its own clock how long a pulse has not changed.
 """
@@ -16,7 +17,7 @@ _WIDTH: Final = 20
 
 
 class Pulse:
-    """Write the time to the pulse file again and again, and ``text`` below it, in a thread; a context manager."""
+    """A context manager whose thread writes the time to a file at regular intervals, and ``text`` below the time."""
 
     def __init__(self, path: Path, interval_s: float, text: str = "") -> None:
         self._path = path
@@ -53,7 +54,7 @@ class Pulse:
 class Listener:
     """Measure for how long a pulse has not changed, counted from its last change or from the first reading.
 
-    ``has_heard``: the pulse has changed at least once.
+    ``has_heard`` is true once the pulse has changed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Find the pairs that an earlier agent completed, and set the rest aside.
+"""Find the pairs that an earlier agent completed, and set the other pairs aside.
 
 A pair counts when both trials ended by themselves in one allocation.  Half a pair is never kept: its trials are moved
 to ``interrupted/<n>/`` as evidence and run again.  An unfinished session is treated the same way.
@@ -32,7 +32,7 @@ def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:
 def set_aside(plan: Plan, run_dir: RunDir) -> list[str]:
     """Move the trials of incomplete pairs and sessions to ``interrupted/<n>/``; return their names.
 
-    If this process is killed, the next call moves the rest.
+    If this process is killed, the next call moves the remaining trials.
     """
     folders = [run_dir.trial(trial.name) for trial in find_open_trials(plan, run_dir)]
     attempt = next_number(run_dir.interrupted)

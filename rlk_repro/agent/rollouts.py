@@ -1,4 +1,4 @@
-"""Store rollouts for the train-only lane: make them once before the trials, record hashes, check before use."""
+"""Store rollouts for the train-only lane once before the trials, record their hashes, and check these before use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store_rollouts(
         run: executes a command and writes its output to a file.
 
     Raises:
-        CheckFailed: the command failed or left files out, or recorded files changed.
+        CheckFailed: the command failed or did not write all files, or recorded files changed.
     """
     folder = run_dir.rollouts_of(seed)
     prepared = _load_prepared(run_dir)
@@ -88,7 +88,7 @@ def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: Rollo
 
 
 def _place(source: Path, target: Path) -> None:
-    """Place a file by a hard link, because a run directory holds no symbolic links."""
+    # A hard link, because a run directory holds no symbolic links.
     try:
         os.link(source, target)
     except OSError:  # the source is on another file system, or belongs to another user

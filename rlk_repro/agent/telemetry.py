@@ -65,7 +65,7 @@ class ProcessSampler:
 
 
 class Sampler:
-    """The sampling thread, which calls ``current`` for every sample; use as a context manager."""
+    """A context manager whose thread takes samples; before each sample, it asks ``current`` which trial runs."""
 
     def __init__(self, path: Path, interval_s: float, current: Callable[[], Current], sensors: Sensors | None) -> None:
         self._path = path

@@ -42,7 +42,7 @@ class Outcome:
     started_unix_s: float
 
     def with_trouble(self, trouble: str, *, is_interrupted: bool) -> Outcome:
-        """Return the outcome with ``trouble`` as its reason; the outcome of a trial that ended well does not change."""
+        """Return the outcome with ``trouble`` as its reason; return a good outcome unchanged."""
         if self.status is TrialStatus.OK or not trouble:
             return self
         status = TrialStatus.INTERRUPTED if is_interrupted else self.status
@@ -68,8 +68,8 @@ class Outcome:
 class TrialWatch:
     """Functions that are called while a command runs.
 
-    ``see_output`` gets whole log lines without secrets, ``see_pid`` the id of the process group.  ``find_trouble``
-    gives a reason to end the command; ``settle`` decides the final outcome.
+    ``see_output`` gets whole log lines without secrets; ``see_pid`` gets the id of the process group.  ``find_trouble``
+    returns a reason to end the command, or an empty text.  ``settle`` returns the final outcome.
     """
 
     see_output: Callable[[bytes], object] = lambda _: None

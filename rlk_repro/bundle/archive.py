@@ -59,7 +59,7 @@ class Member:
 
 
 def find_unsafe(path: str) -> str | None:
-    """Say why a path in an archive must not be unpacked; None where it is safe."""
+    """Return why a path in an archive must not be unpacked, or None if it is safe."""
     parts = path.split("/")
     if path.startswith("/"):
         return "absolute path"
@@ -79,7 +79,8 @@ def find_unsafe(path: str) -> str | None:
 
 
 def render_header(path: str, size_bytes: int) -> bytes:
-    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644; extra blocks before it hold a long name.
+    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644; a long name is in extra blocks before the
+    header.
 
     tarfile does not write the header, so that a bundle's bytes do not depend on Python's version.
     """
@@ -107,7 +108,7 @@ class ArchiveWriter:
         self._gzip = GzipWriter(stream)
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write one file and return its number of bytes; any number but ``size_bytes`` makes the archive invalid."""
+        """Write one file and return its number of bytes; the archive is invalid if it is not ``size_bytes``."""
         self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:
@@ -122,7 +123,7 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """Iterates over members; ``data`` streams the current one.
+    """Iterates over the members of an archive; ``data`` streams the current member.
 
     For anything that a bundle never holds, the reader raises BundleUnreadable, which names archive and member.  After
     the iteration the whole file was read, and its length and CRC were right.
@@ -153,11 +154,10 @@ class ArchiveReader:
 
     @property
     def is_as_packed(self) -> bool:
-        """Whether ``ArchiveWriter`` wrote every byte of the archive; known after the iteration."""
+        """Whether ``ArchiveWriter`` wrote every byte of the archive; the answer is known after the iteration."""
         return self._gzip.is_as_packed
 
     def data(self) -> Iterator[memoryview]:
-        """Stream the rest of the current member."""
         while self._num_unread_bytes:
             piece = self._gzip.next_piece(self._num_unread_bytes)
             if not piece:
@@ -222,7 +222,6 @@ class ArchiveReader:
         return records
 
     def _admit(self, info: tarfile.TarInfo, overrides: dict[str, str], blocks: bytes) -> Member:
-        """Return the member after checking its type, name and size."""
         is_folder = info.type == tarfile.DIRTYPE
         path = overrides.get("path", info.name)
         path = path.removesuffix("/") if is_folder else path
@@ -246,7 +245,7 @@ class ArchiveReader:
             self._place.refuse("refused: a sparse file")
 
     def _check_path(self, path: str, is_folder: bool) -> str:
-        """Return the name in the run directory, without a leading ``./``, which ``tar -C folder .`` writes."""
+        """Return a member's path relative to the run directory; ``tar -C folder .`` writes ``./`` before it."""
         if is_folder and path == ".":
             return ""
         name = path.removeprefix("./")
@@ -264,7 +263,8 @@ class ArchiveReader:
     def _register(self, name: str, *, is_file: bool) -> None:
         """Refuse a duplicate name, a file in the place of a folder, and too many entries.
 
-        ``_is_file`` holds True for files, False for folders, None for folders known only as part of a path.
+        ``_is_file`` maps a name to True for a file, to False for a folder, and to None for a folder without an entry of
+        its own.
         """
         if name in self._is_file and (is_file or self._is_file[name] is not None):
             self._place.refuse("refused: appears twice")
@@ -293,7 +293,7 @@ class ArchiveReader:
         self._check_layout()
 
     def _check_layout(self) -> None:
-        """Refuse a run directory that was packed from outside, so that all members are below one folder."""
+        """Refuse an archive that was packed from outside the run directory: all its members are below one folder."""
         files = [name for name, is_file in self._is_file.items() if is_file]
         plan = min((name for name in files if name.endswith(f"/{_PLAN}")), key=len, default="")
         folder = plan.removesuffix(_PLAN)
@@ -304,7 +304,7 @@ class ArchiveReader:
 
 
 def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
-    """Read a file that rlk-repro wrote; None where it is too large.  The pieces are always read to their end."""
+    """Return a member's bytes, or None if it is too large.  The pieces are always read to their end."""
     data = bytearray()
     num_bytes = 0
     for piece in pieces:

@@ -1,6 +1,6 @@
 """Write SHA256SUMS, read it, and find files that differ from it.
 
-``sha256sum -c`` of GNU reads this format.  The format has one canonical form: sorted, text mode, lower case.
+``sha256sum -c`` of GNU reads this format.  Every list has one form only: sorted, text mode, lower case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def sort_key(name: str) -> bytes:
 
 
 def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
-    """Read digests by name, with a finding for every line that ``render_checksums`` would not have written."""
+    """Read digests by name, with a finding for every line that has not exactly the form of ``render_checksums``."""
     digests: dict[str, str] = {}
     findings: list[Finding] = []
     previous = b""
@@ -86,7 +86,6 @@ def _render_line(name: str, digest: str) -> bytes:
 
 
 def _parse_line(line: bytes) -> tuple[str, str] | None:
-    """Read name and digest from a line; None unless the line has exactly the rendered form."""
     match = _LINE.fullmatch(line.removesuffix(b"\n"))
     if match is None:
         return None

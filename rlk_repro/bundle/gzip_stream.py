@@ -1,8 +1,7 @@
 """The gzip container of a bundle: one gzip member whose header records the digest of all following bytes.
 
-A CRC detects damage to the content.  The digest also detects damage that inflates to the same content (a match that
-points to other equal bytes, bits after the last block).  Any gzip tool reads the file and ignores the digest.
-archive.py handles the content.
+A CRC detects damage to the content.  The digest also detects changed bytes that inflate to the same content.  Any gzip
+tool reads the file and ignores the digest. archive.py handles the content.
 """
 
 from __future__ import annotations
@@ -42,10 +41,11 @@ _DIGEST_BYTES: Final = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a bundle: entries including folders, bytes, and bytes per compressed byte above a minimum size.
+    """Limits of a bundle: the number of files and folders, the inflated bytes, and inflated bytes per compressed byte.
 
-    Logs inflate 4 to 7 times, one repeated line 70 times, zeros 1000 times.  Reading costs time and memory for each
-    inflated byte.  So a small file may hold little; each byte above the small size allows ``ratio`` more bytes.
+    Logs inflate 4 to 7 times, one repeated line 70 times, zeros 1000 times.  Every inflated byte costs the reader time
+    and memory, so a small file may inflate to little: ``small_total_bytes``.  Each byte above ``small_file_bytes``
+    allows ``ratio`` more bytes.
     """
 
     num_members: int = 100_000
@@ -68,13 +68,13 @@ class Limits:
         return min(self.num_members, self.small_num_members) if is_small else self.num_members
 
     def most_lines(self, file_bytes: int) -> float:
-        """Return the largest number of lines that a file of this size may hold; in large files no line is counted."""
+        """Return the largest number of lines that a file of this size may hold; only small files have a limit."""
         return self.small_num_lines if file_bytes <= self.small_file_bytes else math.inf
 
 
 @dataclass
 class ReaderPlace:
-    """The archive, and the member in it that a reader has reached; error messages begin with both."""
+    """The archive and member that a reader is reading; error messages begin with them."""
 
     archive: str
     member: str = ""
@@ -85,7 +85,8 @@ class ReaderPlace:
 
 
 class GzipReader:
-    """Inflates in pieces, within limits; it gives the last piece only after length and CRC were checked.
+    """Inflates a gzip file in pieces, within limits; the last piece comes only after the length and the CRC were
+    checked.
 
     Attributes:
         packed_digest: sha256 of all bytes after the header, as ``GzipWriter`` recorded it; None in other tools' files.
@@ -106,7 +107,7 @@ class GzipReader:
         self._pieces = self._inflate()
 
     def next_piece(self, max_bytes: int) -> memoryview:
-        """Return the next bytes, at least one and at most ``max_bytes``; empty at the end."""
+        """Return the next bytes, at least one and at most ``max_bytes``; return empty bytes at the end."""
         if not self._rest:
             self._rest = memoryview(next(self._pieces, b""))
         piece, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
@@ -154,7 +155,7 @@ class GzipReader:
         self._place.refuse("gzip header is damaged (a name without end)")
 
     def _read_compressed(self) -> bytes:
-        """Read the next compressed bytes: few at first, which locates damage well, and more later, which is fast."""
+        # A small first read locates damage well; larger later reads are fast.
         step_bytes = min(max(self._num_read_bytes >> 6, 256), CHUNK_BYTES >> 3)
         data = self._stream.read(step_bytes)
         self._num_read_bytes += len(data)
@@ -223,7 +224,7 @@ class GzipReader:
 
 
 class GzipWriter:
-    """Deflates into a seekable stream; equal data, library and processor give equal bytes."""
+    """Writes a gzip file to a seekable stream.  The same data, library and processor give the same bytes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -239,7 +240,7 @@ class GzipWriter:
         self._put(self._engine.compress(data))
 
     def close(self) -> None:
-        """Write the trailer, then the digest into the header."""
+        """Write the end of the gzip file, then the digest into its header."""
         size = self._num_bytes & 0xFFFFFFFF
         self._put(self._engine.flush() + self._crc.to_bytes(4, "little") + size.to_bytes(4, "little"))
         self._stream.seek(len(_OUR_HEADER))

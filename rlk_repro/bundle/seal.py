@@ -53,7 +53,7 @@ _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 class BundleInfo:
     """The content of a bundle.  ``bundle_id`` is None for a bundle without a seal; ``trials`` maps names to statuses.
 
-    ``facts`` are values of plan and analysis, by the names of ``_FACTS``; None where they are not recorded.
+    ``facts`` are values of the plan and the analysis by name; a value is None if it is not recorded.
     """
 
     run_id: str
@@ -99,7 +99,8 @@ class BundleInfo:
 
 
 class FolderReader:
-    """Reads the files of a run directory like an ``ArchiveReader``: iterate over members; ``data`` streams one of them.
+    """Reads the files of a run directory as ``ArchiveReader`` reads an archive: iterate over them; ``data`` streams
+    one.
 
     Attributes:
         refused: files that cannot be packed (links, devices, unreadable files), by name; complete after the iteration.
@@ -125,7 +126,7 @@ class FolderReader:
                 yield Member(name=name, size_bytes=self._num_unread_bytes)
 
     def data(self) -> Iterator[bytes]:
-        """Stream the current member up to its announced size, even if the file grows; less if it shrinks."""
+        """Stream the current file up to its size at opening; a file that shrinks gives fewer bytes."""
         assert self._stream is not None
         try:
             while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
@@ -184,7 +185,7 @@ def seal(run_dir: RunDir) -> str:
     """Write SHA256SUMS over every packed file and return the bundle id, which is the sha256 of SHA256SUMS.
 
     Raises:
-        CheckFailed: the directory holds a link or device, or differs from what an earlier seal lists.
+        CheckFailed: the directory holds a link or device, or its files differ from an earlier seal.
     """
     reader = FolderReader(run_dir)
     digests: dict[str, str] = {}
@@ -248,7 +249,7 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
     """Yield a run directory; a bundle is unpacked for the duration of the block.
 
     Raises:
-        SpecError, BundleUnreadable: as ``unpack``.
+        SpecError, BundleUnreadable: for the reasons that ``unpack`` lists.
     """
     if is_folder(path):
         yield RunDir(path)
@@ -263,7 +264,7 @@ def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
     """Describe a bundle or run directory without checking it.  A bundle is inflated once and not unpacked.
 
     Raises:
-        BundleUnreadable: as ``open_archive``.
+        BundleUnreadable: the file is not a bundle, or it is broken, unsafe or beyond the limits.
     """
     if is_folder(path):
         return _inspect(FolderReader(RunDir(path)), RunDir(path).run_id)
@@ -277,7 +278,8 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
 
     Raises:
         SpecError: there is no such file.
-        BundleUnreadable: the file is not a bundle, broken, unsafe or beyond the limits, also while the block reads it.
+        BundleUnreadable: the file is not a bundle, or it is broken, unsafe or beyond the limits; the block may raise
+            this too.
     """
     try:
         if not path.exists():
@@ -378,7 +380,7 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
 
 
 def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
-    """Return the start of the text under ``keys`` of an untrusted record, safe to print; None if there is no text."""
+    """Return the start of an untrusted record's text under ``keys``, safe to print; return None without a text."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None

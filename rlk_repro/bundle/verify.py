@@ -54,8 +54,8 @@ _ID: Final = re.compile("[0-9a-f]{12,64}")
 class Verification:
     """The result of checking a bundle.
 
-    ``bundle_id`` is the id of the present files; None if the bundle was never sealed.  ``claimed_id`` is the id of the
-    bundle's own SHA256SUMS, where that differs.
+    ``bundle_id`` is the id that the present files give; it is None if the bundle was never sealed.  ``claimed_id`` is
+    the id of the bundle's own SHA256SUMS if it differs from ``bundle_id``.
     """
 
     findings: tuple[Finding, ...]
@@ -65,8 +65,6 @@ class Verification:
 
 @dataclass
 class _Contents:
-    """What one pass over a bundle's members found."""
-
     digests: dict[str, str] = field(default_factory=dict)
     checksums: bytes | None = None
     folders: list[str] = field(default_factory=list)
@@ -74,7 +72,7 @@ class _Contents:
 
 
 def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None = None) -> Verification:
-    """Check a bundle or a run directory against its SHA256SUMS, and check the schema numbers of our own JSON files.
+    """Check a bundle or a run directory against its SHA256SUMS, and check the schema numbers of rlk-repro's JSON files.
 
     Blocking findings: a file is changed, missing, extra or malformed; the bundle is unsealed, of a newer schema or
     repacked wrongly; or its id does not begin with ``expected_id``.  A warning: another tool packed the bundle, so
@@ -179,7 +177,7 @@ def _compare(contents: _Contents) -> list[Finding]:
 
 
 def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
-    """Find members whose bytes differ from the sealed bytes, among those read before the archive broke off."""
+    """Find members whose bytes differ from the seal, among the members that were read before the archive broke off."""
     if contents.checksums is None:
         return []
     listed, _ = parse_checksums(contents.checksums)
@@ -191,7 +189,7 @@ def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
 
 
 def _find_extra_folders(contents: _Contents) -> list[Finding]:
-    """Find folder members without files; no checksum covers their names."""
+    """Find folders without files in the archive, because no checksum covers the names of folders."""
     used = {str(parent) for name in contents.digests for parent in PurePosixPath(name).parents} | {""}
     return [
         Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")
@@ -201,7 +199,7 @@ def _find_extra_folders(contents: _Contents) -> list[Finding]:
 
 
 def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
-    """Check the packing: our own archive must be exactly as packed; another tool's archive gives a warning."""
+    """Check how the archive was packed: rlk-repro's must be exactly as packed; another tool's gives a warning."""
     if reader.is_as_packed:
         return []
     if reader.is_own:

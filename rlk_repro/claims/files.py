@@ -31,7 +31,7 @@ BYTES: Final[Mapping[str, int]] = {"MB": MIB, "GB": GIB}
 
 @dataclass(frozen=True, kw_only=True)
 class Measurable:
-    """An operator that can be measured again: its implementations, dimensions, passes and settings."""
+    """An operator that can be measured again: its implementations, passes and settings, and its inputs' dimensions."""
 
     implementations: tuple[str, ...]
     dimensions: tuple[str, ...]
@@ -98,7 +98,7 @@ class Quantity(Model):
 
 
 class Row(Model):
-    """One row of the published table: values by implementation and quantity; ``oom`` names what ran out of memory."""
+    """One row of the published table: values by implementation and quantity; ``oom`` lists what ran out of memory."""
 
     row: Name
     shape: dict[Name, Count] = Field({})
@@ -116,7 +116,8 @@ class Row(Model):
 class SpeedComparison(Model):
     """A comparison of the ratio of two times, ``baseline`` / ``candidate``; absolute times are not compared.
 
-    With ``is_cold`` the time of the baseline is that of the first call in a new process, as it was published.
+    With ``is_cold``, the time of the baseline is the time of the first call in a new process, as the authors published
+    it.
     """
 
     kind: Literal["speed"]
@@ -135,7 +136,8 @@ class SpeedComparison(Model):
 class MemoryComparison(Model):
     """A comparison of the peak memory of one implementation, with or without its inputs.
 
-    A machine without a GPU compares the published memory with ``bytes_per_logit``, which ``made_of`` explains.
+    Without a GPU, the published memory is compared with a computed value: ``bytes_per_logit``, which ``made_of``
+    explains.
     """
 
     kind: Literal["memory"]
@@ -212,7 +214,7 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
 
 
 def claim_problems(claim: Claim) -> list[PathProblem]:
-    """Return wrong combinations of fields; each problem is (path, what is wrong, got, expected)."""
+    """Return the problems of fields that do not fit together; each problem is (path, what is wrong, got, expected)."""
     problems = [*_source_problems(claim), *_row_problems(claim)]
     if isinstance(claim.check, MeasureCheck):
         problems += [*_measure_problems(claim, claim.check)]
@@ -295,7 +297,7 @@ def chosen_rows(claim: Claim, comparison: SpeedComparison | MemoryComparison) ->
 
 
 def find_published(claim: Claim, row: Row, comparison: SpeedComparison | MemoryComparison) -> float | None:
-    """Return the published value of a comparison: a ratio, or memory in the printed unit; None without a value."""
+    """Return the published value of a comparison (a ratio, or memory in the printed unit), or None."""
     if isinstance(comparison, MemoryComparison):
         return row.find(comparison.implementation, comparison.quantity)
     candidate = row.find(comparison.candidate, comparison.quantity)

@@ -57,7 +57,7 @@ class Here:
 
 
 def list_cells(claim: Claim) -> list[Cell]:
-    """List the measurements that a claim needs, each once, row by row."""
+    """List the measurements that a claim needs, row by row, each measurement once."""
     if not isinstance(claim.check, MeasureCheck):
         return []
     cells: dict[Cell, None] = {}
@@ -233,6 +233,9 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Return the result without numbers: ``not reproduced`` only where the claim's own hardware ran out of memory."""
+    """Return the result of a comparison that has no numbers.
+
+    The result is ``not reproduced`` only if the claim's own kind of hardware ran out of memory.
+    """
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

@@ -1,7 +1,7 @@
 """Run ``python -m rlk_repro.bench.claims`` and collect its measurements, even if a measurement kills the process.
 
-The process answers cell by cell; a cell is one measurement.  When the process dies, the current cell has failed and a
-new process measures the other cells.  An implementation that gave no answer in time is not tried again.
+The process answers cell by cell; a cell is one measurement.  When the process dies, its current cell has failed, and a
+new process measures the remaining cells.  An implementation that gave no answer in time is not tried again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Measured:
 
 
 def measure_claim(claim: Claim, bench: Bench) -> Measured:
-    """Measure every cell of a claim: the warm cells together, each cold cell in its own process."""
+    """Measure every cell of a claim: all warm cells in one process, each cold cell in a process of its own."""
     cells = list_cells(claim)
     groups = [[cell for cell in cells if not cell.is_cold], *([cell] for cell in cells if cell.is_cold)]
     measurements: dict[Cell, Measurement] = {}
@@ -77,7 +77,7 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
 
 
 def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Sequence[Cell]:
-    """Return the cells without an answer that another process must not try again."""
+    """Return the unmeasured cells that must not be tried again in another process."""
     if not is_started:
         return rest
     if is_silent:

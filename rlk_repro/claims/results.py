@@ -16,7 +16,7 @@ from rlk_repro.rundir.operator_results import OperatorStatus
 
 SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
-"""Each line of the measuring process begins with this text; RL-Kernel prints other lines to the same output."""
+"""The measuring process begins each of its lines with this text, because RL-Kernel prints to the same output."""
 RL_KERNEL: Final = "rl_kernel"
 """The key of RL-Kernel in the description of a process and in the section ``code`` of a manifest."""
 
@@ -56,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The measurement of one cell: seconds of each timed call, peak bytes above the inputs, bytes of the inputs.
+    """The measurement of one cell: seconds of each timed call, bytes of the inputs, and peak bytes beyond them.
 
     ``ran`` is the class that was called.  Bytes are None if the device does not report them.
     """
@@ -94,7 +94,7 @@ MEASUREMENT: Final = TypeAdapter(Measurement)
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One comparison in one row, of memory or of ratios of times; ``published`` and ``here`` are in ``unit``.
+    """One comparison in one row: of memory, or of the ratio of two times; ``published`` and ``here`` are in ``unit``.
 
     For a cold comparison, ``warm`` is the ratio without the cold start.
     """
@@ -170,7 +170,7 @@ def _rename_keywords(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def join_words(words: Iterable[Word]) -> Word:
-    """Return a row's result from the results of its comparisons; a comparison that is not reproduced decides."""
+    """Join the results of a row's comparisons; one comparison that is *not reproduced* decides for the row."""
     found = set(words)
     if Word.NOT_REPRODUCED in found:
         return Word.NOT_REPRODUCED

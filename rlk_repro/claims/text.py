@@ -11,7 +11,7 @@ from rlk_repro.claims.results import Basis, ClaimResult, ClaimsCheck, Compared, 
 
 
 def list_lines(claims: Sequence[Claim]) -> Iterator[str]:
-    """Yield two lines per claim: the id and what a check does; then title, hardware and source."""
+    """Yield two lines per claim: first its id and what a check does, then its title, hardware and source."""
     for claim in claims:
         check = "measured" if isinstance(claim.check, MeasureCheck) else f"not runnable: {claim.check.reason}"
         yield f"{claim.claim:<30} {check}"
@@ -92,7 +92,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _first_calls(result: ClaimResult) -> Iterator[str]:
-    """Yield, for every cold measurement, a line with the time of the first call and the warm median."""
+    """Yield, for every measurement of a first call, a line with its time and the median time of warm calls."""
     warm = {(m.cell.row, m.cell.implementation): m.median_s for m in result.measurements if not m.cell.is_cold}
     for item in result.measurements:
         usual = warm.get((item.cell.row, item.cell.implementation))

@@ -23,9 +23,9 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveChecked(Answer):
-    """The result of the check of an image that is saved as a file.
+    """The result of the check of a saved image.  ``digest`` is what a stack pins.
 
-    A stack pins ``digest``: the digest of the manifest list, or of the manifest if the image has no list.
+    The digest is that of the manifest list, or that of the manifest if the image has no list.
     """
 
     digest: str
@@ -38,7 +38,7 @@ class ArchiveChecked(Answer):
 
 
 def check_archive(path: Path, stack: Stack | None = None, platform: str | None = None) -> ArchiveChecked:
-    """Check an image layout; ``platform`` is the name of a platform in a stack, such as ``cuda-arm64``.
+    """Check an image layout; ``platform`` has the form ``cuda-arm64``.
 
     Raises:
         BundleUnreadable: the layout holds no image.
@@ -109,7 +109,7 @@ def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterato
 
 
 def _find(layout: OciLayout, image: OciImage) -> dict[str, FoundFile]:
-    """Find the record, vime's git HEAD and RL-Kernel's extension; the search ends at the layer that completes them."""
+    """Find the record, vime's git HEAD and RL-Kernel's extension; the search ends when all of them are found."""
 
     def is_enough(paths: set[str]) -> bool:
         return _RECORD in paths and any(map(_is_head, paths)) and any(map(_is_extension, paths))

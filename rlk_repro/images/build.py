@@ -36,7 +36,7 @@ ENGINES: Final = ("docker", "buildah", "podman")
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One build: its arguments by name, the Dockerfile, the image's name, and the packages of a stack with a lock."""
+    """One build: its arguments by name, the Dockerfile, the image's name, and the packages of the lock, if any."""
 
     engine: str
     dockerfile: Path
@@ -63,7 +63,8 @@ class Build:
 def make_build(
     stack: Stack, platform: ImagePlatform | None, *, engine: str | None, tag: str | None, base: str | None
 ) -> Build:
-    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces a base without a digest.
+    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) is the base image for a stack that names
+    none by digest.
 
     Raises:
         SpecError: the stack pins too little, or has no base image for the platform.
@@ -82,7 +83,7 @@ def make_build(
 
 
 def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str) -> dict[str, str]:
-    """Return the arguments of every build step: the stack's pins, the base, this tool's commit and its time."""
+    """Return the arguments for the Dockerfile: the base, the stack's pins, this tool's commit and the commit's time."""
     jobs = {"MAX_JOBS": os.environ["MAX_JOBS"]} if os.environ.get("MAX_JOBS") else {}
     return {
         "BASE_NAME": base,
@@ -94,7 +95,7 @@ def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str
 
 
 def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
-    """Return the variables that docker/docker-bake.hcl reads; ``base`` is the base of the ROCm image."""
+    """Return the variables of docker/docker-bake.hcl; ``base`` is the base of the ROCm image."""
     bases = {str(name): item for name, item in stack.bases.items()}
     variables: dict[str, str] = {}
     for platform, prefix in (("cuda-amd64", "CUDA"), ("rocm-amd64", "ROCM")):
@@ -111,11 +112,6 @@ def _dockerfile(stack: Stack, platform: ImagePlatform) -> str:
 
 
 def _common_arguments(stack: Stack) -> dict[str, str]:
-    """Return the arguments that every build has: the stack's pins, this tool's commit and the commit's time.
-
-    Raises:
-        SpecError: the stack pins too little.
-    """
     pins = {str(name): pin for name, pin in stack.pins.items()}
     missing = [name for name in ("vime", "rl_kernel") if name not in pins]
     if missing:
@@ -152,13 +148,13 @@ def run_build(build: Build) -> None:
 
 
 def say(text: str) -> None:
-    """Show a line of progress on standard error, before the output of a command that follows."""
+    """Write a progress message to standard error at once, so that it precedes the output of the next command."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def require_clean() -> None:
-    """Refuse a checkout whose files differ from the commit that the image's record would name."""
+    """Refuse a checkout with changed files, because the image's record names only the commit."""
     changed = _git("status", "--porcelain", "--", *CONTEXT)
     if changed:
         raise SpecError(
@@ -184,7 +180,7 @@ def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str
 
 
 def _find_engine(name: str | None) -> str:
-    """Return the named container engine unchecked, or else the first installed engine that answers."""
+    """Return the named container engine without a check, or the first installed engine that answers."""
     if name is not None:
         if name not in ENGINES:
             raise SpecError(Problem("--engine", "no such engine", got=name, expected=" or ".join(ENGINES)))

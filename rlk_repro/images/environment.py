@@ -31,7 +31,7 @@ from rlk_repro.spec import ImagePlatform, Stack
 PYTHON: Final = "3.12"
 STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "imports", "sbom", "record")
 KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
-"""Steps that are not repeated while lock and pins stay the same: each takes minutes."""
+"""Steps that take minutes.  They are not repeated while the lock and the pins stay the same."""
 TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
 """GPU architectures, written as the argument of ``docker/Dockerfile.locked``."""
@@ -84,7 +84,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
 
 
 def check(folder: Path, stack: str | None, platform: str | None) -> int:
-    """Return the exit code of the environment's own check: 0: it matches its record; 1: it differs.
+    """Return the exit code of the environment's own check: 0 if the environment matches its record, 1 if it differs.
 
     Standard error shows the differences, and the reason for any other exit code.
 
@@ -132,7 +132,7 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
 
 
 def source_requirement(stack: Stack) -> str:
-    """Return the requirement line of TransformerEngine's part for torch, which pip builds from sources.
+    """Return pip's requirement line for the part of TransformerEngine that pip builds from sources, the part for torch.
 
     Raises:
         SpecError: the stack does not name the part by version and hash.
@@ -200,7 +200,7 @@ def _use_bundle(stack: Stack, folder: Path, bundle: Path) -> dict[str, str]:
 
 
 def _key(stack: Stack, platform: ImagePlatform, step: str) -> str:
-    """Return a hash of everything on which the result of a step depends."""
+    """Return a hash of a step's inputs: the lock, the pins and the sources that pip builds."""
     pins = {str(name): pin.commit for name, pin in stack.pins.items()}
     return sha256_bytes(json.dumps([step, stack.locks[platform], source_requirement(stack), pins]).encode())
 
@@ -211,7 +211,7 @@ def _read_steps(folder: Path) -> dict[str, str]:
 
 
 def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
-    """Refuse a disk that the packages alone would fill.  A disk that already has them needs no more space."""
+    """Refuse a disk without space for the packages.  Packages that are already there need no space."""
     if (folder / LOCK).is_file():
         return
     _, needed = sum_sizes(locked)
@@ -239,7 +239,7 @@ def _timed(step: str, what: str) -> Iterator[None]:
 
 
 def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
-    """Run a command with output on standard error; return its exit code, None where it took too long.
+    """Run a command with output on standard error; return its exit code, or None after a timeout.
 
     No process of the command outlives this process, not even a compiler that ninja starts in a new process group.
     """

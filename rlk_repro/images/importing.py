@@ -14,7 +14,7 @@ _HUB_NAMES: Final = frozenset({"docker.io", "index.docker.io", _DOCKER_HUB})
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """How an image becomes a file: ``command FILE uri``, then ``check FILE``."""
+    """The commands that store an image as a file: ``command FILE uri`` writes it, and ``check FILE`` reads it."""
 
     file: str
     command: tuple[str, ...]
@@ -23,12 +23,12 @@ class Import:
 
 
 def is_imported(runtime: str) -> bool:
-    """Whether the runtime takes images as files, which the user then has to store."""
+    """Whether the runtime runs an image from a file, which the user has to store first."""
     return runtime in _IMPORTS
 
 
 def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import | None:
-    """Return how the runtime imports an image; the file's name holds the image's digest and processor."""
+    """Return the commands that import an image, or None.  The file's name holds the image's digest and processor."""
     make = _IMPORTS.get(runtime)
     if make is None:
         return None
@@ -37,7 +37,7 @@ def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import
 
 
 def _enroot_import(image: Image, machine: str, stem: str) -> Import:
-    """Name the image for enroot with its digest in the place of a tag, the only place that enroot 3 accepts."""
+    # enroot 3 accepts a digest only in the place of a tag.
     registry, repository = _split_reference(image.reference)
     arch = () if machine == "any" else (f"--arch={machine}",)
     return Import(
@@ -66,7 +66,7 @@ _IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
 
 
 def _split_reference(reference: str) -> tuple[str, str]:
-    """Split registry and repository as docker does: a first part that looks like a host is a registry."""
+    """Split an image's name into registry and repository; the first part is a registry if it looks like a host."""
     first, _, rest = reference.partition("/")
     if not rest or not ("." in first or ":" in first or first == "localhost"):
         first, rest = _DOCKER_HUB, reference

@@ -1,4 +1,4 @@
-"""Find single files in an image's layers: from the top layer down, as a container shows them."""
+"""Find single files in an image's layers; a file in an upper layer hides the same path in lower layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class FoundFile:
 def find_files(
     layout: OciLayout, image: OciImage, is_wanted: Callable[[str], bool], is_enough: Callable[[set[str]], bool]
 ) -> dict[str, FoundFile]:
-    """Find files by path, from the top layer down, until ``is_enough`` returns true.  A deleted file is not found.
+    """Find files by path, from the top layer down, until ``is_enough`` returns true.  A file that an upper layer
+    deletes is not found.
 
     Raises:
         BundleUnreadable: a layer is not a tar archive, or its compression is not supported.

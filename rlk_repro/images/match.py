@@ -1,4 +1,4 @@
-"""Compare an image's record with a stack, with the kernels that a run needs, and with the actual content.
+"""Compare an image's record with a stack, with the kernels that a run needs, and with the image's present content.
 
 These functions are pure: they take facts and return findings.
 """
@@ -28,14 +28,14 @@ LABELS: Final = {
     "org.opencontainers.image.base.digest": "base.digest",
 }
 DRIVER: Final = "libcuda.so.1"
-"""The library that RL-Kernel's extension is linked with and that only NVIDIA's driver installs."""
+"""RL-Kernel's extension is linked with this library, which only NVIDIA's driver installs."""
 _NOTHING: Final = "nothing"
 
 
 def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) -> Iterator[Finding]:
     """Check that the image belongs to this stack and platform, and was built from the stack's commits.
 
-    Any image fits a machine without GPUs: no image is built only for such machines.
+    Any image fits a machine without GPUs, because no image is made for such machines.
     """
     if record.stack != stack.stack:
         yield _differs("image.stack", stack.stack, record.stack)
@@ -83,7 +83,7 @@ def check_kernels(record: ImageRecord) -> Iterator[Finding]:
 
 
 def check_sources(record: ImageRecord) -> Iterator[Finding]:
-    """Check that vime and RL-Kernel equal their commits; Megatron-LM may have the patch of vime's image."""
+    """Check that vime and RL-Kernel have the files of their commits; Megatron-LM may have the patch of vime's image."""
     for pin, name in SECTIONS.items():
         facts = _mapping(record.code.get(name))
         commit = facts.get("commit", Unknown("not recorded"))
@@ -121,7 +121,7 @@ def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[
 
 
 def is_recorded(record: ImageRecord | None, name: str, facts: Mapping[str, Any]) -> bool:
-    """Whether the image was built from source ``name`` at the commit and with the local changes that ``facts`` give."""
+    """Whether the image was built from these sources: ``facts`` name the commit and the changes of source ``name``."""
     if record is None:
         return False
     recorded = _mapping(record.code.get(name))

@@ -40,7 +40,7 @@ class Descriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """The image of one platform; ``digest`` names its manifest, ``index_digest`` the list of manifests, if any."""
+    """The image of one platform.  ``digest`` is that of its manifest, ``index_digest`` that of the list, if any."""
 
     digest: str
     index_digest: str | None
@@ -55,7 +55,7 @@ class OciImage:
 
 
 class OciLayout:
-    """The files of a layout by name, each in a folder or a tar; nothing is unpacked."""
+    """The files of an image layout by name.  They lie in a folder or a tar, and nothing is unpacked."""
 
     def __init__(self, where: Path, files: Mapping[str, Path | tarfile.TarInfo]) -> None:
         self.where = where
@@ -124,7 +124,6 @@ def _list_folder(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
 
 
 def _list_tar(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
-    """List a tar header by header, and skip the bytes between the headers."""
     with tarfile.open(path, "r:") as archive:
         for number, member in enumerate(archive):
             if number >= MAX_MEMBERS:
@@ -174,7 +173,7 @@ def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
 def _choose(
     layout: OciLayout, index: Mapping[str, Any], platform: str | None, index_digest: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Find a platform's manifest, also in a nested list; return its descriptor and the digest of the list."""
+    """Find a platform's manifest, also in a nested list; return its descriptor, and the digest of the nested list."""
     found = [item for item in index.get("manifests", []) if not _is_attestation(item)]
     if platform is not None and len(found) > 1:
         found = [item for item in found if (item.get("platform") or {}).get("architecture") == platform]

@@ -1,4 +1,4 @@
-"""Renew a stack file: resolve tags to their present digests, refs to commits, and add published images.
+"""Renew a stack file: replace tags by their present digests and refs by commits, and add published images.
 
 The file's text is edited in place, so comments and order stay.  The result is read again as a stack.  Nothing is
 written before the user has seen the difference.
@@ -26,13 +26,13 @@ GIT_TIMEOUT_S: Final = 600.0
 
 @dataclass
 class PinnedText:
-    """The lines of a YAML file, which ``set`` and ``remove`` edit at the positions of YAML nodes."""
+    """The lines of a YAML file.  ``set`` and ``remove`` change single keys and keep all other lines."""
 
     lines: list[str]
     changes: list[tuple[int, int, list[str]]] = field(default_factory=list)
 
     def find(self, *path: str) -> tuple[yaml.Node, yaml.Node] | None:
-        """Find the key and the value at a path."""
+        """Return the YAML nodes of the key at a path and of its value."""
         node: Any = yaml.compose("".join(self.lines), Loader=yaml.SafeLoader)
         found = None
         for name in path:
@@ -87,13 +87,15 @@ class PinnedText:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """Return a YAML node's last line; the end mark of a block is at the start of the next node."""
+    # The end mark of a block is at the start of the next node.
     mark = node.end_mark
     return mark.line - 1 if mark.column == 0 and mark.line > node.start_mark.line else mark.line
 
 
 def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:
-    """Return the stack's text with the given refs and images; without both, with present digests of the bases' tags.
+    """Return the text of a stack file with these refs and images.
+
+    Without refs and images, return the text with the present digests of the base images' tags.
 
     Raises:
         SpecError: the stack does not have the pin or platform.

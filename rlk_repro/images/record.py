@@ -1,4 +1,5 @@
-"""Read the record in an image, ``/opt/rlk-repro/provenance.json``: what was built into it, on which base, for what.
+"""Read the record in an image, ``/opt/rlk-repro/provenance.json``: the code that was built into the image, the base
+image, and the platform.
 
 The record holds no time and no path of the build machine.  Equal inputs therefore give equal records, except for the
 hash of the compiled extension: the compiler makes new internal names at every build.  ``digest`` covers the rest of the
@@ -37,7 +38,7 @@ SYMBOLS: Final = {
         )
     )
 }
-"""Functions that RL-Kernel's extension must have.  The pinned commit's ROCm operators use Triton and need none."""
+"""Functions that RL-Kernel's extension must have.  On ROCm the pinned operators use Triton and need no function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class ImageRecord:
 
     @property
     def gpu_platform(self) -> Platform:
-        """The first part of ``platform``: ``cuda`` where the platform is ``cuda-arm64``."""
+        """The kind of GPU: ``cuda`` for the platform ``cuda-arm64``."""
         return Platform(self.platform.partition("-")[0])
 
     def to_json(self) -> dict[str, Any]:

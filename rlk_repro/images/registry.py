@@ -1,7 +1,7 @@
 """Ask registries through skopeo, which reads the site's credentials, mirrors and certificates.
 
-skopeo also copies images byte for byte (``--preserve-digests``).  ``podman save`` and ``docker save`` do not promise
-that.
+skopeo also copies images byte for byte (``--preserve-digests``), which ``podman save`` and ``docker save`` do not
+promise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TROUBLE: Final = (
 
 
 def resolve_tag(reference: str) -> str:
-    """Return the present digest of a tag: the digest of the manifest list, if there is a list.
+    """Return the digest that a tag has now: that of the manifest list, or that of the manifest if there is no list.
 
     Raises:
         EnvironmentMissing: skopeo is not installed, or the registry did not answer.

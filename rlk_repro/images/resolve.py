@@ -28,7 +28,7 @@ def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | U
 
 
 def resolve() -> dict[str, Any]:
-    """Return the platform that RL-Kernel sees, whether its extension loads, and one class name per operator."""
+    """Return the platform that RL-Kernel sees, whether its extension loads, and the class name for each operator."""
     from rl_engine.kernels.registry import kernel_registry
     from rl_engine.platforms.device import device_ctx
 
@@ -40,7 +40,7 @@ def resolve() -> dict[str, Any]:
 
 
 def _import_extension() -> str:
-    """Return why RL-Kernel's extension does not load, or an empty text; torch is loaded already."""
+    # The caller has imported torch already.
     try:
         import rl_engine._C  # noqa: F401
     except ImportError as error:

@@ -26,7 +26,7 @@ ROOT: Final = Path("/")
 
 
 def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
-    """Read the record of the image around this process; unknown outside an image.
+    """Read the record of the image around this process; return Unknown outside an image.
 
     Raises:
         BundleUnreadable: the record cannot be trusted.
@@ -42,7 +42,8 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
 def check_running(
     code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
 ) -> list[Finding]:
-    """Find every difference between this container, its record and the stack; none outside an image of rlk-repro.
+    """Find every difference between this container, its record and the stack; find nothing outside an image of
+    rlk-repro.
 
     ``code`` is the section ``code`` of this container's manifest.  A separate process asks RL-Kernel's registry.
     """

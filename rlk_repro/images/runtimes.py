@@ -27,7 +27,7 @@ CHECK: Final = ("python3", "-P", "-m", "rlk_repro.image_check", "--json")
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """A container runtime; ``run`` and ``labels`` make commands from an image's name or the path of its file."""
+    """A container runtime; ``run`` and ``labels`` return a command for an image's name or the path of its file."""
 
     name: str
     run: Callable[[str], list[str]]
@@ -59,7 +59,7 @@ RUNTIMES: Final[Mapping[str, Runtime]] = {
 
 
 def find_runtime(name: str | None) -> Runtime:
-    """Return the named runtime, or the first one found here.
+    """Return the named runtime, or the first runtime on PATH.
 
     Raises:
         EnvironmentMissing: no runtime is found.
@@ -76,8 +76,8 @@ def find_runtime(name: str | None) -> Runtime:
 def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | None) -> str:
     """Fetch an image by digest; return its name in the runtime, or the path of its file.
 
-    Only a complete file gets the name that jobs expect.  A second pull continues an interrupted one, because
-    container engines and caches keep complete layers.
+    Only a complete file gets the name that jobs expect.  A second pull continues an interrupted pull, because container
+    engines and caches keep complete layers.
 
     Raises:
         CheckFailed: the runtime failed; the error quotes it.
@@ -101,7 +101,7 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
 
 
 def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform: str | None) -> list[Finding]:
-    """Check the image's record and labels here, and add the findings of the check that runs inside the image.
+    """Check the image's record and labels in this process, and its content by a check that runs inside the image.
 
     Raises:
         EnvironmentMissing: the runtime cannot start the image.

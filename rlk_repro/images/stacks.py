@@ -20,9 +20,9 @@ from rlk_repro.spec.stack import Unpublished
 
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
-"""End of host names that never exist (RFC 2606): an image on such a host is an example."""
+"""An image on a host whose name ends so is an example, because such hosts never exist (RFC 2606)."""
 BUILD_COST: Final = "13 min of compiling on 2 cores, and a base of tens of GB"
-"""Cost of a build.  The time to compile is measured (docs/images.md); the size of the base is not."""
+"""The cost of a build.  The time to compile was measured (docs/images.md); the size of the base was not."""
 LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 cores"
 
 
@@ -44,7 +44,7 @@ class StackRows(Answer):
 
 
 def get_stack(name: str | None) -> Stack:
-    """Return a stack by name or file; by default the newest shipped stack with a (planned) image for this machine."""
+    """Return a stack by name or file, or else the newest shipped stack that has or plans an image for this machine."""
     if name is not None:
         return load_stack(name).model
     stacks = (get_stack(found) for found in sorted(list_names(stack_folders()), reverse=True))
@@ -56,14 +56,16 @@ def get_stack(name: str | None) -> Stack:
 
 
 def find_platform() -> ImagePlatform:
-    """Return this machine's platform, by its processor and by the driver of AMD GPUs."""
+    """Return this machine's platform, which follows from the processor and from the driver of AMD GPUs."""
     if machine.machine() == "aarch64":
         return "cuda-arm64"
     return "rocm-amd64" if AMD_DRIVER.exists() else "cuda-amd64"
 
 
 def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str | None, what: str) -> ImagePlatform:
-    """Choose a platform for which the stack has ``what``: the named one, the only one, or this machine's.
+    """Choose a platform for which the stack has ``what``, such as an image.
+
+    The choice is the named platform, or else the only platform, or else this machine's platform.
 
     Raises:
         SpecError: the stack has no ``what`` for the platform.
@@ -77,7 +79,7 @@ def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str 
 
 
 def list_platforms(stack: Stack) -> list[ImagePlatform]:
-    """List the platforms for which the stack has an image, or is meant to have one."""
+    """List the platforms for which the stack has an image, or plans one."""
     return list(dict.fromkeys([*stack.images, *stack.unpublished, *stack.locks]))
 
 
@@ -105,7 +107,7 @@ def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
 
 
 def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]:
-    """Return the published image for a platform, or for this machine where no platform is named.
+    """Return the published image for a platform; if no platform is named, for this machine.
 
     Raises:
         SpecError: the image is not published (the error names the command that builds it), or the name is unknown.
@@ -121,7 +123,7 @@ def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]
 
 
 def find_unpublished(stack: Stack) -> dict[ImagePlatform, Unpublished]:
-    """Return the images that the stack is meant to have.  An image of a locked stack can be built on any machine."""
+    """Return the images that the stack only plans.  An image of a locked stack can be built on any machine."""
     build = f"rlk-repro images build --stack {stack.stack} --platform"
     reason = f"no registry serves it; without a container: rlk-repro env create DIR --stack {stack.stack}"
     locked: dict[ImagePlatform, Unpublished] = {

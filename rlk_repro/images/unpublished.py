@@ -1,4 +1,4 @@
-"""Show in dry runs an image that a stack is meant to have and that no registry has."""
+"""Show an image in dry runs that a stack plans and that no registry has yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shown_image(plan: Plan) -> Image | None:
 
 
 def image_remarks(plan: Plan) -> tuple[str, ...]:
-    """Return the remarks of a rendered job about an image that is not published."""
+    """Return the remarks of a rendered job whose image is not published."""
     if shown_image(plan) is not NOT_PUBLISHED:
         return ()
     where = f"stack {plan.stack.stack} has no published image for {plan.hardware.hardware}"

@@ -51,7 +51,7 @@ class SampleInput:
 
 @record(**RECORD)
 class Inputs:
-    """The samples that an engine was given; ``special`` has the ids of special tokens by name."""
+    """The samples that an engine was given; ``special`` maps the names of special tokens to their ids."""
 
     event: Literal["inputs"]
     step: Count
@@ -62,7 +62,7 @@ class Inputs:
 
 @record(**RECORD)
 class Weights:
-    """Hashes of all tensors of a model, converted to the rollout's data type, in the model's order."""
+    """Hashes of all tensors of a model, in the model's order, after conversion to the rollout engine's data type."""
 
     event: Literal["weights"]
     step: Count
@@ -84,7 +84,7 @@ class LogProbs:
 
 @record(**RECORD)
 class Layer:
-    """One layer's outputs for the chosen tokens, whole or as random projections, and the norms of the whole outputs."""
+    """One layer's outputs for some tokens, whole or as random projections, with the norms of the whole outputs."""
 
     event: Literal["layer"]
     step: Count
@@ -133,9 +133,10 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine; log-probs and layers also by case: ``alone`` or in a batch.
+    """The record of one rank, by step and engine.
 
-    ``num_dropped`` counts the lines that could not be read.
+    Log-probs and layers are also by case: the sample ran ``alone`` or in a batch.  ``num_dropped`` counts the lines
+    that could not be read.
     """
 
     contract: AgreementContract
@@ -216,9 +217,10 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
 
 
 def _read_lines(path: Path) -> Iterator[Line | None]:
-    """Yield each line, or None where it cannot be read; all lines beyond ``MAX_LINES`` are one None.
+    """Yield each line, or None for a line that cannot be read.
 
-    A line longer than ``MAX_LINE_BYTES`` counts once per piece, because sealed analyses hold such counts.
+    All lines beyond ``MAX_LINES`` give one None.  A line longer than ``MAX_LINE_BYTES`` gives one None per piece,
+    because sealed analyses hold such counts.
     """
     with open_log(path) as stream:
         for _ in range(MAX_LINES):

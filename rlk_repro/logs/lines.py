@@ -20,7 +20,7 @@ MAX_LINE_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a log, up to ``\\n``; with ``is_continued``, a later piece of a line that is too long for memory."""
+    """One line of a log, up to ``\\n``; ``is_continued`` marks a later piece of a line that is too long for memory."""
 
     number: int
     text: bytes
@@ -96,7 +96,6 @@ class LineScanner:
             yield LogLine(self.num_lines, rest, is_continued)
 
     def _find_lines(self, data: bytes, start: int, end: int) -> Iterator[LogLine]:
-        """Find lines with a needle in ``data[start:end]``, which holds whole lines only."""
         counted = start
         hits = {needle: self._find(data, needle, start, end) for needle in self._needles}
         while (position := min(hits.values(), default=end)) < end:

@@ -1,7 +1,7 @@
 """Read the numbers from a printed Python dict, without evaluating it.
 
-Accepted is what ``repr`` of a metrics dict holds: plain numbers, bare ``nan`` and ``inf``, numpy and torch scalars.
-Other values (text, lists, None, bool) are skipped, because they are not metrics.
+The reader accepts what ``repr`` of a dict of metrics prints: plain numbers, bare ``nan`` and ``inf``, numpy and torch
+scalars.  Other values (text, lists, None, bool) are skipped, because they are not metrics.
 """
 
 from __future__ import annotations

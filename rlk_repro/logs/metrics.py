@@ -39,8 +39,8 @@ class Metric:
 
     A source is (row, vime's key).  Without a ``formula`` the sources are alternatives.  The first source in the log
     serves the whole series, because alternatives have different definitions.  With a ``formula`` all sources are its
-    operands, and the value has the last operand's line.  Numbers of STEP rows are averaged over the steps of the
-    rollout.  ``offset`` is added to the rollout id to find the row.
+    operands, and the value's line number is that of the last operand.  Numbers of STEP rows are averaged over the steps
+    of the rollout.  ``offset`` is added to the rollout id to find the row.
 
     ``lowest`` is the smallest possible number, and with ``is_positive`` 0 is impossible: a phase that did not happen
     takes time 0, but a whole step never does.  An impossible number voids its rollout.
@@ -56,7 +56,7 @@ class Metric:
     is_positive: bool = False
 
     def is_impossible(self, key: str, value: float) -> bool:
-        """Whether no correct log has this number.  A skipped training step may print NaN, but not as a time or rate."""
+        """Whether no correct log has this number.  A skipped training step may print NaN as a loss, never as a time."""
         if key.startswith(CLOCKED) and not math.isfinite(value):
             return True
         return value < self.lowest or (self.is_positive and value <= 0)
@@ -71,7 +71,7 @@ class SampleSeries:
 
 
 def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_s: float) -> float | None:
-    """Return the tokens per second of the whole step; vime's rate divides the tokens by actor_train_time."""
+    """Return the tokens per second of the whole step; vime prints the tokens per second of actor_train_time."""
     return train_tokens_per_s * actor_train_time_s / step_time_s if step_time_s > 0 else None
 
 
@@ -140,7 +140,8 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     """Compute every metric of ``METRICS``, for rollouts ``0 … num_rollouts - 1``.
 
     A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of them is another
-    quantity.  The value has the last step's line.  A NaN that vime printed stays NaN.  A void rollout has no metric.
+    quantity.  The value's line number is that of the last step.  A NaN that vime printed stays NaN.  A void rollout has
+    no metric.
     """
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
@@ -161,7 +162,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
 
 
 def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict[int, str]:
-    """Return the rollouts with an impossible number, which shows a wrong clock or log, and describe the number."""
+    """Describe the impossible number of each rollout that has one; such a number shows a wrong clock or log."""
     found: dict[int, str] = {}
     for metric in METRICS:
         for row, key in metric.sources:
@@ -174,7 +175,7 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
 
 
 def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, LogSample]:
-    """Return the samples of ``key`` by rollout id, without rollouts that lack one of their ``num_rows`` rows."""
+    """Return the samples of ``key`` by rollout id; leave out a rollout without all its ``num_rows`` rows."""
     found: defaultdict[int, list[LogSample]] = defaultdict(list)
     for index in sorted(rows):
         if key in rows[index]:

@@ -42,7 +42,7 @@ class _Event(BaseModel):
 
 
 class Device(_Event):
-    """The device's rates, measured before the first sweep: bytes and operations per second."""
+    """The device's bytes and operations per second, measured before the first sweep."""
 
     event: Literal["device"]
     name: Text
@@ -85,7 +85,7 @@ class Time(_Cell):
 
 
 class OracleCheck(_Cell):
-    """One cell's check after the last sweep: differences from float64, from a second call, and the kernels that ran."""
+    """The check of one cell after the last sweep: differences from float64 and from a second call, and its kernels."""
 
     event: Literal["check"]
     status: OperatorStatus
@@ -137,8 +137,6 @@ def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
 
 
 class _Reader:
-    """Reads lines in order; the first record of its kind counts, a later one is refused."""
-
     def __init__(self) -> None:
         self.device: Device | None = None
         self.times: dict[CellKey, dict[int, tuple[int, Time]]] = {}

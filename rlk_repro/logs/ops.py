@@ -24,12 +24,12 @@ from rlk_repro.rundir.results import DecisionSummary
 
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_KERNELS_BYTES: Final = 1 << 20
-"""Largest size in bytes of the line with the names of kernels: compilers make long names."""
+"""Largest size in bytes of the line that lists kernels, whose names can be long."""
 MAX_DECISIONS: Final = 100
 MAX_METRICS: Final = 40
 """Largest number of timers and memory values in a trial; each becomes a series over all steps."""
 MAX_SHADOWS: Final = 64
-"""Largest number of shadow comparisons that are kept for a rank: the first ones."""
+"""Largest number of shadow comparisons that are kept for a rank; the comparisons after them are dropped."""
 
 _AGREEMENT: Final = b'"agreement"'
 _DECISION: Final = b'"decision"'
@@ -77,8 +77,9 @@ class OpsLog:
     """All ranks of a trial.
 
     ``timers`` and ``memory`` are metric -> step -> the largest value over ranks, because the slowest rank sets the time
-    of a step, and the rank with most memory its need.  A step that no rank wrote is absent.  ``energy`` is step ->
-    joules of all ranks together, with the first rank's file and line; a step is absent if one rank has no energy.
+    of a step, and the rank with the most memory sets its memory.  A step that no rank wrote is absent.  ``energy`` is
+    step -> joules of all ranks together, with the first rank's file and line; a step is absent if one rank has no
+    energy.
     """
 
     ranks: tuple[RankOps, ...]
@@ -183,7 +184,7 @@ def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
 
 
 def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
-    """Read only records that compare log-probs of training and rollout; yield the rank and the step of each.
+    """Yield the rank and the step of each record that compares log-probs of training and rollout; read nothing else.
 
     Raises:
         BundleUnreadable: a file cannot be read.
@@ -197,7 +198,6 @@ def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
 
 
 def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
-    """Read one rank's file.  ``metrics`` are the names of timers and memory values found so far in all ranks."""
     source, rejects = f"{path.parent.name}/{path.name}", RejectLog()
     install: Install | None = None
     decisions: list[tuple[int, Decided]] = []

@@ -71,7 +71,7 @@ class Dispatch:
 
 @record(**RECORD)
 class Decided:
-    """The implementation that an operator resolved to on a rank."""
+    """The implementation that serves an operator's calls on a rank."""
 
     event: Literal["decision"]
     op: str
@@ -98,7 +98,7 @@ class Largest:
 
 @record(**RECORD)
 class Sums:
-    """Sums over tokens: the absolute difference, and the terms of the two KL estimates."""
+    """Sums over tokens of the absolute difference and of the terms of the two KL estimates."""
 
     abs: Seconds
     k1: float
@@ -107,7 +107,7 @@ class Sums:
 
 @record(**RECORD)
 class Tokens:
-    """How log-probs of training and rollout differ in one step on one rank, or the ``reason`` why that is missing."""
+    """How log-probs of training and rollout differ in one step on one rank, or the ``reason`` for no comparison."""
 
     reason: Annotated[str, Field(max_length=200)] = ""
     tokens: Count = 0
@@ -143,7 +143,7 @@ class Step:
 
 @record(**RECORD)
 class Gap:
-    """The difference of RL-Kernel's numbers from the trainer's, over ``n`` numbers; None where it is not finite."""
+    """The difference of ``n`` numbers of RL-Kernel from the trainer's numbers; a value is None if it is not finite."""
 
     max_abs: Seconds | None
     mean_abs: Seconds | None

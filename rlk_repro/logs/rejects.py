@@ -25,7 +25,7 @@ class Reject:
 
 
 class RejectLog:
-    """Collects rejects: it keeps the first ``KEPT`` and counts all."""
+    """Collects rejects: keeps the first ``KEPT`` of them and counts all."""
 
     def __init__(self) -> None:
         self._kept: list[Reject] = []

@@ -81,7 +81,6 @@ def parse_telemetry(path: Path) -> Telemetry:
 
 
 def _describe_bytes(line: bytes) -> str:
-    """Return why a line is not JSON."""
     if len(line) > MAX_LINE_BYTES:
         return "longer than 1 MiB"
     return "not JSON" if line.endswith(b"\n") else "the last line is cut off"

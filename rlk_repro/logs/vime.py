@@ -66,7 +66,8 @@ Rows = Mapping[int, Mapping[str, LogSample]]
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLog:
-    """The content of one trial's log.  Rows are by the number printed in the line, then by vime's key.
+    """The content of one trial's log.  Rows have the number printed in the line as key; each row maps vime's keys to
+    numbers.
 
     ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` counts also the rejects
     beyond those kept, and the lines that Ray dropped as duplicates.  Ray compares lines without their digits, so it may
@@ -108,8 +109,6 @@ def parse_stream(stream: IO[bytes]) -> ParsedLog:
 
 
 class _LogReader:
-    """Reads lines in order and collects their values."""
-
     def __init__(self) -> None:
         self.rows: dict[str, dict[int, dict[str, LogSample]]] = {kind: {} for kind in _FAMILIES}
         self.timers: defaultdict[str, list[LogSample]] = defaultdict(list)
@@ -135,7 +134,7 @@ class _LogReader:
                 start, is_message = prefix.end(), True
 
     def _read_message(self, piece: bytes) -> bool:
-        """Read what follows a logging prefix; False when it is not a message of the dialect."""
+        """Read the text after a logging prefix; return False if it is not a message of the dialect."""
         if table := _TABLE.match(piece):
             if self._is_ours(table[0]):
                 self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
@@ -182,7 +181,7 @@ class _LogReader:
             self._merge(kind, index, known)
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
-        """Add all numbers of a line, or none if one contradicts an earlier value: another process printed that line."""
+        """Add all numbers of a line, or none if one contradicts an earlier line, which another process printed."""
         row = self.rows[kind].setdefault(index, {})
         for key, value in numbers.items():
             first = row.get(key)

@@ -32,6 +32,6 @@ def _list_lines(source: ArithmeticData) -> Iterator[str]:
 
 
 def _draw(source: ArithmeticData, number: int, which: int) -> int:
-    """Draw a number from 0 to ``max_operand``.  It comes from 64 random bits, so its bias is negligible."""
+    # 64 random bits for each number make the bias negligible.
     digest = hashlib.sha256(f"{source.seed}/{number}/{which}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % (source.max_operand + 1)

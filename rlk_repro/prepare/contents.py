@@ -1,7 +1,8 @@
 """Record the files of a prepared folder, and compare the folder with its record.
 
 The record is written last, so a folder with a record is complete.  The quick check reads all sizes, all small files,
-and both ends of large files: it finds a changed header and a file that was cut off.  The full check reads every byte.
+and the first and last MiB of large files.  It finds a changed header and a file that was cut off.  The full check reads
+every byte.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Contents:
 
     @property
     def digest(self) -> str:
-        """The sha256 of the text that ``sha256sum`` prints for the files, sorted by name."""
+        """The sha256 of the lines that ``sha256sum`` prints for the files in the order of their names."""
         return digest_of({name: item.sha256 for name, item in self.files.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -181,7 +182,8 @@ def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
 
 
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:
-    """Yield the differences between the folders that two runs used; other weights or other data are blocking.
+    """Yield the differences between the folders that two runs used; different weights or different data are blocking
+    findings.
 
     The bytes of a converted checkpoint depend on the tool's threads.  So two checkpoints count as equal if equal
     commits converted equal weights.

@@ -83,7 +83,7 @@ def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
-    """During the block, apply the limits to each request of huggingface_hub's client and to each redirect.
+    """During the block, apply the limits to every request and redirect of huggingface_hub's client.
 
     Raises:
         EnvironmentMissing: the client is older than version 1.0, which has no hook for these checks.
@@ -125,8 +125,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Counted:
-    """A stream that raises an error where its data exceed the limit."""
-
     def __init__(self, stream: IO[bytes], bounds: Bounds) -> None:
         self._stream = stream
         self._bounds = bounds
@@ -140,7 +138,7 @@ class _Counted:
 
 
 def _count_stream(response: Any, bounds: Bounds) -> Any:
-    """Return a counted stream of the class that the client expects, from httpx or from httpx2."""
+    # The client needs a stream of its own library's class, httpx or httpx2.
     base: Any = import_module(type(response).__module__.partition(".")[0]).SyncByteStream
     inner = response.stream
     kind = type("Counted", (base,), {"__iter__": lambda _: bounds.count(inner), "close": lambda _: inner.close()})

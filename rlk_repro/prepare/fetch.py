@@ -1,6 +1,6 @@
-"""Fetch a repository file by file into a work folder.  A file counts after its hash was checked.
+"""Fetch a repository file by file into a work folder.
 
-A journal lists the complete files.  After a kill at most one file is incomplete, and this file is fetched again.
+A journal lists the files whose hash was checked.  After a kill, at most one file is incomplete and is fetched again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Fetch:
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return a file's sha256, and its size or hash where this is not the announced one (otherwise an empty text).
+    """Return the file's sha256 and a second text: the wrong size or hash, or an empty text if the announced one is
+    right.
 
     Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """
@@ -111,7 +112,7 @@ def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
 
 
 def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
-    """Move a checked file to its place, and then write it to the journal; both are on disk before this returns."""
+    """Move a checked file to its place, and then add it to the journal; both are on disk when the function returns."""
     target = work.files / name
     target.parent.mkdir(parents=True, exist_ok=True)
     record = FileRecord.of(path, sha256)

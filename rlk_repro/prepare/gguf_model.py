@@ -166,7 +166,7 @@ def _write_weights(path: Path, tensors: Any, names: Mapping[str, str], facts: Ma
 
 
 def _unrotate(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
-    """Put each head's rows into the order of transformers: GGUF alternates between the rows of the two halves."""
+    """Reorder each head's rows for transformers: in GGUF, rows of the first and the second half alternate."""
     rows, columns = values.shape
     return values.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

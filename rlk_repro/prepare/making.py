@@ -25,7 +25,7 @@ Tell: TypeAlias = Callable[[str], object]
 
 @dataclass(frozen=True)
 class WorkDir:
-    """The work folder of a prepared folder.  ``files`` becomes the prepared folder; the rest is removed at the end."""
+    """The work folder of a prepared folder: ``files`` becomes the prepared folder; all else is removed at the end."""
 
     path: Path
 
@@ -55,8 +55,8 @@ class Made:
 class Order:
     """One folder to make.
 
-    ``is_wanted`` says whether a recorded source is the one that the run needs.  ``make`` fills the work folder, which
-    may hold files of an earlier attempt.
+    ``is_wanted`` says whether a recorded source fits the run.  ``make`` fills the work folder, which may hold files of
+    an earlier attempt.
     """
 
     kind: str
@@ -134,7 +134,7 @@ def _make(order: Order, tell: Tell) -> Contents:
 
 @contextmanager
 def _locked(folder: Path, tell: Tell) -> Iterator[None]:
-    """Let one process make a folder while others wait.  When a process ends, the kernel frees its lock."""
+    """Let one process at a time make a folder.  The kernel frees the lock of a process that ends."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -54,7 +54,7 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """One file and its expected hash: ``sha256`` for a large file, git's own hash for a small file."""
+    """One file and its expected hash: ``sha256`` for a large file, git's hash (``git_sha1``) for a small file."""
 
     name: str
     size_bytes: int
@@ -108,7 +108,7 @@ class Mirror:
             raise EnvironmentMissing(Problem(f"mirror {repository.name}: {name}", what)) from error
 
     def _find_prepared(self, repository: Repository) -> Listing | None:
-        """Find the folder of this commit, or a folder that was prepared without a pin and has this commit."""
+        """Find the prepared folder of this commit, also where the run that prepared it pinned no commit."""
         parent = self.root / _FOLDERS[repository.kind]
         wanted = [name_repository(repository.name, commit) for commit in (repository.revision, None)]
         if repository.revision is None:
@@ -139,7 +139,7 @@ class Mirror:
 
 
 def _from_cache(path: Path, name: str) -> RemoteFile:
-    """Describe a file of the cache by its blob, whose name is a hash: sha256 if the file is large, otherwise git's."""
+    """Describe a file of the cache; its blob's name is the sha256 of a large file or git's hash of a small file."""
     blob = path.resolve().name
     is_large = _SHA256.fullmatch(blob) is not None
     if not is_large and not _SHA1.fullmatch(blob):
@@ -153,7 +153,7 @@ def _from_cache(path: Path, name: str) -> RemoteFile:
 
 
 def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path | None = None) -> Listing:
-    """Make a listing; refuse a file name that leads out of the folder, because neither mirror nor hub is trusted."""
+    # A file name must not lead out of the folder, because neither mirror nor hub is trusted.
     found = tuple(files)
     for file in found:
         reason = find_unsafe(file.name)
@@ -204,13 +204,12 @@ class Hub:
 
 
 def _endpoint() -> str | None:
-    """Return the hub's address from the environment; the client itself reads it only once, at import."""
+    # The client itself reads the address only once, at import.
     return os.environ.get("HF_ENDPOINT") or None
 
 
 @contextmanager
 def _guarded(what: str, limit: int) -> Iterator[None]:
-    """Limit a download to the announced size and to allowed addresses."""
     from huggingface_hub import constants, get_session
 
     with guarded(get_session(), Bounds(asked=_endpoint() or constants.ENDPOINT, what=what, limit=limit)):
@@ -219,7 +218,7 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
-    """Turn the client's errors into errors of this tool, and hide the client's progress bars: this tool has its own."""
+    """Turn the client's errors into errors of this tool, and hide the client's progress bars."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # the client's other way to download, xet, has no hook for these limits
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")

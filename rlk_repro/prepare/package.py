@@ -94,6 +94,6 @@ class Package:
             )  # fmt: skip
 
     def _find(self, folder: Path) -> Path | None:
-        """Return the wheel whose sha256 the run names, or None; the wheel's name may say another version."""
+        # The name of a wheel is no proof of its version; its sha256 is.
         wheels = sorted(folder.glob(f"{self.source.name.replace('-', '_')}-*.whl"))
         return next((path for path in wheels if f"sha256:{sha256_file(path)}" == self.source.digest), None)

@@ -53,7 +53,7 @@ def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float)
 
 
 def measure(folder: Path) -> int:
-    """Return the number of bytes below a folder that may change at the same time."""
+    """Return the number of bytes in a folder, whose files may change during the count."""
     total = 0
     for parent, _, names in os.walk(folder):  # os.walk skips a folder that vanished; rglob would raise an error
         for name in names:

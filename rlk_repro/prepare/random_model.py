@@ -2,7 +2,7 @@
 
 The arguments and the seed determine the bytes.  SHAKE-256 chooses one of 256 quantiles of a normal distribution for
 each weight, so no library, random generator or processor has an influence.  Each piece of a tensor depends only on the
-seed, the tensor's name and the piece's number, so several processes can write one file.
+seed, the tensor's name and the piece's number.  So several processes can write one file.
 
 https://huggingface.co/docs/safetensors
 """
@@ -261,7 +261,7 @@ def make_header(tensors: Iterable[Tensor]) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Let a process that draws weights end when its parent ends, and ignore interrupts, which the parent handles."""
+    """Make a process that draws weights end with its parent, and ignore interrupts, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this call

@@ -37,7 +37,8 @@ class PrepareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareStep(Order):
-    """One folder of a run.  ``estimate`` returns the bytes still to be written, or None where they are not known.
+    """One folder of a run.  ``estimate`` returns the number of bytes still to be written, or None if the number is not
+    known.
 
     ``pin`` is the key of the run that could name the repository's revision, if the run leaves this key out.
     ``command`` returns the command that makes the folder, if a command does.
@@ -72,7 +73,7 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """The run's key that could pin a revision, and the revision that the hub served; None where the run pins it."""
+        """The run's key that could pin the revision, with the revision that the hub served; None if the run pins it."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}
@@ -132,7 +133,6 @@ def _describe_size(step: PrepareStep) -> str:
 
 
 def _try(ask: Callable[[], T], default: T) -> T:
-    """Call a function that asks a mirror or the hub; return ``default`` if neither can be reached."""
     try:
         return ask()
     except EnvironmentMissing:

@@ -61,7 +61,7 @@ class Storage:
         return Made(source=self.source, files=files)
 
     def check(self, files: Mapping[str, FileRecord]) -> None:
-        """Check the files; raise BundleUnreadable unless they are those that the run names by their digest."""
+        """Check the files against the digest that the run gives; raise BundleUnreadable if a file differs."""
         where = f"rollouts {self.stored.name}"
         wanted = {RolloutDir(Path()).file(number).name: number for number in range(self.stored.num_files)}
         if files.keys() != wanted.keys():

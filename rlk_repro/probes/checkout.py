@@ -34,7 +34,7 @@ _GIT: Final = ("git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.un
 _LITERAL: Final = ("--literal-pathspecs",)
 _NAMES_ON_STDIN: Final = ("--pathspec-from-file=-", "--pathspec-file-nul")
 PROJECT_FILES: Final = ("pyproject.toml", "setup.py")
-"""Names of files that show a source tree: one lies beside the package; folders of installed packages have none."""
+"""A source tree has one of these files beside the package; an installed package has no such file beside it."""
 NOT_A_CHECKOUT: Final = Unknown("its folder is not a git checkout")
 _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
@@ -61,8 +61,8 @@ class Checkout:
 def probe_checkout(folder: Path) -> dict[str, Fact]:
     """Find four facts of a checkout: ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256``.
 
-    ``tree`` is git's hash of the present files that git does not ignore.  ``diff_sha256`` is the sha256 of the commit's
-    own tree hash and ``tree``, or ``clean`` if they are equal.
+    ``tree`` is git's hash of the present files that git does not ignore.  ``diff_sha256`` is ``clean`` if the commit
+    has the same tree hash; otherwise it is the sha256 of both tree hashes.
     """
     found = read_checkout(folder)
     if isinstance(found, Unknown):
@@ -83,7 +83,6 @@ def probe_archive(folder: Path) -> Fact:
 
 
 def hash_files(hash_function: Callable[P, str], *places: P.args, **options: P.kwargs) -> str | Unknown:
-    """Call a function that hashes files; return Unknown where the files cannot be read."""
     try:
         return hash_function(*places, **options)
     except OSError as error:
@@ -129,7 +128,7 @@ def _read_checkout(folder: Path) -> Checkout | Unknown:
 
 
 def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
-    """Find three folders: the top of the files, the folder with HEAD, and the folder with objects and branches."""
+    """Return the folder of the sources, the folder that holds HEAD, and the folder that holds objects and branches."""
     for top in (folder, *folder.parents):
         own = top / ".git"
         if own.is_file():  # in a worktree or a submodule, the file .git names the folder
@@ -141,7 +140,7 @@ def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _read_head(own: Path, common: Path) -> str | None:
-    """Return the checked-out commit, which HEAD, a branch's file or the file of packed references names."""
+    """Return the checked-out commit: HEAD names it, or names a branch whose commit git keeps in a file."""
     text = _read_start(own / "HEAD")
     for _ in range(_MOST_REFERENCES):
         if _COMMIT.fullmatch(text):
@@ -184,7 +183,7 @@ def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list
 
 @contextmanager
 def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, str]]:
-    """Make an empty repository that reads the checkout's objects; yield the variables by which git uses it."""
+    """Make an empty repository that reads the checkout's objects; yield the variables with which git uses it."""
     with tempfile.TemporaryDirectory(prefix="rlk-repro-git-") as folder:
         own = Path(folder)
         for name in ("objects", "refs"):
@@ -237,7 +236,10 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _read_link(folder: Path, recorded: str) -> str:
-    """Return an inner repository's commit; if its files changed, their hash; without files, the recorded commit."""
+    """Return the commit of a repository inside the checkout.
+
+    Return the hash of its files if they were changed, and the recorded commit if it has no files.
+    """
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded
     facts = probe_checkout(folder) if (folder / ".git").exists() else {}

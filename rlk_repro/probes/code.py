@@ -50,7 +50,7 @@ def _probe_pinned(source: CodeSource, variables: Mapping[str, str], commits: Map
 
 
 def probe_packages() -> dict[str, Fact]:
-    """Return the version of each installed package.  Of two copies of a package, the one that Python imports counts."""
+    """Return the version of each installed package; of two copies, the copy that Python imports counts."""
     found: dict[str, Fact] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
@@ -99,7 +99,7 @@ def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unknown:
-    """Return the folder from which a child process imports a module, else the checkout that a variable names."""
+    """Return the folder from which a child process imports a module, or else the checkout that a variable names."""
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     try:
         spec = PathFinder.find_spec(source.module, folders) or importlib.util.find_spec(source.module)
@@ -133,14 +133,13 @@ def normalise(name: str) -> str:
 
 
 def _recorded_commits(root: Path) -> dict[str, str]:
-    """Return the commits that the image's record names, by the name of the pin."""
     record = load_provenance(root)
     commits = {} if isinstance(record, Unknown) else record.get("commits")
     return commits if isinstance(commits, dict) else {}
 
 
 def find_distribution(source: CodeSource) -> metadata.Distribution | None:
-    """Return the installed distribution of a code base; the first installed one of its possible names counts."""
+    """Return the installed distribution of a code base; it is the first of its possible names that is installed."""
     for name in source.distributions:
         try:
             return metadata.distribution(name)

@@ -1,6 +1,7 @@
 """Describe RL-Kernel's compiled extension: its presence, its hash and its operators.  Nothing imports the extension.
 
-Without the extension RL-Kernel runs plain PyTorch and only logs a message, so its presence is an important fact.
+Without the extension RL-Kernel runs plain PyTorch and only logs a message, so a record must show whether the extension
+is present.
 """
 
 from __future__ import annotations

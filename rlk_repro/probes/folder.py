@@ -1,4 +1,4 @@
-"""Find facts of the run directory's file system: its type, its free space, the time of one file, and its clock.
+"""Find facts of the run directory's file system: its type, free space, clock, and the time that writing a file takes.
 
 Only manifests of jobs have this section, because a job measures in its run directory.
 """
@@ -33,7 +33,8 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
     """Return the type of the file system that holds ``path``.
 
-    The mount point with the longest path above ``path`` counts, and of equal mount points the last one.
+    The mount point with the longest path above ``path`` counts.  If several mounts have this mount point, the last
+    mount counts.
     """
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [
@@ -63,7 +64,7 @@ def _room(folder: Path) -> dict[str, Fact]:
 
 
 def _measure(folder: Path) -> dict[str, Fact]:
-    """Measure the median time to write a file (ms), and how far the file system's clock is ahead (s)."""
+    """Measure the median time in ms to write a file, and the seconds by which the file system's clock is ahead."""
     try:
         durations, skews = zip(*(_write_one(folder) for _ in range(NUM_FILES)), strict=True)
     except OSError as error:

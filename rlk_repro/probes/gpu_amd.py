@@ -149,7 +149,6 @@ def _clocks(root: Path, folder: str) -> dict[str, Fact]:
 
 
 def _errors(root: Path, folder: str) -> dict[str, Fact]:
-    """Return the memory errors since boot from ``ras/umc_err_count``; with error correction off, the file is absent."""
     text = read_text(root, f"{folder}/ras/umc_err_count")
     if isinstance(text, Unknown):
         return {"ecc_mode": text, "ecc_corrected": text, "ecc_uncorrected": text}
@@ -177,7 +176,6 @@ def _is_used_by(root: Path, gpu: KfdGpu, pid: str) -> bool:
 
 
 def _links(root: Path, gpus: list[KfdGpu]) -> dict[str, int]:
-    """Count the pairs of GPUs by the kind of link that joins them."""
     ours = {gpu.node for gpu in gpus}
     counts: Counter[str] = Counter()
     for gpu in gpus:
@@ -196,7 +194,7 @@ def _properties(root: Path, path: str) -> dict[str, int]:
 
 
 def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
-    """Give each device whose board holds no product name the name that amd-smi has for its PCI address."""
+    """Name each device whose board holds no product name: amd-smi gives the name for a PCI address."""
     unnamed = [device for device in devices if isinstance(device["name"], Unknown)]
     names = derive(ask(AMD_SMI), parse_product_names) if unnamed else {}
     missing = Unknown("the board and amd-smi give no product name")
@@ -206,7 +204,7 @@ def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
 
 
 def parse_product_names(text: str) -> dict[str, str]:
-    """Return product names by PCI address from amd-smi's JSON: a list; in ROCm 7 the list has the key ``gpu_data``."""
+    """Return product names by PCI address from amd-smi's JSON, which is a list; ROCm 7 puts it under ``gpu_data``."""
     starts = [position for position in (text.find("{"), text.find("[")) if position >= 0]
     try:
         value = json.loads(text[min(starts, default=0) :])  # amd-smi may print warnings before the JSON

@@ -115,7 +115,7 @@ def _memory(root: Path) -> dict[str, Fact]:
 
 
 def _moment(root: Path) -> dict[str, Fact]:
-    """Return facts that change between minutes or boots: a difference in these recorded facts never matters."""
+    """Return the facts that change within minutes or at a boot; no comparison judges them."""
     return {
         "boot_id": read_text(root, "/proc/sys/kernel/random/boot_id"),
         "load_average": derive(read_text(root, "/proc/loadavg"), lambda text: _floats(text, 3)),
@@ -130,7 +130,7 @@ def _moment(root: Path) -> dict[str, Fact]:
 
 
 def _control_group(root: Path) -> dict[str, Fact]:
-    """Return this process's limits of CPU and memory: the smallest of its control group and the groups above."""
+    """Return the limits of CPU and memory for this process: the smallest of its control group and all groups above."""
     if locate(root, "/sys/fs/cgroup/cgroup.controllers").exists():
         folders = _ancestors(root, "/sys/fs/cgroup", "")
         cpu = [parse_cpu_max(text) for text in _present(root, folders, "cpu.max")]
@@ -160,9 +160,9 @@ def find_trainers(root: Path) -> list[Any]:
 
 
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
-    """Find other work of rlk-repro on this machine: run ids of other agents, and checks of claims, each once.
+    """Find other work of rlk-repro on this machine: the run ids of other agents, and checks of claims, each once.
 
-    Two agents of one run may share a node, as in a test of several nodes; such agents are not another run.
+    Agents of one run may share a node, as in a test of several nodes, and do not count as other work.
     """
     commands = {
         int(pid): text.split("\0") for pid in list_names(root, "/proc") if pid.isdigit()
@@ -174,7 +174,6 @@ def find_other_runs(root: Path, own_pid: int) -> list[Any]:
 
 
 def _find_run(argv: list[str]) -> str | None:
-    """Return an agent's run directory from its command line, ``claims check`` for a check of claims, otherwise None."""
     for option, module, *rest in zip(argv, argv[1:], argv[2:] or [""], strict=False):
         if option == "-m" and module == "rlk_repro.job":
             return rest[0]
@@ -184,7 +183,7 @@ def _find_run(argv: list[str]) -> str | None:
 
 
 def comparable_cmdline(text: str) -> str:
-    """Keep the kernel parameters that matter for speed, in their order.  The other parameters are not recorded."""
+    """Keep only the kernel parameters that matter for speed, in the order of the kernel's command line."""
     kernel_part = f" {text} ".split(" -- ", 1)[0]
     return scrub(" ".join(token for token in kernel_part.split() if TUNING.fullmatch(token.split("=", 1)[0])))
 
@@ -199,7 +198,7 @@ def parse_os_release(text: str) -> str | Unknown:
 
 
 def parse_cpu_model(text: str) -> str | Unknown:
-    """Return the field ``model name``; of an Arm core, the name that belongs to its implementer and part number."""
+    """Return the processor's ``model name``; for an Arm core, return the name for its implementer and part number."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -233,7 +232,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def parse_mounts(text: str) -> dict[str, str]:
-    """Return the file system types of the mount points that matter, and the network file systems of the machine."""
+    """Return the file system types of the listed mount points, and the network file systems of the machine."""
     types = {fields[1]: fields[2] for fields in map(str.split, text.splitlines()) if len(fields) > 2}
     network = sorted({kind for kind in types.values() if kind in NETWORK_FILESYSTEMS})
     found: dict[str, str] = {point: types[point] for point in MOUNT_POINTS if point in types}
@@ -259,7 +258,6 @@ def _v1_cpu(root: Path, folder: str) -> float:
 
 
 def _ancestors(root: Path, mount: str, controller: str) -> list[str]:
-    """Return the folders of this process's control group and of the groups above it, up to ``mount``."""
     path = ""
     text = read_text(root, "/proc/self/cgroup")
     for line in [] if isinstance(text, Unknown) else text.splitlines():

@@ -20,12 +20,12 @@ from rlk_repro.base.files import sha256_bytes
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 BUILD_RECORD: Final = "rlk_repro_build.json"
-"""File name of the build record in pip's folder ``.dist-info``.  Pip's list RECORD has the file, so pip removes it."""
+"""File name of the build record in pip's ``.dist-info`` folder.  Pip's RECORD lists it, so pip also removes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedRepair:
-    """A named change that was made to one source file before the build."""
+    """A change with a name, made to one source file before the build."""
 
     name: str
     file: str
@@ -35,7 +35,8 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """The sources and build settings of an installed RL-Kernel.  No paths or times: equal builds have equal records.
+    """The sources and build settings of an installed RL-Kernel.  The record holds no path and no time, so equal builds
+    have equal records.
 
     ``tree`` is git's hash of the sources before the ``repairs``.  ``commit`` is None if no commit was proved.
     """
@@ -83,7 +84,7 @@ def probe_installed(distribution: metadata.Distribution, module: str) -> dict[st
 
 
 def find_changed_files(distribution: metadata.Distribution, module: str) -> list[str] | Unknown:
-    """List the files of ``module`` that differ from those that pip installed, with their present digests, sorted."""
+    """List the files of ``module`` that were changed after pip installed them, sorted, with their present digests."""
     recorded = list(_recorded_files(distribution, module))
     if not recorded:
         return Unknown("pip recorded no files of this package")

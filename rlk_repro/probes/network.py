@@ -20,7 +20,7 @@ INFINIBAND: Final = "/sys/class/infiniband"
 VERBS: Final = "/dev/infiniband"
 OPENS: Final = "opens"
 ACTIVE: Final = "ACTIVE"
-"""The state of a port that can carry data."""
+# The state of a port that can carry data.
 PLUMBING: Final = re.compile(
     r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
 )
@@ -70,7 +70,10 @@ def _rdma_device(root: Path, name: str) -> dict[str, Fact]:
 
 
 def _open_verbs(root: Path, name: str) -> str:
-    """Try to open a device.  A container sees all devices in /sys, but it can open only those that it was given."""
+    """Open an RDMA device and return ``opens``, or the reason why it does not open.
+
+    A container sees all devices in /sys, but can open only the devices that it was given.
+    """
     found = list_names(root, f"{INFINIBAND}/{name}/device/infiniband_verbs")
     if not found:
         return "no verbs device"

@@ -1,7 +1,7 @@
 """Read NVIDIA GPUs from the CSV output of nvidia-smi, where NVML's Python package is missing; and read the topology.
 
-The facts have the same names as in ``nvml``.  Facts that need more than one plain field come only from NVML: a driver
-that does not know a field refuses the whole query.
+The facts have the same names as in ``nvml``.  The query names only fields that every driver knows, because a driver
+refuses the whole query for one unknown field.  The other facts come only from NVML.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Read NVIDIA GPUs from NVML, by the optional package nvidia-ml-py.  Where NVML refuses an answer, its reason is kept.
+"""Read NVIDIA GPUs from NVML, by the optional package nvidia-ml-py.  If NVML does not answer a question, the fact is
+unknown with NVML's reason.
 
 The caller passes the module ``pynvml``, so that tests can pass another one.
 """
@@ -44,7 +45,7 @@ def _ask(nvml: Any, question: Question, gpu: Any) -> Any:
 
 
 def throttle_reasons(mask: int) -> list[str]:
-    """Return the names of the reasons for a lower clock, from NVML's bits; an idle GPU has ``gpu_idle``."""
+    """Return the reasons why the GPU's clock is lowered, by name, from NVML's bits; an idle GPU has ``gpu_idle``."""
     return [name for bit, name in THROTTLE_REASONS if mask & bit]
 
 
@@ -59,7 +60,7 @@ def _remapped_rows(nvml: Any, gpu: Any) -> dict[str, Fact]:
 
 
 def _memory(nvml: Any, gpu: Any) -> Any:
-    """Read the memory by version 2 of NVML's call, which does not count the driver's reserve as used."""
+    # Version 2 of NVML's call does not count the driver's reserve as used.
     return nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
 
 

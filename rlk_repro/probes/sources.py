@@ -57,7 +57,7 @@ def list_names(root: Path, folder: str) -> list[str]:
 
 
 def link_name(root: Path, path: str) -> str | Unknown:
-    """Return the last part of a symbolic link's target.  The link ``…/device/driver`` gives the driver's name."""
+    """Return the last part of a symbolic link's target, such as the driver's name for the link ``…/device/driver``."""
     try:
         return locate(root, path).readlink().name
     except OSError:

@@ -1,6 +1,7 @@
-"""A preflight check is a pure function from a node's facts to complaints; a policy turns complaints into findings.
+"""A preflight check is a pure function: it reads a node's facts and returns complaints.
 
-A check does not judge an unknown fact; the manifest gives the reason why the fact is unknown.
+A policy gives each complaint its level as a finding.  A check does not judge an unknown fact; the manifest gives the
+reason why the fact is unknown.
 """
 
 from __future__ import annotations
@@ -95,11 +96,11 @@ def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Findin
 
 
 def find_level(name: CheckName, limits: Preflight) -> Level:
-    """Return the level of a check's findings, by the profile's policy or else by that in ``OTHER_POLICIES``."""
+    """Return the level that the findings of a check get: from the profile's policy, or else from ``OTHER_POLICIES``."""
     return LEVELS[limits.policy.get(name, OTHER_POLICIES[name])]
 
 
 def name_gpus(devices: Iterable[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:
-    """Name the GPUs for which ``is_bad`` is true, like ``GPU 0, 3``; if no GPU matches, return an empty text."""
+    """Name the GPUs for which ``is_bad`` is true, such as ``GPU 0, 3``; return an empty text if no GPU matches."""
     numbers = [str(device.get("index")) for device in devices if is_bad(device)]
     return f"GPU {', '.join(numbers)}" if numbers else ""

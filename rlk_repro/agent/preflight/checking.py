@@ -48,7 +48,7 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReading:
-    """One reading of UTC and of the monotonic clock, at the same time."""
+    """UTC and the monotonic clock, read at the same time."""
 
     unix_s: float
     monotonic_s: float
@@ -230,9 +230,9 @@ def check_pins(
 ) -> Iterator[Finding]:
     """Check that this node has the sources that the stack pins.  A bundle must not claim a pin that was not confirmed.
 
-    ``patched`` names the sources that need upstream's patch, if the stack has the hash of the patched files.  Sources
-    of unknown commit count as pinned if their files have the hash of the pinned commit.  Changed sources count as
-    pinned if they equal the stack's patched files, or if the record of the node's image has the same changes.
+    ``patched`` names the pins whose sources must have upstream's patch.  Sources of unknown commit count as pinned if
+    their files have the hash of the pinned commit.  Changed sources count as pinned if they equal the stack's patched
+    files, or if the record of the node's image has the same changes.
     """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():
@@ -258,7 +258,6 @@ def check_pins(
 
 
 def _explain_pin(expected: str, stack: Stack, commit: str = "") -> str:
-    """Return the expected pin, its stack, and the flag that allows other sources."""
     files = f" (the files of {commit[:12]})" if commit else ""
     return f"{expected}{files}, pinned by stack {stack.stack}; --stack host uses what is installed"
 

@@ -58,7 +58,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Answer):
-    """One judgement about this machine.  ``advice`` is the next step, and is empty where the judgement is good."""
+    """One judgement about this machine.  ``advice`` is the next step; it is empty if all is well."""
 
     name: str
     status: Health
@@ -90,8 +90,9 @@ Judge: TypeAlias = Callable[[Situation, Surroundings], Diagnosis]
 
 
 def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
-    """Collect the facts for the judgements: disk, tools and the clusters' ``clients`` on PATH, modules (found, never
-    imported), GPU use, the clock.
+    """Collect the facts for the judgements: disk, tools, modules, GPU use and the clock.
+
+    Modules are found, never imported.  ``clients`` are the clusters' commands to look for on PATH.
     """
     existing = _find_existing(runs_root.absolute())
     return Surroundings(
@@ -107,14 +108,14 @@ def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
 
 
 def _find_existing(path: Path) -> Path:
-    """Return the path, or its nearest readable parent."""
     return next((place for place in (path, *path.parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
 
 
 def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:
-    """Return every judgement, the most useful first.  A preflight check appears only with a complaint.
+    """Return every judgement, the most useful first.
 
-    The machine is judged as if it were ``hardware``.
+    A preflight check has a judgement of its own only if it complains.  ``hardware`` holds the values that the machine
+    should have.
     """
     devices = manifest.sections.get("gpu", {}).get("devices")
     layout = Layout(gpus_per_node=len(devices) if isinstance(devices, list) else 0)
@@ -126,7 +127,6 @@ def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> li
 
 
 def _complain(check: Check, situation: Situation) -> Diagnosis | None:
-    """Run one preflight check on this node; return None without a complaint."""
     complaints = list(check.judge(situation))
     if not complaints:
         return None

@@ -62,7 +62,7 @@ def check_enabled(mode: str, situation: Situation) -> Iterator[Complaint]:
 
 
 def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
-    """Check for broken memory that was not retired, or that needs a reset of the GPU first."""
+    """Check for broken GPU memory that is still in use, because its repair failed or waits for a reset."""
     for fact, words in REPAIRS.items():
         for state in ("failed", "pending"):
             bad = name_gpus(situation.devices, partial(_is_marked, fact, f"is_{state}"))
@@ -94,7 +94,7 @@ def _check_xgmi(situation: Situation, expected: int) -> Iterator[Complaint]:
 
 
 def check_fabric(situation: Situation) -> Iterator[Complaint]:
-    """Check that the fabric manager has registered each GPU; until then collectives fail or use PCIe."""
+    """Check that the fabric manager has registered each GPU; before that, collectives fail or use PCIe."""
     fabric = situation.mapping("gpu", "fabric")
     state, status = fabric.get("state"), fabric.get("status")
     if isinstance(state, str) and state not in {"N/A", "Completed"}:
@@ -114,7 +114,7 @@ def check_partition(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_compute_mode(situation: Situation) -> Iterator[Complaint]:
-    """Check the compute mode: colocated trainer and rollout engine are two processes that share one GPU."""
+    """Check that the compute mode lets two processes use one GPU, as a colocated trainer and rollout engine do."""
     found = {str(device["compute_mode"]) for device in situation.devices if _is_known(device, "compute_mode")}
     for mode in sorted(found - {"Default"}):
         yield Complaint("gpu.devices.compute_mode", "Default", mode)

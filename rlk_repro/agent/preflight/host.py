@@ -41,7 +41,7 @@ def check_load(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_stale_processes(situation: Situation) -> Iterator[Complaint]:
-    """Check for Ray or engine processes.  Preflight runs first, so such processes belong to another job."""
+    """Check for Ray or engine processes.  This job has not started any yet, so they belong to another job."""
     names = situation.fact("host", "trainer_processes")
     if isinstance(names, list) and names:
         yield Complaint("host.trainer_processes", "no such process before the first trial", ", ".join(map(str, names)))
@@ -103,7 +103,6 @@ def check_free_inodes(situation: Situation) -> Iterator[Complaint]:
 
 
 def _require_least(where: str, value: Any, least: float) -> Iterator[Complaint]:
-    """Yield a complaint about a number that is lower than ``least``."""
     if isinstance(value, int | float) and value < least:
         yield Complaint(where, f"at least {least:g}", f"{value:g}")
 

@@ -25,7 +25,7 @@ def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Findi
 
 
 def find_record(root: Path = ROOT) -> ImageRecord | None:
-    """Return the image's record; None if there is no valid record.  ``check_image`` gives the reason."""
+    """Return the image's record, or None if the record is missing or invalid; ``check_image`` reports why."""
     try:
         record = read_record(root)
     except BundleUnreadable:

@@ -24,7 +24,7 @@ DISTRIBUTIONS: Final = {"PIL": "pillow", "yaml": "pyyaml", "cv2": "opencv-python
 
 
 def check_imports(plan: Plan) -> Iterator[Finding]:
-    """Yield one finding that lists everything that is missing and the command that installs it."""
+    """Yield one finding that lists all missing modules and the command that installs them."""
     names = plan.run.workload.imports
     if not names:
         return

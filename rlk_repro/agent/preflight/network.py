@@ -21,14 +21,14 @@ PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
 
 
 def check_rdma_active(situation: Situation) -> Iterator[Complaint]:
-    """Check that an adapter is up.  Otherwise the node would train over its management network."""
+    """Check that an RDMA adapter is up.  Otherwise the node would train over its management network."""
     ports = dict(list_ports(situation))
     if ports and not any(port.get("state") == ACTIVE for port in ports.values()):
         yield Complaint("network.rdma_devices", "an active port", f"none of {len(ports)}")
 
 
 def check_rdma_opens(situation: Situation) -> Iterator[Complaint]:
-    """Check that a device with an active port can be opened; otherwise NCCL uses TCP without an error."""
+    """Check that this process can open an RDMA device with an active port; otherwise NCCL silently uses TCP."""
     verbs = situation.mapping("network", "rdma_verbs")
     active = {name.partition(".ports.")[0] for name, port in list_ports(situation) if port.get("state") == ACTIVE}
     answers = {name: str(answer) for name, answer in verbs.items() if name in active}
@@ -108,7 +108,7 @@ def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Fi
 
 
 def find_domain(manifest: Manifest) -> str | None:
-    """Return a node's NVLink domain: cluster and clique; None for a node with cluster id zero, which is alone."""
+    """Return a node's NVLink domain: cluster and clique.  Return None for cluster id zero: the node is in no domain."""
     fabric = manifest.sections.get("gpu", {}).get("fabric")
     known = fabric if isinstance(fabric, dict) else {}
     cluster, clique = known.get("cluster_uuid"), known.get("clique_id")

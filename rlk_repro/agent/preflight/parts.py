@@ -1,4 +1,4 @@
-"""Record, in the run directory, the files that a run needs, and check them on every node before the first trial."""
+"""Record the prepared files that a run needs, and check them on every node before the first trial."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
 
 
 def record_prepared(plan: Plan, run_dir: RunDir) -> None:
-    """Record the files in ``prepared.json``, unless submission did, and copy rollouts that the bundle will hold."""
+    """Write the records of the prepared files into ``prepared.json``, and copy the rollouts that the bundle will hold.
+
+    Submission may have written the records already.
+    """
     folders = list_run_folders(plan, run_dir)
     if not folders:
         return
@@ -66,7 +69,6 @@ def record_prepared(plan: Plan, run_dir: RunDir) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy rollouts; no copy is ever visible in part.  Sealing the run directory hashes the copies."""
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("*.pt")):
         if not (target / path.name).is_file():

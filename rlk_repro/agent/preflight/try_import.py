@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 
 
 class Placeholder(types.ModuleType):
-    """An empty module that answers every attribute with a class that can be inherited from."""
+    """An empty module whose every attribute is a class; other classes can inherit from this class."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -67,7 +67,7 @@ def find_missing(names: list[str]) -> str:
 
 
 def forget_half_imported(names: list[str]) -> None:
-    """Remove the requested packages from ``sys.modules``, but no others: some modules cannot be imported twice."""
+    """Remove only the requested packages from ``sys.modules``, because some other modules cannot be imported twice."""
     tops = {name.partition(".")[0] for name in names}
     for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
         del sys.modules[name]

@@ -1,6 +1,6 @@
 """Print the names of the nodes that Ray reports as alive.
 
-``python -m rlk_repro.agent.ray.census ADDRESS`` is a separate process, so that no agent imports ray.
+An agent never imports ray; it runs ``python -m rlk_repro.agent.ray.census ADDRESS`` instead.
 """
 
 from __future__ import annotations

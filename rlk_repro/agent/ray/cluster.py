@@ -1,4 +1,4 @@
-"""The leader's part in Ray clusters: start Ray on all nodes before a command, end it afterwards, report what failed.
+"""The leader's work with Ray: start Ray on all nodes before a command, end Ray after the command, report what failed.
 
 A lost node says nothing about the variant, so its trial counts as interrupted.  If Ray ends while the node's agent
 lives, the trial may be the cause, so the trial counts as failed.
@@ -35,7 +35,11 @@ CENSUS_S: Final = (5.0, 60.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What a command gets from a Ray cluster.  ``find_trouble`` watches the nodes; ``settle`` decides the outcome."""
+    """What a command needs from a Ray cluster.
+
+    ``env`` holds the variables that lead to the cluster.  ``find_trouble`` returns why the command must be ended.
+    ``settle`` corrects the command's outcome if a node was lost.
+    """
 
     env: Mapping[str, str] = field(default_factory=dict)
     find_trouble: Callable[[], str] = no_trouble
@@ -43,7 +47,7 @@ class Service:
 
 
 class RayClusters:
-    """Start one fresh Ray cluster after another.
+    """Start a new Ray cluster for each command.
 
     ``lost`` has the reason for each node that can run no more commands.
     """
@@ -86,14 +90,12 @@ class RayClusters:
             self.lost |= cluster.lost
 
     def take_findings(self) -> list[Finding]:
-        """Return the findings since the last call: nodes that did not join, and GPUs that stayed busy afterwards."""
+        """Return the findings since the last call: nodes that did not join, and GPUs that Ray left busy."""
         found, self._findings = self._findings, []
         return found
 
 
 class _Cluster:
-    """One Ray cluster, from the order that starts it to the order that ends it."""
-
     def __init__(self, member: RayMember, use: Use, command: Command, number: int) -> None:
         self.busy: list[Finding] = []
         self.lost: dict[str, str] = {}
@@ -134,7 +136,7 @@ class _Cluster:
             raise EnvironmentMissing(*absent)
 
     def find_trouble(self) -> str:
-        """Return why the trial cannot go on: lost nodes, nodes on which Ray ended; an empty text if it can go on."""
+        """Return why the trial cannot go on, or an empty text: a node was lost, or Ray ended on a node."""
         self._own.keep(is_joining=False)
         if not self._own.is_up:
             self._ended[self._member.place.node] = self._own.reason
@@ -147,13 +149,13 @@ class _Cluster:
         return self._describe_trouble()
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Take the cluster down and add a lost node to the outcome, because the trainer's log seldom names the node."""
+        """End the cluster and name a lost node in the outcome, because the trainer's log seldom names the node."""
         self.find_trouble()
         self.take_down()
         return outcome.with_trouble(self._describe_trouble(), is_interrupted=bool(self.lost))
 
     def take_down(self) -> None:
-        """Take Ray down, on the followers before the head.  A request to stop ends the waiting."""
+        """End Ray on the followers, then on the head.  A signal to the agent ends the wait for the followers."""
         if self.down_s is not None:
             return
         started = time.monotonic()
@@ -215,7 +217,7 @@ class _Cluster:
         return f"no sign of life for {silence_s:.0f} s" if silence_s > self._member.parts.deadlines.lost_s else ""
 
     def _find_absent(self, until: float) -> list[Problem]:
-        """Return the nodes that have not joined, and why.  When all report ``up``, Ray's head is asked."""
+        """Return one problem for each node that has not joined.  If all nodes report ``up``, ask Ray's head."""
         place = self._member.place
         reports = {node: self._read_report(node) for node in place.followers}
         reasons = {node: "no report" if report is None else report.reason for node, report in reports.items()}

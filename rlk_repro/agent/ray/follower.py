@@ -1,4 +1,4 @@
-"""Run Ray on a node that does not lead: follow the leader's last order, and report."""
+"""Run Ray on a node that does not lead: follow the leader's last order, and report the state of Ray."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ PAUSE_S: Final = 1.0
 
 
 class GivenRay:
-    """A Ray cluster that was up before the leader started, for the leader's use.
+    """The leader's access to a Ray cluster that was up before the leader started.
 
     ``find_left`` names the nodes whose agents have ended.
     """
@@ -84,7 +84,7 @@ class GivenRay:
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
-        """If a trial failed because a node was lost, call the trial interrupted: it says nothing about its variant."""
+        """If a trial failed because of a lost node, call the trial interrupted: it says nothing about its variant."""
         trouble = "" if outcome.status is TrialStatus.OK else self._find_trouble()
         return outcome.with_trouble(trouble, is_interrupted=True)
 

@@ -115,7 +115,7 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
 def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:
     """Return the variables that hold for this allocation only: the token and addresses of its nodes.
 
-    The trainer reads its node's address from the variables ``address_names``.
+    ``address_names`` are the variables from which the trainer reads the address of its node.
     """
     return {
         "RAY_AUTH_MODE": "token",

@@ -29,7 +29,9 @@ class Want(StrEnum):
 
 
 class Condition(StrEnum):
-    """State of Ray on a node.  ``ended``: Ray ended by itself.  ``down``: by order.  ``left``: with its agent."""
+    """State of Ray on a node.  ``ended``: Ray ended by itself; ``down``: by order.  ``left``: the node's
+    agent ended.
+    """
 
     UP = "up"
     ENDED = "ended"
@@ -50,7 +52,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class RayOrder:
-    """The leader's order.  ``number`` counts the allocation's Ray clusters; ``head`` is the head's ``address:port``."""
+    """The leader's order.  ``number`` counts the Ray clusters of the allocation; ``head`` is ``address:port``."""
 
     allocation: str
     number: int

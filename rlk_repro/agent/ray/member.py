@@ -26,7 +26,7 @@ SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (its size alone)
 
 @dataclass(frozen=True, kw_only=True)
 class RayMember:
-    """What an agent's work with Ray needs: the plan, the run directory, the agent's place and its functions."""
+    """One agent as a part of Ray clusters: its plan, run directory, place among the nodes, and functions."""
 
     plan: Plan
     run_dir: RunDir
@@ -35,7 +35,7 @@ class RayMember:
     stop: Stop
 
     def find_command(self, use: Use) -> Command:
-        """Return the command that makes the trial or its stored rollouts; every node computes the same command."""
+        """Return the command that runs the trial or stores the rollouts; every node computes the same command."""
         workload = self.parts.workload
         if use.trial is None:
             assert use.seed is not None
@@ -56,7 +56,7 @@ class RayMember:
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Return this node's Ray, not yet started.  Ray's workers inherit the environment of the command."""
+        """Return Ray on this node, before its start.  Ray's workers inherit the environment of the command."""
         command = self.find_command(use)
         env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines

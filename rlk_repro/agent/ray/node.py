@@ -64,7 +64,7 @@ class RayNode:
         return None if self._guarded is None else self._guarded.pid
 
     def keep(self, *, is_joining: bool) -> None:
-        """Notice the end of Ray.  While the cluster forms, start Ray again.  ``reason`` says why Ray is not up."""
+        """Note whether Ray has ended; while the cluster forms, start Ray again.  ``reason`` says why Ray is not up."""
         if self.is_up:
             return
         if self._guarded is not None:
@@ -76,13 +76,13 @@ class RayNode:
             self._start()
 
     def end(self) -> None:
-        """Ask Ray to end, wait, then kill what is left."""
+        """Ask Ray to end, wait, then kill the processes that remain."""
         if self._guarded is not None:
             self._guarded.end(self._grace_s)
             self._guarded = None
 
     def collect(self, folder: Path, scrub: Callable[[bytes], bytes]) -> None:
-        """Move the logs to ``folder`` (of a long log the end only), then delete Ray's temporary folder."""
+        """Move the logs to ``folder`` (only the end of a long log), then delete Ray's temporary folder."""
         for source, name in self._find_logs():
             data = scrub(_read_end(source))
             if data:
@@ -107,7 +107,7 @@ class RayNode:
         return f"ray start ended with {guarded.code or 0}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
 
     def _find_logs(self) -> Iterator[tuple[Path, Path]]:
-        """Yield the log files of the last start and of ``ray start`` itself, each with its name in the record."""
+        """Yield each log file of Ray's last start and of ``ray start`` itself, with the path under which it is kept."""
         if self._log.is_file():
             yield self._log, Path(START_LOG)
         for latest in sorted(self._folder.glob("*/session_latest"), key=lambda path: path.lstat().st_mtime)[-1:]:
@@ -117,7 +117,7 @@ class RayNode:
 
 
 def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
-    """Remove the folders of killed agents: folders whose lock is free."""
+    """Remove the folders that killed agents left; the lock of such a folder is free."""
     for folder in root.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # the folder belongs to another user, is removed already, or is locked
             found = folder.lstat()
@@ -147,7 +147,7 @@ def raise_file_limit() -> None:
 
 
 def _is_free(port: int) -> bool:
-    """Whether a port is free on all addresses, where Ray listens; closing connections do not count as use."""
+    # Ray listens on all addresses; a closing connection does not count as use.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
