@@ -44,7 +44,7 @@ def read_interface(name: str) -> str:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
         except OSError as error:
-            what = f"no address ({error.strerror})"
+            what = f"the interface has no address ({error.strerror})"
             raise EnvironmentMissing(Problem("profile: ray.interface", what, got=name)) from None
     return socket.inet_ntoa(answer[20:24])
 

@@ -161,7 +161,7 @@ def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
     if not isinstance(fact, dict):
         if plan.layout.num_nodes == 1 and level is Level.BLOCKING:
             level = Level.WARNING
-        yield Finding(level, WHERE, f"{plan.layout.num_nodes} nodes reduce one tensor", str(fact))
+        yield Finding(level, WHERE, f"an all-reduce over {plan.layout.num_nodes} nodes", str(fact))
         return
     floor = find_floor(plan)
     if floor and fact["bus_gb_s"] < floor:

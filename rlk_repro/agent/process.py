@@ -44,8 +44,7 @@ class StopTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a process ended: its exit ``code``, or the ``signal`` that killed it.  ``cause`` is set if the agent ended
-    the process.
+    """How a process ended: its exit ``code`` or the ``signal`` that killed it; ``cause`` is set if the agent ended it.
 
     ``num_leftovers`` descendants outlived the process and were killed.  ``trouble`` is the reason that ``find_trouble``
     gave.

@@ -1,5 +1,4 @@
-"""Show signs of life between the agents or pods of one job: each agent or pod writes one changing file on the shared
-file system.
+"""Show the agents or pods of one job that the others live: each writes a changing file on the shared file system.
 
 No clocks of two machines are compared: a listener measures with its own clock how long a pulse has not changed.
 """

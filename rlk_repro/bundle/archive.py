@@ -79,8 +79,7 @@ def find_unsafe(path: str) -> str | None:
 
 
 def render_header(path: str, size_bytes: int) -> bytes:
-    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644; a long name is in extra blocks before the
-    header.
+    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.  Extra blocks first hold a long name.
 
     tarfile does not write the header, so that a bundle's bytes do not depend on Python's version.
     """
@@ -299,7 +298,7 @@ class ArchiveReader:
         folder = plan.removesuffix(_PLAN)
         if folder and all(name.startswith(folder) for name in files):
             command = f"tar czf bundle.tgz -C {shlex.quote(printable(folder))} ."
-            self._place.refuse("packed with the folder that holds the run", got=plan,
+            self._place.refuse("was packed together with a folder around the run directory", got=plan,
                                expected=f"{_PLAN} at the top", hint=f"pack it from inside: {command}")  # fmt: skip
 
 

@@ -85,8 +85,7 @@ class ReaderPlace:
 
 
 class GzipReader:
-    """Inflates a gzip file in pieces, within limits; the last piece comes only after the length and the CRC were
-    checked.
+    """Inflates a gzip file in pieces, within limits; length and CRC are checked before the last piece is returned.
 
     Attributes:
         packed_digest: sha256 of all bytes after the header, as ``GzipWriter`` recorded it; None in other tools' files.
@@ -204,7 +203,7 @@ class GzipReader:
 
     def _refuse_size(self, num_bytes: int) -> NoReturn:
         limit = format_bytes(self._limits.total_bytes)
-        self._place.refuse("refused: too large in all", got=format_bytes(num_bytes), expected=f"at most {limit}")
+        self._place.refuse("refused: too large in total", got=format_bytes(num_bytes), expected=f"at most {limit}")
 
     def _refuse_ratio(self, num_bytes: int, num_compressed_bytes: int) -> NoReturn:
         found = f"{format_bytes(num_bytes)} from {format_bytes(num_compressed_bytes)}"

@@ -99,8 +99,7 @@ class BundleInfo:
 
 
 class FolderReader:
-    """Reads the files of a run directory as ``ArchiveReader`` reads an archive: iterate over them; ``data`` streams
-    one.
+    """Iterates over the files of a run directory, as ``ArchiveReader`` does; ``data`` streams the current file.
 
     Attributes:
         refused: files that cannot be packed (links, devices, unreadable files), by name; complete after the iteration.
@@ -278,8 +277,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
 
     Raises:
         SpecError: there is no such file.
-        BundleUnreadable: the file is not a bundle, or it is broken, unsafe or beyond the limits; the block may raise
-            this too.
+        BundleUnreadable: the file is not a bundle, or it is broken, unsafe or beyond the limits, also in the block.
     """
     try:
         if not path.exists():

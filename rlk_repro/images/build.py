@@ -63,8 +63,7 @@ class Build:
 def make_build(
     stack: Stack, platform: ImagePlatform | None, *, engine: str | None, tag: str | None, base: str | None
 ) -> Build:
-    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) is the base image for a stack that names
-    none by digest.
+    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces a base without digest.
 
     Raises:
         SpecError: the stack pins too little, or has no base image for the platform.
@@ -143,7 +142,7 @@ def run_build(build: Build) -> None:
     started = time.monotonic()
     code = proc.run_shown(build.argv, timeout_s=TIMEOUT_S, cwd=ROOT)
     if code != 0:
-        raise CheckFailed(Problem(f"{build.engine} build", f"ended with {code}"))
+        raise CheckFailed(Problem(f"{build.engine} build", f"ended with exit code {code}"))
     say(f"{build.tag}: {format_duration(time.monotonic() - started)}")
 
 

@@ -175,7 +175,9 @@ def _make_venv(folder: Path) -> None:
     words = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
     found = proc.run([str(_python(folder)), "-c", words]).stdout.strip()
     if found != PYTHON:
-        raise EnvironmentMissing(Problem(str(_python(folder)), "is another Python", got=found, expected=PYTHON))
+        raise EnvironmentMissing(
+            Problem(str(_python(folder)), "is another version of Python", got=found, expected=PYTHON)
+        )
 
 
 def _install(folder: Path, lock: Path, bundle: Path | None) -> None:
@@ -253,4 +255,4 @@ def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
 
 def _require(what: str, code: int | None) -> None:
     if code != 0:
-        raise CheckFailed(Problem(what, "did not finish", got=code, hint="the same command continues"))
+        raise CheckFailed(Problem(what, "did not finish", got=code, hint="run the same command again: it continues"))

@@ -180,7 +180,13 @@ def _choose(
     if len(found) != 1:
         names = ", ".join(str((item.get("platform") or {}).get("architecture")) for item in found) or "none"
         raise BundleUnreadable(
-            Problem(str(layout.where), "is not one image", got=names, expected="one, or a platform", hint="--platform")
+            Problem(
+                str(layout.where),
+                "does not hold exactly one image",
+                got=names,
+                expected="one image, or the name of a platform",
+                hint="--platform",
+            )
         )
     chosen: dict[str, Any] = found[0]
     if chosen.get("mediaType") in _INDEXES and index_digest is None:

@@ -74,7 +74,7 @@ class PinnedText:
     def _add(self, path: tuple[str, ...], value: str) -> None:
         parent = self.find(*path[:-1])
         if parent is None or not isinstance(parent[1], yaml.MappingNode):
-            raise SpecError(Problem(".".join(path), "has no place in this file"))
+            raise SpecError(Problem(".".join(path), "cannot be added", expected=f"a mapping {'.'.join(path[:-1])}"))
         first = parent[1].value[0][0]
         if parent[1].flow_style:
             line, column = parent[1].end_mark.line, parent[1].end_mark.column - 1

@@ -1,5 +1,4 @@
-"""Read the record in an image, ``/opt/rlk-repro/provenance.json``: the code that was built into the image, the base
-image, and the platform.
+"""Read the record in an image, ``/opt/rlk-repro/provenance.json``: its code, base image and platform.
 
 The record holds no time and no path of the build machine.  Equal inputs therefore give equal records, except for the
 hash of the compiled extension: the compiler makes new internal names at every build.  ``digest`` covers the rest of the

@@ -29,7 +29,7 @@ _TROUBLE: Final = (
 
 
 def resolve_tag(reference: str) -> str:
-    """Return the digest that a tag has now: that of the manifest list, or that of the manifest if there is no list.
+    """Return a tag's present digest: of the manifest list, or of the manifest of an image without a list.
 
     Raises:
         EnvironmentMissing: skopeo is not installed, or the registry did not answer.
@@ -80,7 +80,9 @@ def _ask_raw(reference: str) -> bytes:
     argv = [SKOPEO, "inspect", "--raw", "--", f"docker://{reference}"]
     done = proc.run(argv, timeout_s=ASK_TIMEOUT_S, is_binary=True)
     if not done.is_ok:
-        raise EnvironmentMissing(Problem(reference, f"cannot be asked for ({_words(done)})", hint=_hint(done)))
+        raise EnvironmentMissing(
+            Problem(reference, f"cannot be looked up in its registry ({_words(done)})", hint=_hint(done))
+        )
     return done.data
 
 

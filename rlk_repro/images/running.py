@@ -42,8 +42,7 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
 def check_running(
     code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
 ) -> list[Finding]:
-    """Find every difference between this container, its record and the stack; find nothing outside an image of
-    rlk-repro.
+    """Find every difference between this container, its record and the stack; other images give no finding.
 
     ``code`` is the section ``code`` of this container's manifest.  A separate process asks RL-Kernel's registry.
     """

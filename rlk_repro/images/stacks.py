@@ -125,7 +125,7 @@ def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]
 def find_unpublished(stack: Stack) -> dict[ImagePlatform, Unpublished]:
     """Return the images that the stack only plans.  An image of a locked stack can be built on any machine."""
     build = f"rlk-repro images build --stack {stack.stack} --platform"
-    reason = f"no registry serves it; without a container: rlk-repro env create DIR --stack {stack.stack}"
+    reason = f"no registry serves the image; without a container: rlk-repro env create DIR --stack {stack.stack}"
     locked: dict[ImagePlatform, Unpublished] = {
         platform: Unpublished(build=f"{build} {platform}", reason=reason)
         for platform in stack.locks

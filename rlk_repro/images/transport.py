@@ -31,7 +31,9 @@ def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Arc
     checked = check_archive(folder, stack, platform)
     _require(folder, checked.findings)
     if checked.digest != image.digest:
-        raise CheckFailed(Problem(str(folder), "is another image", got=checked.digest, expected=image.digest))
+        raise CheckFailed(
+            Problem(str(folder), "holds an image other than the stack's", got=checked.digest, expected=image.digest)
+        )
     write_checksums(folder)
     return checked
 
@@ -45,7 +47,7 @@ def import_image(folder: Path, target: str, stack: Stack | None = None, platform
     """
     if not target.startswith(_TARGETS):
         expected = "docker://REGISTRY/NAME, docker-daemon:NAME:TAG or containers-storage:NAME"
-        raise SpecError(Problem("--to", "no place to copy to", got=target, expected=expected))
+        raise SpecError(Problem("--to", "is not a place to copy images to", got=target, expected=expected))
     _require(folder, _check_sums(folder))
     checked = check_archive(folder, stack, platform)
     _require(folder, checked.findings)

@@ -133,10 +133,9 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine.
+    """The record of one rank by step and engine; log-probs and layers also by case: sample ``alone`` or in a batch.
 
-    Log-probs and layers are also by case: the sample ran ``alone`` or in a batch.  ``num_dropped`` counts the lines
-    that could not be read.
+    ``num_dropped`` counts the lines that could not be read.
     """
 
     contract: AgreementContract

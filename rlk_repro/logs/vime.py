@@ -66,8 +66,7 @@ Rows = Mapping[int, Mapping[str, LogSample]]
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLog:
-    """The content of one trial's log.  Rows have the number printed in the line as key; each row maps vime's keys to
-    numbers.
+    """The content of one trial's log.  Rows are found by the number that the line prints.
 
     ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` counts also the rejects
     beyond those kept, and the lines that Ray dropped as duplicates.  Ray compares lines without their digits, so it may

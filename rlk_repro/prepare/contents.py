@@ -182,8 +182,7 @@ def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
 
 
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:
-    """Yield the differences between the folders that two runs used; different weights or different data are blocking
-    findings.
+    """Yield the differences between the folders of two runs; different weights or data are blocking findings.
 
     The bytes of a converted checkpoint depend on the tool's threads.  So two checkpoints count as equal if equal
     commits converted equal weights.

@@ -88,8 +88,7 @@ class Fetch:
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return the file's sha256 and a second text: the wrong size or hash, or an empty text if the announced one is
-    right.
+    """Return the file's sha256, and the size or hash that differs from the announced one (else an empty text).
 
     Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """

@@ -78,7 +78,7 @@ def find_contents(order: Order) -> Contents | None:
             raise SpecError(
                 Problem(str(order.folder), "exists without a record, so it may be incomplete",
                         expected="a folder that prepare made",
-                        hint="move the folder away; --mirror takes a cache of huggingface_hub")
+                        hint="move the folder away; a cache of huggingface_hub can be named as --mirror")
             )  # fmt: skip
         return None
     if contents.kind != order.kind or not order.is_wanted(contents.source):

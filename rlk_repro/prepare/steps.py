@@ -37,8 +37,7 @@ class PrepareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareStep(Order):
-    """One folder of a run.  ``estimate`` returns the number of bytes still to be written, or None if the number is not
-    known.
+    """One folder of a run.  ``estimate`` returns the number of bytes still to be written, if known.
 
     ``pin`` is the key of the run that could name the repository's revision, if the run leaves this key out.
     ``command`` returns the command that makes the folder, if a command does.

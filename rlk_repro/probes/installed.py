@@ -35,8 +35,8 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """The sources and build settings of an installed RL-Kernel.  The record holds no path and no time, so equal builds
-    have equal records.
+    """The sources and build settings of an installed RL-Kernel.  Equal builds have equal records, without paths and
+    times.
 
     ``tree`` is git's hash of the sources before the ``repairs``.  ``commit`` is None if no commit was proved.
     """

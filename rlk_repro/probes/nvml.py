@@ -1,5 +1,4 @@
-"""Read NVIDIA GPUs from NVML, by the optional package nvidia-ml-py.  If NVML does not answer a question, the fact is
-unknown with NVML's reason.
+"""Read NVIDIA GPUs from NVML, by the optional package nvidia-ml-py.  Unknown facts keep NVML's reason.
 
 The caller passes the module ``pynvml``, so that tests can pass another one.
 """

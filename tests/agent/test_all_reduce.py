@@ -73,7 +73,7 @@ def test_ranks_that_fail_are_a_finding_with_their_last_words(tmp_path: Path, mon
     monkeypatch.setattr(all_reduce, "_render", lambda *_: words)
     found = measure_all_reduce(make_member(plan, run_dir, "a"))
     reason = "failed: exit code 1; its log ends: NCCL error: unhandled system error"
-    expected = [Finding(Level.WARNING, "network.all_reduce", "2 nodes reduce one tensor", f"unknown ({reason})")]
+    expected = [Finding(Level.WARNING, "network.all_reduce", "an all-reduce over 2 nodes", f"unknown ({reason})")]
     assert found == expected
     assert read_fact(run_dir, "a") == Unknown(reason)
 

@@ -108,7 +108,7 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "huge size": (
         HARMLESS + entry("b", size=1 << 60),
         "b",
-        "refused: too large in all, got '1048576.0 TiB', expected at most 64.0 GiB",
+        "refused: too large in total, got '1048576.0 TiB', expected at most 64.0 GiB",
     ),
     "not a header": (HARMLESS + b"x" * 512, "a", "a tar header is missing or broken (invalid header)"),
     "data after the end": (HARMLESS + END + HARMLESS, "", "data follows the end of the archive"),
@@ -200,7 +200,7 @@ def test_a_failed_opening_leaves_no_temporary_folder(tmp_path: Path, monkeypatch
         (entry("1/2/3/4/5"), "1/2/3/4/5: refused: too many members, expected at most 3"),
         (
             entry("a", bytes((1 << 20) + 1)),
-            "a: refused: too large in all, got '1.0 MiB', expected at most 1.0 MiB",
+            "a: refused: too large in total, got '1.0 MiB', expected at most 1.0 MiB",
         ),
     ],
 )
@@ -212,7 +212,7 @@ def test_limits_hold_before_anything_is_read(blocks: bytes, what: str, tmp_path:
 def test_zeros_after_the_end_count_too(tmp_path: Path) -> None:
     bundle = write_gzip(tmp_path / "large.tgz", HARMLESS + bytes(1 << 21))
     limits = Limits(total_bytes=1 << 20)
-    expected = f"{bundle}: refused: too large in all, got '1.0 MiB', expected at most 1.0 MiB"
+    expected = f"{bundle}: refused: too large in total, got '1.0 MiB', expected at most 1.0 MiB"
     assert refusal(bundle, lambda path: unpack(path, tmp_path / "out", limits=limits)) == expected
 
 

@@ -328,7 +328,8 @@ def test_a_bundle_packed_with_folders_around_it_gets_the_right_command(
     with pytest.raises(BundleUnreadable) as caught:
         verify_bundle(again)
     assert str(caught.value) == (
-        f"{again}: packed with the folder that holds the run, got '{folder}/plan.json', expected plan.json at the top\n"
+        f"{again}: was packed together with a folder around the run directory, "
+        f"got '{folder}/plan.json', expected plan.json at the top\n"
         f"  hint: pack it from inside: tar czf bundle.tgz -C '{folder}/' ."
     )
     with pytest.raises(BundleUnreadable):

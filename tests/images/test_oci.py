@@ -109,7 +109,7 @@ def test_a_list_of_platforms_needs_the_platform(tmp_path: Path) -> None:
     (folder / "blobs/sha256" / digest(inner)[7:]).write_bytes(inner)
     outer = [{"mediaType": f"{OCI}.index.v1+json", "digest": digest(inner), "size": len(inner)}]
     (folder / "index.json").write_text(json.dumps({"manifests": outer}))
-    with pytest.raises(BundleUnreadable, match="is not one image, got 'amd64, arm64'"):
+    with pytest.raises(BundleUnreadable, match="does not hold exactly one image, got 'amd64, arm64'"):
         check_archive(folder)
     checked = check_archive(folder, make_stack(), "cuda-amd64")
     assert (checked.digest, checked.findings) == (digest(inner), ())

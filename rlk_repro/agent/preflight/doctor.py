@@ -37,11 +37,11 @@ ADVICE: Final[Mapping[str, str]] = {
     "numa_balancing": "sudo sysctl kernel.numa_balancing=0",
     "shared_memory": "start the container with --ipc=host",
     "open_files": "Ray and vLLM open many sockets: raise the hard limit, ulimit -Hn 65536",
-    "clock_source": "boot with clocksource=tsc: the present source makes every timer slow",
+    "clock_source": "boot with clocksource=tsc: the present clock source makes every timer slow",
     "gpu_errors": "drain the node and reset the GPU before measuring on it",
     "gpu_memory_repair": "drain the node and reset the GPU; replace the GPU if its memory repair failed",
     "gpu_ecc_mode": "switch error correction on (nvidia-smi -e 1), or off on every node",
-    "gpu_partition": "ask for whole GPUs: MIG off (nvidia-smi -mig 0), SPX and NPS1 mode",
+    "gpu_partition": "ask for whole GPUs: switch MIG off (nvidia-smi -mig 0), or set the modes SPX and NPS1",
     "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
 }

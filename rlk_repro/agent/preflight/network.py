@@ -63,7 +63,7 @@ def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
     if not is_nvidia or not isinstance(kernel_module, str) or not dict(list_ports(situation)):
         return
     if "Open Kernel Module" not in kernel_module and all(modules.get(name) == "absent" for name in PEER_MODULES):
-        yield Complaint("network.modules.nvidia_peermem", "loaded, or an open kernel module", "absent")
+        yield Complaint("network.modules.nvidia_peermem", "loaded, or NVIDIA's open kernel module", "absent")
 
 
 def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:

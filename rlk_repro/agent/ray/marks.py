@@ -29,9 +29,7 @@ class Want(StrEnum):
 
 
 class Condition(StrEnum):
-    """State of Ray on a node.  ``ended``: Ray ended by itself; ``down``: by order.  ``left``: the node's
-    agent ended.
-    """
+    """State of Ray on a node: ``ended`` by itself, ``down`` by order, or ``left`` because the node's agent ended."""
 
     UP = "up"
     ENDED = "ended"
