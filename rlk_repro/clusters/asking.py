@@ -28,7 +28,7 @@ def require_ended(status: JobStatus, run_dir: RunDir) -> None:
 
 
 def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bool]:
-    """Make a function that calls ``is_over`` at most once in ``every_s`` seconds, and never again after it was True."""
+    """Make a function that calls ``is_over`` at most once in ``every_s`` seconds, until ``is_over`` returns True."""
     asked_s = -every_s
     was_over = False
 

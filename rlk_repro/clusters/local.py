@@ -130,7 +130,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Return the bundle; if a killed agent left none, pack its run directory first.
+    """Return the bundle; if a killed agent left no bundle, pack the run directory first.
 
     Raises:
         CheckFailed: the run has not ended.

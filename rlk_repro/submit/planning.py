@@ -114,7 +114,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
-    """Return the hardware's name and remarks; if no hardware is named, a dry run takes that of the run's first layout.
+    """Return the hardware's name and remarks; a dry run without a name takes the hardware of the run's first layout.
 
     Raises:
         SpecError: no hardware is named, and a job is to be sent.

@@ -105,7 +105,7 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Tell whether the run could use the other design; a run with its own switch or with two commits could not."""
+    """Tell whether the run could use the other design; runs with a switch or two commits need ``parallel``."""
     return plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 

@@ -1,4 +1,4 @@
-"""Propose a first profile for a Kubernetes cluster, and judge an existing one, both from the cluster's answers."""
+"""Propose a first profile for a Kubernetes cluster, and check an existing profile, both from the cluster's facts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLAIMS_RELEASE: Final = (1, 32)
 
 
 def find_hardware(nodes: Sequence[Node], hardware: Mapping[str, Hardware]) -> dict[str, list[Node]]:
-    """Return, for each known hardware, the nodes whose product labels name it."""
+    """Return, for each known hardware, the nodes whose product labels name this hardware."""
     found: dict[str, list[Node]] = {}
     for name, model in hardware.items():
         labels = list_products(model, KubernetesSettings())

@@ -112,7 +112,7 @@ class Judged:
 def judge(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()
 ) -> Judged:
-    """Judge the state from the job, its pods and their events."""
+    """Derive the job's state from the job, its pods and their events."""
     agents = find_latest([pod for pod in pods if role_of(pod) != COLLECTOR])
     state, reason = judge_job(job)
     leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
@@ -137,7 +137,7 @@ def judge(
 
 
 def find_latest(pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods, but only the newest of the pods of a Job that have the same index."""
+    """Return the pods; of several pods of a Job with the same index, return only the newest."""
     latest: dict[str, Pod] = {}
     for pod in sorted(pods, key=_age):
         metadata = as_map(pod.get("metadata"))

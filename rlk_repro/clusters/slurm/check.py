@@ -66,7 +66,7 @@ def look_around(profile: Profile) -> UserHere:
 
 
 def find_bare_python(settings: ContainerSettings) -> str | None:
-    """Return the nodes' Python that the profile names, if this machine runs it and it cannot import rlk_repro."""
+    """Return the nodes' Python if it exists on this machine and cannot import rlk_repro; otherwise return None."""
     python = host_python(settings)
     if python is None or shutil.which(python) is None:
         return None

@@ -83,7 +83,7 @@ class JobId:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """Slurm's facts of one job.  ``word`` is Slurm's name of the state, and ``state`` is this tool's name of it."""
+    """Slurm's facts of one job.  ``word`` is Slurm's name of the state, and ``state`` is rlk-repro's name."""
 
     word: str
     state: JobState
@@ -100,13 +100,13 @@ def parse_job_id(text: str) -> JobId | None:
 
 
 def parse_state(text: str) -> tuple[str, JobState]:
-    """Return Slurm's name and this tool's name of a state such as ``CANCELLED by 1000``; ``unknown`` for a new name."""
+    """Return Slurm's and rlk-repro's name of a state such as ``CANCELLED by 1000``; ``unknown`` for any other name."""
     word = text.partition(" ")[0].rstrip("+")
     return word, STATES.get(word, JobState.UNKNOWN)
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
-    """Read ``(22, 5)`` from ``slurm-wlm 22.05.8`` or ``slurm 24.11.5``."""
+    """Read a release such as ``(22, 5)`` from a text such as ``slurm-wlm 22.05.8``."""
     found = _VERSION.search(text)
     return None if found is None else (int(found[1]), int(found[2]))
 

@@ -58,7 +58,7 @@ def find_runtime(plan: Plan) -> str:
 
 
 def find_python(plan: Plan) -> str:
-    """Return the Python interpreter that starts the agent; without a container it is the nodes' own interpreter."""
+    """Return the Python that starts the agent: the Python in the container, or else the nodes' own Python."""
     settings = container_settings(plan)
     nodes = host_python(settings) if find_runtime(plan) == "host" else None
     return nodes or settings.python

@@ -109,7 +109,7 @@ def list_site_values(settings: SlurmSettings, gpus_per_node: int) -> dict[str, s
 
 
 def find_segment(num_nodes: int, block_size: int | None) -> int | None:
-    """Return how many nodes must share an NVLink domain: the greatest divisor of ``num_nodes`` within its size."""
+    """Return how many nodes must share an NVLink domain: the greatest divisor of ``num_nodes`` up to ``block_size``."""
     if block_size is None or num_nodes == 1:
         return None
     return max(size for size in range(1, min(num_nodes, block_size) + 1) if num_nodes % size == 0)

@@ -178,7 +178,7 @@ def parse_associations(text: str) -> Iterator[Association]:
 
 
 def find_runtimes(srun_help: str) -> frozenset[str]:
-    """Find the container runtimes that this machine could start; nodes may have others."""
+    """Find the container runtimes that this machine could start; nodes may have other runtimes."""
     found = {name for name, tools in RUNTIMES.items() if any(shutil.which(tool) for tool in tools)}
     return frozenset(found | ({"pyxis"} if PYXIS_OPTION in srun_help else set()))
 
