@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from rlk_repro.analysis.routing import compare_routing
+from rlk_repro.analysis.hashes import compare_hashes
 from rlk_repro.base.units import count, format_number
 from rlk_repro.logs.engines import (
     EngineLog,
@@ -28,7 +29,16 @@ from rlk_repro.logs.engines import (
     read_engines,
 )
 from rlk_repro.plan import Plan
-from rlk_repro.rundir.agreement import AS_RUN, ROLLOUT, TRAINING, AgreementCheck, CheckKind, CheckWord
+from rlk_repro.rundir.agreement import (
+    AS_RUN,
+    EMPTY_CACHE,
+    PREFIX_CACHE,
+    ROLLOUT,
+    TRAINING,
+    AgreementCheck,
+    CheckKind,
+    CheckWord,
+)
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.agreement import DTYPES, AgreementContract, load_contract
 
@@ -143,8 +153,10 @@ def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
         sides = (log_probs[first, AS_RUN], log_probs[second, AS_RUN])
         yield _compare_log_probs(log.contract, place, (first, second), sides, inputs)
     for (engine, case), values in log_probs.items():
-        base = log_probs.get((engine, AS_RUN))
-        if case != AS_RUN and base is not None:
+        # a filled cache is compared with an empty cache, because another pass may compute one token otherwise
+        as_run = EMPTY_CACHE if case == PREFIX_CACHE and (engine, EMPTY_CACHE) in log_probs else AS_RUN
+        base = log_probs.get((engine, as_run))
+        if case not in {AS_RUN, EMPTY_CACHE} and base is not None:
             check = _compare_log_probs(log.contract, place, (engine, case), (base, values), inputs)
             yield replace(check, kind=CheckKind.INVARIANCE, found=_describe_case(check))
 
@@ -248,14 +260,9 @@ def _compare_weights(
     one, other = sides
     if isinstance(one, Skipped) or isinstance(other, Skipped):
         return _skip(CheckKind.WEIGHTS, place, *names, _first_reason(sides))
-    known = dict(other.tensors)
-    unequal = [name for name, digest in one.tensors if known.pop(name, None) != digest]
-    unequal += known
-    found = f"{count(len(one.tensors), 'tensor')} equal"
-    if unequal:
-        found = f"{unequal[0]} is not equal, the first of {count(len(unequal), 'such tensor')}"
-    word = CheckWord.FAIL if unequal else CheckWord.PASS
-    return _make(CheckKind.WEIGHTS, place, names, word, found, num=len(one.tensors), num_unequal=len(unequal))
+    num_unequal, found = compare_hashes(names, (one, other))
+    word = CheckWord.FAIL if num_unequal else CheckWord.PASS
+    return _make(CheckKind.WEIGHTS, place, names, word, found, num=len(one.tensors), num_unequal=num_unequal)
 
 
 def _first_reason(sides: Iterable[object]) -> str:
@@ -331,13 +338,15 @@ def _compare_log_probs(
 def _describe_gap(gap: _Gap, one: LogProbs, inputs: Inputs | None) -> str:
     if not gap.num_unequal:
         return f"{count(gap.num, 'token')} equal"
-    token = ""
+    token, position = "", gap.position
     if inputs is not None and gap.row < len(inputs.samples):
-        tokens = inputs.samples[gap.row].tokens
-        back = len(one.values[gap.row]) - gap.position
-        token = f", token {tokens[-back]}" if back <= len(tokens) else ""
+        sample, num = inputs.samples[gap.row], len(one.values[gap.row])
+        back = num - gap.position
+        token = f", token {sample.tokens[-back]}" if back <= len(sample.tokens) else ""
+        # a record of a response's last tokens only has fewer numbers than the response
+        position += max(0, len(sample.loss_mask) - num)
     size = "not finite" if gap.largest is None else f"largest {format_number(gap.largest, 3)}"
-    return f"{size} at sample {gap.row}, position {gap.position} of its response{token}"
+    return f"{size} at sample {gap.row}, position {position} of its response{token}"
 
 
 def _compare_layers(

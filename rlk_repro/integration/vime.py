@@ -44,9 +44,14 @@ def install(args: argparse.Namespace) -> Installation | None:
     if engines is not None:
         for name in abi.begin:
             installation.rebind(actor, name, engines.follow_begin, "record of engines")
-        for name in abi.updaters:
-            follow = engines.server.follow_connect
-            installation.rebind(getattr(actor, name), "connect_rollout_engines", follow, "record of engines")
+        for name, send in abi.updaters.items():
+            followers = {
+                "connect_rollout_engines": engines.server.follow_connect,
+                "update_weights": engines.weights.follow_update,
+                send: engines.weights.follow_send,
+            }
+            for method, follow in followers.items():
+                installation.rebind(getattr(actor, name), method, follow, "record of engines")
     make_end = functools.partial(_end_step_after, installation, ProfiledSteps.from_env())
     installation.rebind(actor, "log_perf_data", make_end, "end of step")
     for name in abi.begin if settings.schedule else ():

@@ -26,14 +26,15 @@ class Abi:
 
     ``loss`` and ``actor``: functions of the two modules with their parameters.  ``begin``: the function that the actor
     calls once through its module when it begins to train a rollout.  ``updaters``: classes in the actor's module whose
-    ``connect_rollout_engines`` is given the engines that get weights.  ``output_layers``: classes of Megatron-LM with
+    ``connect_rollout_engines`` is given the engines that get weights, with the method that sends a part of the weights
+    during ``update_weights``.  ``output_layers``: classes of Megatron-LM with
     the parameters of ``forward``.  ``wrappers``: classes that may surround a model.
     """
 
     loss: Mapping[str, str]
     actor: Mapping[str, str]
     begin: Mapping[str, str]
-    updaters: tuple[str, ...]
+    updaters: Mapping[str, str]
     output_layers: Mapping[str, str]
     wrappers: frozenset[str]
     rows: RowLayout = field(default_factory=RowLayout)
@@ -57,7 +58,10 @@ ABIS: Final[Mapping[str, Abi]] = {
         },
         # a function and not a method: Ray copies an actor's methods before this code can replace one
         begin={"get_data_iterator": "(rollout_data)"},
-        updaters=("UpdateWeightFromTensor", "UpdateWeightFromDistributed"),
+        updaters={
+            "UpdateWeightFromTensor": "_send_hf_params",
+            "UpdateWeightFromDistributed": "_update_bucket_weights_from_distributed",
+        },
         output_layers={
             "ColumnParallelLinear": "(self, input_, weight, runtime_gather_output)",
             "LinearCrossEntropyModule": "(self, input_, weight, runtime_gather_output, output_cross_entropy_loss, "

@@ -27,17 +27,17 @@ from rlk_repro.integration.measure.engines import (
     locate_tokens,
 )
 from rlk_repro.integration.measure.routing import RouteCapture
-from rlk_repro.integration.vime_rollout import RolloutServer, describe_failure
-from rlk_repro.rundir.agreement import ALONE, AS_RUN, GENERATED, PROMPTS, REFERENCE, ROLLOUT, TRAINING
+from rlk_repro.integration.vime_rollout import RolloutServer, describe_failure, find_dtype
+from rlk_repro.integration.vime_weights import WeightSync
+from rlk_repro.integration.vllm_prefix import record_prefixes
+from rlk_repro.rundir.agreement import ALONE, AS_RUN, GENERATED, PREFIX_CACHE, PROMPTS, REFERENCE, ROLLOUT, TRAINING
 
 logger = logging.getLogger(__name__)
 
 LACKING: Final = (
-    ("weights", ROLLOUT, AS_RUN, "vLLM's engine in this vime does not support the check"),
     ("log_probs", REFERENCE, AS_RUN, "no float32 copy of the model is made"),
     ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
     ("log_probs", TRAINING, "tensor parallel 2", "one run has one layout; diff compares two bundles"),
-    ("log_probs", GENERATED, "prefix cache", "one run has one setting; diff compares two bundles"),
 )
 """Parts that the record lacks: the part, its engine, its case, and the reason."""
 OWN: Final = "own routing"
@@ -52,6 +52,7 @@ class VimeEngines:
 
     def __init__(self, record: EngineRecord) -> None:
         self._record, self.server = record, RolloutServer()
+        self.weights = WeightSync(self.server)
         self._numbers = itertools.count()
         self._rollout: tuple[int, Mapping[str, Any], Sequence[torch.Tensor] | None] | None = None
 
@@ -79,6 +80,7 @@ class VimeEngines:
             if store_prefix or self._rollout is None:
                 return compute(args, model, data_iterator, num_microbatches)
             (number, data, experts), self._rollout = self._rollout, None
+            self.weights.write(self._record, number)
             step = _Step(self._record, self.server, args, model, number, data, experts)
             return step.record(compute, data_iterator, num_microbatches)
 
@@ -94,7 +96,7 @@ class _Step:
     ) -> None:  # fmt: skip
         self._record, self._server, self._experts = record, server, experts
         self._args, self._model, self._number, self._data = args, model, number, data
-        self._dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+        self._dtype = find_dtype(args)
         self._size = min(MAX_SAMPLES, len(data["tokens"]))
         lengths = list(zip(data["total_lengths"], data["response_lengths"], strict=True))[: self._size]
         self._chosen = [] if number or args.sequence_parallel else choose_tokens(lengths)
@@ -133,20 +135,26 @@ class _Step:
         return result
 
     def _record_prompts(self, samples: Sequence[tuple[list[int], int]]) -> None:
-        """Record what vLLM computes for the samples as prompts; after a failure the training continues."""
-        reason = self._server.find_refusal(self._args)
+        """Record what vLLM computes for the samples as prompts, and with its prefix cache."""
         alone = [[index] for index in range(self._size)]
         chosen = locate_tokens(self._chosen, alone, self._data["total_lengths"])
+        ask = functools.partial(self._server.record, chosen=chosen)
+        self._ask(ask, samples, PROMPTS, AS_RUN)
+        self._ask(functools.partial(record_prefixes, self._server), samples, GENERATED, PREFIX_CACHE)
+
+    def _ask(self, ask: Callable[..., None], samples: Sequence[Any], engine: str, case: str) -> None:
+        """Ask vLLM and record its answers; after a failure record the reason, and the training continues."""
+        reason = self._server.find_refusal(self._args)
         try:
             if not reason:
-                self._server.record(self._record, self._number, self._dtype, samples, chosen)
+                ask(self._record, self._number, self._dtype, samples)
         except Exception as error:
             reason = describe_failure(error)
-            logger.warning("rlk-repro: the log-probs of prompts are not recorded", exc_info=True)
+            logger.warning("rlk-repro: the log-probs of %s, %s are not recorded", engine, case, exc_info=True)
         if reason:
-            self._record.skip(self._number, "log_probs", PROMPTS, AS_RUN, reason)
-        if reason and self._has_experts:
-            self._record.skip(self._number, "routing", PROMPTS, AS_RUN, reason)
+            self._record.skip(self._number, "log_probs", engine, case, reason)
+        if reason and engine == PROMPTS and self._has_experts:
+            self._record.skip(self._number, "routing", engine, case, reason)
 
     def _record_generated_routing(self) -> None:
         """Record the experts that vLLM's generation chose, which a rollout has only for routing replay (R3)."""

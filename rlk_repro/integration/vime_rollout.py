@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 TOGETHER: Final = "together"
 TIMEOUT_S: Final = 120.0
+HASHES_TIMEOUT_S: Final = 240.0
 
 
 class RolloutServer:
@@ -109,29 +110,45 @@ class RolloutServer:
 
     def _score(self, tokens: list[int], num_response: int) -> torch.Tensor:
         wanted = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 1}
-        answer = self._post("/inference/v1/generate", {"token_ids": tokens, "sampling_params": wanted})
+        answer = self.generate(tokens, wanted)
         first = len(tokens) - num_response
         known = zip(tokens[first:], answer["prompt_logprobs"][first:], strict=True)
         return torch.tensor([found[str(token)]["logprob"] for token, found in known], dtype=torch.float64)
 
-    def _call(self, method: str, *arguments: str) -> Any:
+    def generate(self, tokens: Sequence[int], wanted: dict[str, Any], **more: str) -> Any:
+        """Return vLLM's answer to a prompt of tokens; ``wanted`` has vLLM's sampling parameters."""
+        body = {"token_ids": list(tokens), "sampling_params": wanted, **more}
+        return self._post("/inference/v1/generate", body)
+
+    def hash_weights(self, dtype: str) -> Any:
+        """Return the first worker's hashes of vLLM's weights, or the ``reason`` without them."""
+        return self._call("rlk_repro_weights", dtype, timeout_s=HASHES_TIMEOUT_S)
+
+    def _call(self, method: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> Any:
         """Call a method of vLLM's workers and return the first worker's answer."""
-        answer = self._post("/collective_rpc", {"method": method, "args": list(arguments)})
+        answer = self._post("/collective_rpc", {"method": method, "args": list(arguments)}, timeout_s)
         return answer["results"][0]
 
-    def _post(self, path: str, body: Any) -> Any:
+    def _post(self, path: str, body: Any, timeout_s: float = TIMEOUT_S) -> Any:
         if not self._url:
             ray: Any = importlib.import_module("ray")
             self._url = ray.get(self._engines[0].get_url.remote(), timeout=TIMEOUT_S)
         request = urllib.request.Request(  # noqa: S310 the engine's own address
             self._url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+        with self._opener.open(request, timeout=timeout_s) as answer:
             return json.load(answer)
+
+
+def find_dtype(args: Namespace) -> str:
+    """Return the data type of vime's training."""
+    return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
 
 
 def describe_failure(error: Exception) -> str:
     """Describe in a few words why a request to vLLM failed; addresses stay out of the words."""
     if isinstance(error, urllib.error.HTTPError):
         return f"vLLM answered with HTTP status {error.code}"
-    return f"vLLM did not answer: {type(error).__name__}"
+    if isinstance(error, OSError):
+        return f"vLLM did not answer: {type(error).__name__}"
+    return f"vLLM's answer cannot be read: {type(error).__name__}"

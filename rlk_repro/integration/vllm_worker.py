@@ -13,12 +13,14 @@ from typing import Any
 
 from rlk_repro.integration.measure.engines import LayerCapture, describe_points
 from rlk_repro.integration.measure.routing import RouteCapture
+from rlk_repro.integration.vllm_weights import UnknownLayoutError, hash_weights
 
 
 class LayerWatch:
     """Keeps the outputs of vLLM's layers; the prefix of its attributes separates them from those of vLLM's worker."""
 
     get_model: Any
+    parallel_config: Any
     rlk_repro_capture: LayerCapture | None = None
     rlk_repro_routes: RouteCapture | None = None
     rlk_repro_hooks: ExitStack | None = None
@@ -47,6 +49,16 @@ class LayerWatch:
         points.pop("logits", None)
         routing = {} if self.rlk_repro_routes is None else _describe_routes(self.rlk_repro_routes)
         return {"points": {point: _hide_infinite(**numbers) for point, numbers in points.items()}, **routing}
+
+    def rlk_repro_weights(self, dtype: str) -> dict[str, Any]:
+        """Return hashes of all weights after their conversion to ``dtype``, or the ``reason`` without them."""
+        num_workers = self.parallel_config.world_size_across_dp
+        if num_workers > 1:
+            return {"reason": f"each of the {num_workers} workers of vLLM has a part of the weights"}
+        try:
+            return hash_weights(self.get_model(), dtype)
+        except UnknownLayoutError as error:
+            return {"reason": str(error)[:200]}
 
     def rlk_repro_close(self) -> None:
         """Remove the hooks from vLLM's model, if it has any."""

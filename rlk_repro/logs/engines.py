@@ -62,12 +62,16 @@ class Inputs:
 
 @record(**RECORD)
 class Weights:
-    """Hashes of all tensors of a model, in the model's order, after conversion to the rollout engine's data type."""
+    """Hashes of all tensors of a model, in the model's order, after conversion to the rollout engine's data type.
+
+    ``note`` names tensors of the engine that have no hash of their own.
+    """
 
     event: Literal["weights"]
     step: Count
     engine: Name
     tensors: tuple[tuple[Name, Name], ...]
+    note: Name = ""
 
 
 @record(**RECORD)

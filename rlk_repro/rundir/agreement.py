@@ -74,6 +74,8 @@ TRAINING: Final = "training"
 REFERENCE: Final = "reference"
 AS_RUN: Final = ""
 ALONE: Final = "alone"
+EMPTY_CACHE: Final = "empty prefix cache"
+PREFIX_CACHE: Final = "prefix cache"
 
 
 class CheckKind(StrEnum):

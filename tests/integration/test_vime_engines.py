@@ -196,7 +196,7 @@ def record(
     engines, server = VimeEngines(writer), Vllm(model[0].module)
     if asks_vllm:
         engines.server.follow_connect(lambda *_: None)(None, ["engine"])
-        engines.server._post = server.answer  # type: ignore[method-assign]
+        engines.server._post = lambda path, body, timeout_s=0.0: server.answer(path, body)  # type: ignore[method-assign]  # noqa: ARG005
     data = make_data(model)
     begin = engines.follow_begin(lambda given: [DataIterator(given, given["micro_batch_indices"])])
     follow = engines.follow_pass(forward_only)
@@ -227,7 +227,7 @@ def test_a_rollout_is_recorded_once_with_inputs_log_probs_layers_and_cases(tmp_p
     assert list_failures(checks) == []
     reasons = {item.found for item in checks if item.word is CheckWord.NOT_MEASURED}
     assert "one run has one layout; diff compares two bundles" in reasons
-    assert "vLLM's engine in this vime does not support the check" in reasons
+    assert "the trainer sent no weights before this step" in reasons
 
 
 def test_vllm_computes_the_samples_as_prompts_alone_and_together_with_its_layers(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ MAX_SAMPLES: Final = 32
 MAX_CHOSEN: Final = 16
 MAX_CHOSEN_PER_SAMPLE: Final = 4
 LAYER_CASES: Final = frozenset({AS_RUN, ALONE})
+HASHED_BYTES: Final = 64 << 20
 NUM_WHOLE: Final = 64
 """Largest width of an output that is kept whole; a wider output becomes this many random projections."""
 DIALECTS: Final = (
@@ -63,8 +64,12 @@ class EngineRecord:
         self._writer.write("inputs", step=step, engine=engine, samples=list(samples), special=dict(special or {}))
 
     def write_weights(self, step: int, engine: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        hashes = [(name, hash_tensor(tensor)) for name, tensor in tensors]
-        self._writer.write("weights", step=step, engine=engine, tensors=hashes)
+        self.write_hashes(step, engine, [(name, hash_tensor(tensor)) for name, tensor in tensors])
+
+    def write_hashes(self, step: int, engine: str, hashes: Sequence[tuple[str, str]], note: str = "") -> None:
+        """Write hashes of weights; ``note`` says what the hashes do not cover."""
+        more = {"note": note} if note else {}
+        self._writer.write("weights", step=step, engine=engine, tensors=list(hashes), **more)
 
     def write_log_probs(self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor]) -> None:
         """Write the log-probs of response tokens; ``rows`` has a tensor for each sample."""
@@ -122,7 +127,8 @@ def list_numbers(values: torch.Tensor) -> list[float]:
 def hash_tensor(tensor: torch.Tensor) -> str:
     data = tensor.detach().to("cpu").contiguous()
     digest = hashlib.sha256(f"{data.dtype} {tuple(data.shape)} ".encode())
-    digest.update(ctypes.string_at(data.data_ptr(), data.nbytes))
+    for start in range(0, data.nbytes, HASHED_BYTES):
+        digest.update(ctypes.string_at(data.data_ptr() + start, min(HASHED_BYTES, data.nbytes - start)))
     return digest.hexdigest()[:32]
 
 
