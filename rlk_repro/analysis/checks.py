@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
-from rlk_repro.analysis.routing import compare_routing
 from rlk_repro.analysis.hashes import compare_hashes
+from rlk_repro.analysis.routing import compare_routing
 from rlk_repro.base.units import count, format_number
 from rlk_repro.logs.engines import (
     EngineLog,
@@ -100,9 +100,12 @@ def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
 
 def _skip_missing(kind: CheckKind, place: Place, found: Mapping[str, object]) -> AgreementCheck:
     name = next(iter(found), ROLLOUT)
-    reason = next((side.reason for side in found.values() if isinstance(side, Skipped)), "")
     other = ROLLOUT if name == TRAINING else TRAINING
-    return _skip(kind, place, name, other, reason or f"engines with a record: {len(found)}")
+    return _skip(kind, place, name, other, _first_reason(found.values()) or f"engines with a record: {len(found)}")
+
+
+def _first_reason(sides: Iterable[object]) -> str:
+    return next((side.reason for side in sides if isinstance(side, Skipped)), "")
 
 
 def _check_routing(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
@@ -154,8 +157,8 @@ def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
         yield _compare_log_probs(log.contract, place, (first, second), sides, inputs)
     for (engine, case), values in log_probs.items():
         # a filled cache is compared with an empty cache, because another pass may compute one token otherwise
-        as_run = EMPTY_CACHE if case == PREFIX_CACHE and (engine, EMPTY_CACHE) in log_probs else AS_RUN
-        base = log_probs.get((engine, as_run))
+        as_run = EMPTY_CACHE if case == PREFIX_CACHE else AS_RUN
+        base = log_probs.get((engine, as_run)) or log_probs.get((engine, AS_RUN))
         if case not in {AS_RUN, EMPTY_CACHE} and base is not None:
             check = _compare_log_probs(log.contract, place, (engine, case), (base, values), inputs)
             yield replace(check, kind=CheckKind.INVARIANCE, found=_describe_case(check))
@@ -260,13 +263,9 @@ def _compare_weights(
     one, other = sides
     if isinstance(one, Skipped) or isinstance(other, Skipped):
         return _skip(CheckKind.WEIGHTS, place, *names, _first_reason(sides))
-    num_unequal, found = compare_hashes(names, (one, other))
-    word = CheckWord.FAIL if num_unequal else CheckWord.PASS
-    return _make(CheckKind.WEIGHTS, place, names, word, found, num=len(one.tensors), num_unequal=num_unequal)
-
-
-def _first_reason(sides: Iterable[object]) -> str:
-    return next(side.reason for side in sides if isinstance(side, Skipped))
+    num, found = compare_hashes(names, (one, other))
+    word = CheckWord.FAIL if num else CheckWord.PASS
+    return _make(CheckKind.WEIGHTS, place, names, word, found, num=len(one.tensors), num_unequal=num)
 
 
 def _find_dtype(one: str, other: str) -> str:

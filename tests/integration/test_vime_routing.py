@@ -129,7 +129,7 @@ def record(
     engines = VimeEngines(writer)
     if asks_vllm:
         engines.server.follow_connect(lambda *_: None)(None, ["engine"])
-        engines.server._post = server.answer  # type: ignore[method-assign]
+        engines.server._post = lambda path, body, timeout_s=0.0: server.answer(path, body)  # type: ignore[method-assign]  # noqa: ARG005
     data, args = dense.make_data(model), dense.make_args(num_experts=NUM_EXPERTS, **changes)
     is_replayed = bool(changes.get("use_rollout_routing_replay"))
     if is_replayed:
