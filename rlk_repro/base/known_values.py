@@ -25,7 +25,7 @@ _MAX_OPEN_BYTES: Final = 1024
 
 
 class KnownValues:
-    """Values to look for, of six characters and more; shorter values are ignored.
+    """Secret values to look for in a text, of six characters and more; shorter values are ignored.
 
     Encoded forms are base64 (at each of its three alignments), hexadecimal, percent-encoding and JSON escapes.
     """

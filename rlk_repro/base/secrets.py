@@ -217,7 +217,7 @@ def scrub(text: str) -> str:
 
 
 def scrub_bytes(block: bytes) -> bytes:
-    """Remove from whole log lines what looks like a secret; other lines are returned unchanged.
+    """Remove what looks like a secret from whole log lines; lines without a secret are returned unchanged.
 
     A line in which colours hide a secret loses its colours.
     """

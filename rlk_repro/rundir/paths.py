@@ -1,4 +1,4 @@
-"""Define every file name inside a run directory or a bundle (docs/results-directory.md); no other module does."""
+"""Define every file name inside a run directory or a bundle (docs/results-directory.md); no other does."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def check_packages(stack: Stack, platform: ImagePlatform) -> None:
 def check_requirements() -> None:
     """Refuse installed packages that need another version of a package than the installed version.
 
-    The lock overrides NumPy's version, and a resolver then accepts any package.
+    The lock overrides the NumPy versions that packages ask for, so the resolver no longer refuses such packages.
 
     Raises:
         CheckFailed: the error lists every such package.
