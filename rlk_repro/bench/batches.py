@@ -71,7 +71,7 @@ class LogitsBatch:
 
     @torch.no_grad()
     def add_rollout_log_probs(self, temperature: float, group: Any) -> None:
-        """Add the rollout's log-probs to the batch: those of the present policy, with an engine's small differences."""
+        """Add the rollout's log-probs to the batch: the present policy's log-probs plus small random differences."""
         log_probs = self._taken.logits / temperature - find_normaliser(self.logits[0], temperature, group)
         log_probs.add_(next(self._taken.noise), alpha=ROLLOUT_SPREAD)
         self.batch["rollout_log_probs"] = cut_responses(log_probs, self.batch)
@@ -124,7 +124,7 @@ def _make_taken(shape: BatchShape, device: torch.device, generator: torch.Genera
 def _make_batch(
     shape: BatchShape, device: torch.device, generator: torch.Generator
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """Return the batch, and the next token of each row on the CPU; -1 for a row without one."""
+    """Return the batch, and each row's next token on the CPU; -1 for a row without a next token."""
     totals = split_tokens(shape.num_tokens, shape.num_samples, generator)
     responses = [total - min(max(round(total * shape.prompt_fraction), 1), total - 1) for total in totals]
     tokens = torch.randint(shape.vocab_size, (shape.num_tokens,), generator=generator)

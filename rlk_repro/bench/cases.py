@@ -92,7 +92,7 @@ class CaseTensors:
         return tuple(tensor.detach().requires_grad_(needs_grad(self.case)) for tensor in given)
 
     def derive(self) -> None:
-        """Compute the derived tensors now, so that no timed call computes one."""
+        """Compute the derived tensors now, so that no timed call computes a derived tensor."""
         tensors = [*self.leaves, self.rows, self.weights, self.advantages]
         if self.case.operator in POLICY_OPERATORS:
             tensors.append(self.old_log_probs)
@@ -191,7 +191,7 @@ def estimate_bytes(case: OperatorCase) -> int:
 
 
 def find_floor_s(case: OperatorCase, rates: Rates) -> float:
-    """Return the least time of the case on this device: that of unavoidable memory traffic or arithmetic, if longer.
+    """Return the least time of the case on this device, as the longer time of unavoidable traffic and arithmetic.
 
     Logits: the wanted rows are read once, and for the gradient once more; the gradient is written for all rows.  Hidden
     states and weight count in the same way, with 2 N D V operations forward and 4 N D V backward, where N counts wanted

@@ -1,6 +1,6 @@
 """Time calls on their device, measure their memory and kernels, and measure the best rates of the device.
 
-One call is one sample.  This module does not know what it calls.  Timing and profiling never share a call.
+One call is one sample.  This module does not know what it calls.  No call is both timed and profiled.
 """
 
 from __future__ import annotations

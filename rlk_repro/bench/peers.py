@@ -46,7 +46,7 @@ def _compute_losses(logits: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Compile a function separately for each shape, for all shapes in one process.
 
-    With ``fullgraph`` torch raises where it would otherwise continue uncompiled, as it does after a few shapes.
+    With ``fullgraph`` torch raises an error after too many shapes; without it torch would silently run uncompiled code.
     """
     config: Any = torch._dynamo.config  # noqa: SLF001  torch documents these settings and offers no other way to them
     for name in ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit"):

@@ -77,7 +77,7 @@ def list_references() -> tuple[BenchedImplementation, ...]:
 class Truth:
     """The float64 values of the checked rows [R], or of the whole loss; and their gradient [R, V] or [R, D].
 
-    For ``linear_logp`` the gradient is that of the hidden states: the weight's gradient would need every row.
+    For ``linear_logp`` only the gradient of the hidden states is checked: the weight's gradient would need every row.
     """
 
     rows: torch.Tensor

@@ -18,11 +18,11 @@ from rlk_repro.operators import Reason, Refusal
 
 
 def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: Abi) -> None:
-    """If ``linear_logp`` runs, let a Megatron model's output layers return hidden states; if one cannot, change none.
+    """If ``linear_logp`` runs, make a Megatron model's output layers return hidden states: either all layers or none.
 
     Raises:
-        CheckFailed: a layer cannot do this, and the mode forbids a fallback.
-        EnvironmentMissing: the layer's ``forward`` takes other arguments than that of the pinned Megatron-LM.
+        CheckFailed: a layer cannot return hidden states, and the mode forbids a fallback.  EnvironmentMissing: the
+        layer's ``forward`` takes other arguments than that of the pinned Megatron-LM.
     """
     decision = installation.ledger.find_rl_kernel(NAME)
     if decision is None:

@@ -33,7 +33,7 @@ LACKING: Final = {
     "tensor parallel 2": "the reference trainer is one process",
 }
 PADDING: Final = 8
-"""An added sample is this number of tokens longer than all others, so that the others are padded."""
+"""Number of tokens by which an added sample exceeds the longest sample, so that all other samples get padding."""
 
 Steps = Sequence[Sequence[Microbatch]]
 Pass = Callable[[Trainer, Transformer, TrainData, Steps], list[torch.Tensor]]
@@ -82,7 +82,7 @@ class _Step:
     def record_pass(
         self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Run a pass of the training engine, and record the rollout's own samples, without added ones."""
+        """Run a pass of the training engine, and record the rollout's own samples, not an added sample."""
         calls = [microbatch.indices for step in steps for microbatch in step]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):

@@ -58,7 +58,7 @@ def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
 
 
 def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Problem]:
-    """Find flags that set a key of the other design."""
+    """Find flags that set a key of the design that is not chosen."""
     other = run.measure.other_design.design
     return [
         Problem(item.flag, f"has no effect in design {run.measure.design}", got=item.value,

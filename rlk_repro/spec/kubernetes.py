@@ -108,7 +108,7 @@ class KubernetesSettings(GrowingModel):
     service_account: ObjectName | None = None
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="names of image pull secrets in the namespace")
     secrets: dict[EnvName, SecretKey] = Field(
-        {}, description="for each variable that env takes from_env: its Secret and key"
+        {}, description="Secret and key of each variable that env declares with from_env"
     )
     results: Results = Results()
     claims: tuple[VolumeClaim, ...] = Field((), description="further PersistentVolumeClaims that every pod mounts")

@@ -30,7 +30,7 @@ Reference: TypeAlias = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$", max_length=255),
 ]
-"""A registry and a repository, without tag and digest."""
+"""The registry and the repository of an image, without tag and digest."""
 
 
 class Image(GrowingModel):

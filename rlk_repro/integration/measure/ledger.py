@@ -67,7 +67,7 @@ class OpsWriter:
 
 
 class Ledger:
-    """Records decisions, each once, and counts of calls per operator; writes them to the ops file if there is one.
+    """Records each decision once, and the number of calls per operator; writes them to the ops file, if given.
 
     ``own`` is the trainer's module, to which calls fall back.
     """

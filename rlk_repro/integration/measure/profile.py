@@ -165,7 +165,7 @@ class StepProfile:
             self._memory.reset()
 
     def run_in_phase(self, name: str, function: Callable[..., R]) -> Callable[..., R]:
-        """Wrap ``function`` to record the peak memory of each call as that of the phase ``name``."""
+        """Wrap ``function`` to record the peak memory of its calls as the peak memory of the phase ``name``."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> R:

@@ -107,7 +107,8 @@ class Joined:
 
 
 def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Refuse values for which the kernels' result would differ from vime's.  All ranks of the group give one answer.
+    """Refuse values for which the kernels' result would differ from vime's.  All ranks of the group return the same
+    answer.
 
     The call waits for the device once, before the kernels are queued.
     """

@@ -77,7 +77,7 @@ class Contracts:
 
 
 def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
-    """Load RL-Kernel's object of one operator of the table ``OPERATORS``, or return why that is impossible."""
+    """Load RL-Kernel's object for an operator of the table ``OPERATORS``, or return a refusal."""
     if platform not in OPERATORS[name].implementations:
         return Refusal(Reason.PLATFORM, platform)
     found = _find_registry()

@@ -135,7 +135,7 @@ class VocabParallelLogp:
         return first if isinstance(first, Refusal) else cls(contracts, case, first)
 
     def check(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-        """Refuse a shape that is dispatched to an implementation other than the one that the decision names."""
+        """Refuse a shape for which RL-Kernel chooses another implementation than the decision names."""
         found = self._dispatch(Shape.of(logits, shard))
         if isinstance(found, Refusal):
             return found
@@ -147,7 +147,7 @@ class VocabParallelLogp:
         return self._values.find_refusal(logits, tokens, shard)
 
     def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return log-probs [T], with gradient where the call needs one, and entropies [T] without, if requested.
+        """Return log-probs [T], with gradient if the call needs a gradient, and entropies [T] if requested.
 
         RL-Kernel's own validation, which waits for the device and compares the ranks, runs once.
         """

@@ -83,8 +83,8 @@ class Conversion:
         """Convert the model.
 
         Raises:
-            EnvironmentMissing: vime or Megatron-LM was not found at the pinned commit.
-            CheckFailed: the tool failed.
+            EnvironmentMissing: vime or Megatron-LM was not found at the pinned commit.  CheckFailed: vime's conversion
+            tool failed.
         """
         vime, megatron = (_find_root(source) for source in (VIME, MEGATRON))
         commits = _require_pinned(self.stack)
