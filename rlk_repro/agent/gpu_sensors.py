@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs. amdsmi reads one GPU's throttling in 0.1 s, so each call reads that of one GPU."""
+    """Read the GPUs from sysfs. amdsmi needs 0.1 s to read a GPU's throttling, so each call reads it for one GPU."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

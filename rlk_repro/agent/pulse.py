@@ -1,4 +1,4 @@
-"""Show the agents or pods of one job that the others live: each writes a changing file on the shared file system.
+"""Show that each agent or pod of a job still runs: each agent or pod keeps changing a file on the shared file system.
 
 No clocks of two machines are compared: a listener measures with its own clock how long a pulse has not changed.
 """

@@ -121,7 +121,7 @@ def run_command(
     watch: TrialWatch,
     hide: Callable[[bytes], bytes] | None = None,
 ) -> Outcome:
-    """Run a command and write its output to ``log``, without secrets and with this machine's folders as names."""
+    """Run a command and write its output to ``log``; secrets are removed, and names replace this machine's folders."""
     hide = make_hider() if hide is None else hide
     env = resolve_env(command, os.environ)
     scrubber = Scrubber.from_environment(named=command.from_env.values())
@@ -149,7 +149,7 @@ def run_command(
 
 
 def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
-    """Return the content of ``command.json``, with this machine's folders as names: ``{run_dir}``, ``{python}``."""
+    """Return the content of ``command.json``; names such as ``{run_dir}`` replace this machine's folders."""
     scrubber = Scrubber.from_environment(named=command.from_env.values())
     argv = [scrubber.text(part) for part in scrub_argv(command.argv)]
     return {"schema": SCHEMA, "argv": [hide_places(part, run_dir.root) for part in argv]}

@@ -378,7 +378,7 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
 
 
 def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
-    """Return the start of an untrusted record's text under ``keys``, safe to print; return None without a text."""
+    """Return the start of a text in an untrusted record, safe to print; return None if ``keys`` lead to no text."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None

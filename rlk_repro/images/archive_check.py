@@ -23,9 +23,9 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveChecked(Answer):
-    """The result of the check of a saved image.  ``digest`` is what a stack pins.
+    """The result of the check of a saved image.
 
-    The digest is that of the manifest list, or that of the manifest if the image has no list.
+    ``digest`` is the digest that a stack pins: the digest of the list of manifests, or of the only manifest.
     """
 
     digest: str

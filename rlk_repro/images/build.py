@@ -66,7 +66,7 @@ def make_build(
     """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces a base without digest.
 
     Raises:
-        SpecError: the stack pins too little, or has no base image for the platform.
+        SpecError: the stack lacks a pin or a base image for the platform.
         EnvironmentMissing: this is not a checkout, or no container engine is installed here.
     """
     chosen = choose_platform(stack, list(stack.bases), platform, "base image")
@@ -114,7 +114,9 @@ def _common_arguments(stack: Stack) -> dict[str, str]:
     pins = {str(name): pin for name, pin in stack.pins.items()}
     missing = [name for name in ("vime", "rl_kernel") if name not in pins]
     if missing:
-        raise SpecError(Problem(f"stack {stack.stack}", "pins too little for an image", expected=f"pins.{missing[0]}"))
+        raise SpecError(
+            Problem(f"stack {stack.stack}", "lacks a pin that an image needs", expected=f"pins.{missing[0]}")
+        )
     commit, epoch = _git("log", "-1", "--format=%H %ct").split()
     return {
         "STACK": stack.stack,

@@ -295,7 +295,7 @@ def _draw(piece: Piece, seed: int, tables: tuple[bytes, bytes]) -> bytes:
 def _quantile_tables(std: float) -> tuple[bytes, bytes]:
     """Return the low and the high bytes of the 256 possible weights.
 
-    The weights are quantiles of a normal distribution: the middles of 256 equally probable parts.
+    A normal distribution is divided into 256 equally probable parts; each weight is the middle of one part.
     """
     normal = NormalDist(sigma=std)
     values = [_bfloat16(normal.inv_cdf((level + 0.5) / 256)) for level in range(256)]

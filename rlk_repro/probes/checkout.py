@@ -48,7 +48,8 @@ _HEAD_BYTES: Final = 4096
 class Checkout:
     """A git checkout.  ``names`` are the commit's files and all other files that git does not ignore.
 
-    ``links`` are the repositories inside the checkout.  Each has its commit or, if its files were changed, their hash.
+    ``links`` are the repositories inside the checkout.  Each name leads to the repository's commit, or to the hash of
+    its files if they were changed.
     """
 
     top: Path

@@ -219,7 +219,7 @@ def _processors(node: Situation, _: Surroundings) -> Diagnosis:
 def _clock(node: Situation, around: Surroundings) -> Diagnosis:
     if around.now_s < around.installed_s:
         return _fail(
-            "clock", "earlier than the installation date of rlk-repro", "set the clock: timedatectl set-ntp true"
+            "clock", "the time is earlier than the installation of rlk-repro", "set the clock: timedatectl set-ntp true"
         )
     return _ok("clock", f"source {node.fact('host', 'clock_source')}")
 

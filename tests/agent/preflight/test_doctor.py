@@ -161,7 +161,7 @@ def test_advice_is_for_checks_that_there_are():
         ),
         ("containers", {"tools": frozenset()}, "warn", "no container runtime found"),
         ("torch", {"modules": frozenset()}, "warn", "not installed"),
-        ("clock", {"now_s": 5.0}, "fail", "earlier than the installation date of rlk-repro"),
+        ("clock", {"now_s": 5.0}, "fail", "the time is earlier than the installation of rlk-repro"),
         ("gpu use", {"busy": Unknown("no answer")}, "warn", "no answer"),
     ],
 )
