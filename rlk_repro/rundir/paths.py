@@ -1,4 +1,4 @@
-"""Define every file name inside a run directory or a bundle (docs/results-directory.md); no other does."""
+"""Define every file name inside a run directory or a bundle (docs/results-directory.md), in this module alone."""
 
 from __future__ import annotations
 
