@@ -123,13 +123,13 @@ def test_impossible_requests_are_refused(options: dict[str, Any], message: str) 
 def test_hardware_without_a_layout_lists_the_choices() -> None:
     run = load_run("smoke")
     hardware = load_hardware("cpu")
-    odd = hardware.model.model_copy(update={"hardware": "h100"})
+    odd = hardware.model.model_copy(update={"hardware": "b300"})
     import dataclasses
 
     with pytest.raises(SpecError) as caught:
         make_plan(run=run, stack=load_stack("host"), hardware=dataclasses.replace(hardware, model=odd),
                   profile=load_profile("local", profile_folders("local")))  # fmt: skip
-    assert str(caught.value).startswith("run smoke: has no layout for this hardware, got 'h100', expected one of a100,")
+    assert str(caught.value).startswith("run smoke: has no layout for this hardware, got 'b300', expected one of a100,")
 
 
 def test_an_enabled_variant_with_no_eligible_operator_is_refused() -> None:
