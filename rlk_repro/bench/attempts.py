@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Failure:
-    """The status and the reason of an attempt that gave no number."""
+    """Why an attempt to measure gave no number: its status, and the reason."""
 
     status: OperatorStatus
     reason: str

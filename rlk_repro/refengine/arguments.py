@@ -79,7 +79,7 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--eps-clip", type=float, default=0.2, help="lower clip of the ratio")
     group.add_argument("--eps-clip-high", type=float, help="upper clip of the ratio (None: as --eps-clip)")
     group.add_argument("--entropy-coef", type=float, default=0.15, help="weight of the entropy bonus")
-    group.add_argument("--use-kl-loss", action="store_true", help="add the KL to the reference model to the loss")
+    group.add_argument("--use-kl-loss", action="store_true", help="add the KL between policy and reference to the loss")
     group.add_argument("--kl-loss-coef", type=float, default=0.0, help="weight of the KL term in the loss")
     group.add_argument(
         "--kl-loss-type", choices=("k1", "k2", "k3", "low_var_kl"), default="k1", help="estimator of the KL term"
