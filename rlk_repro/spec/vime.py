@@ -252,7 +252,7 @@ SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-h
 Range: TypeAlias = tuple[float, float]
 ANY: Final[Range] = (-math.inf, math.inf)
 NOT_NEGATIVE: Final[Range] = (0, math.inf)
-"""The range of whole numbers in a model's arguments; -1 is allowed only for other flags of vime."""
+"""The range of numbers in a model's arguments; -1 is allowed only for other flags of vime."""
 RANGES: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("num-layers", "num-attention-heads", "num-query-groups"), (1, 10**4)),
     **dict.fromkeys(("hidden-size", "kv-channels"), (1, 10**6)),
