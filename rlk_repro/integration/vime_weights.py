@@ -71,7 +71,6 @@ class WeightSync:
         self._note, self._reason = "", reason
 
     def _guard(self, act: Callable[..., None], *given: Any) -> None:
-        """Act unless there is a reason not to; an error becomes the reason."""
         if self._reason:
             return
         try:

@@ -27,7 +27,7 @@ PLAIN_BACKENDS: Final = frozenset({"TRITON", "BATCHED_TRITON", ""})
 
 
 class UnknownLayoutError(Exception):
-    """The weights of vLLM's model cannot be compared; the text names the parameter and the reason."""
+    """The hashes of vLLM's model have no meaning; the text names the parameter and the reason."""
 
 
 def hash_weights(model: Any, dtype: str) -> dict[str, Any]:

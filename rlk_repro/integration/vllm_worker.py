@@ -59,6 +59,9 @@ class LayerWatch:
             return hash_weights(self.get_model(), dtype)
         except UnknownLayoutError as error:
             return {"reason": str(error)[:200]}
+        except Exception as error:
+            # an error in a worker may end vLLM's engine
+            return {"reason": f"vLLM's worker could not hash its weights: {type(error).__name__}"}
 
     def rlk_repro_close(self) -> None:
         """Remove the hooks from vLLM's model, if it has any."""

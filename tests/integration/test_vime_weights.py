@@ -242,6 +242,8 @@ def test_where_weights_cannot_be_compared_the_record_has_the_reason(
         (lambda model: model.model.layers[0].mlp.experts.routed_experts.register_parameter(
             "w2_bias", nn.Parameter(torch.ones(3, 2))),
          "model.layers.0.mlp.experts.routed_experts.w2_bias of vLLM has parts of experts that are not known"),
+        (lambda model: setattr(model, "named_parameters", None),
+         "vLLM's worker could not hash its weights: TypeError"),
         (lambda model: setattr(model, "hf_to_vllm_mapper", Namespace(orig_to_new_prefix={"a.": "b."})),
          "vLLM renames the tensors of this model"),
     ],
