@@ -6,6 +6,7 @@ vLLM adds the methods of ``LayerWatch`` to its workers.  Its server calls them b
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -14,6 +15,8 @@ from typing import Any
 from rlk_repro.integration.measure.engines import LayerCapture, describe_points
 from rlk_repro.integration.measure.routing import RouteCapture
 from rlk_repro.integration.vllm_weights import UnknownLayoutError, hash_weights
+
+logger = logging.getLogger(__name__)
 
 
 class LayerWatch:
@@ -61,6 +64,7 @@ class LayerWatch:
             return {"reason": str(error)[:200]}
         except Exception as error:
             # an error in a worker may end vLLM's engine
+            logger.warning("rlk-repro: the weights of vLLM are not hashed", exc_info=True)
             return {"reason": f"vLLM's worker could not hash its weights: {type(error).__name__}"}
 
     def rlk_repro_close(self) -> None:
