@@ -56,7 +56,7 @@ class VerdictWord(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARABLE = "not comparable"
     NO_COMPARISON = "no comparison"
-    """The run does not compare the speed of variants: an agreement run, or operators one by one."""
+    """The run compares no variants, because it measures operators one by one."""
 
     @property
     def is_of_speed(self) -> bool:
