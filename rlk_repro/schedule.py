@@ -32,9 +32,9 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One rollout of a session.  ``block`` and ``label`` say where in a block it is; they are empty outside blocks.
+    """One rollout of a session.  ``block`` and ``label`` are its place in a block, and empty outside blocks.
 
-    ``stored`` is the number of the stored rollout that it trains on, in lanes that have stored rollouts; without a
+    In lanes with stored rollouts, ``stored`` is the number of the stored rollout that the trainer trains on; without a
     number the trainer takes one of the largest stored rollouts.
     """
 

@@ -12,8 +12,8 @@ class CodeSource:
     """The names of one code base.
 
     ``pin`` is the name among a stack's pins, ``section`` the name in a manifest's section ``code``, and ``title`` the
-    name in reports.  The environment variable ``variable`` holds the path of a checkout.  Each of ``prefixes`` begins
-    the names of environment variables that change what the code does.
+    name in reports.  The environment variable ``variable`` holds the path of a checkout.  An environment
+    variable whose name begins with one of ``prefixes`` changes what the code does.
     """
 
     pin: str

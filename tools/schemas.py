@@ -1,4 +1,4 @@
-"""Write JSON Schemas: for editors, of the files that authors write; for scripts, of the files that this tool writes."""
+"""Write JSON Schemas: editors read the schemas of authors' files, and scripts read the schemas of this tool's files."""
 
 from __future__ import annotations
 

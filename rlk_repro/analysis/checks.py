@@ -140,7 +140,7 @@ def _compare_routing(
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """Yield a check of each two engines, then checks of each engine against itself with another batch or padding."""
+    """Yield a check for each two engines, then checks of each engine against itself with another batch or padding."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
     inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):

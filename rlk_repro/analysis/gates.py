@@ -67,7 +67,7 @@ class Evidence:
         differences: differences of the variants outside the declared switches; None if they were not compared.
         missing: the records of scored pairs that this comparison needs and that are absent.
         blocks: the blocks of sessions; a run in pairs has none.
-        shadows: the comparisons of both routes in sessions.
+        shadows: the comparisons of RL-Kernel with the trainer's own functions in the sessions' shadow steps.
         switch: what the variants differ in, if not in RL-Kernel.
         has_rollout_log_probs: whether a rollout engine computed log-probs to compare with the trainer's.
     """
@@ -152,10 +152,11 @@ def _reward_gate(evidence: Evidence) -> Gate:
 
 
 def _abs_diff_gate(evidence: Evidence) -> Gate:
-    """Decide the gate on the log-prob difference: it fails if ratio and difference both exceed their margins.
+    """Decide the gate on the difference between the log-probs of training and rollout.
 
-    The gate also fails above vime's own cap.  In a session both variants train one policy, so the cap counts only in
-    sessions whose baseline stays below the cap.
+    The variants' values of this metric are compared by their ratio and by their difference: the gate fails if both
+    exceed their margins.  The gate also fails if enabled's value is above vime's own cap.  In a session
+    both variants train one policy, so the cap counts only in sessions whose baseline stays below the cap.
     """
     if not evidence.has_rollout_log_probs:
         return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)

@@ -20,7 +20,7 @@ BANDWIDTH: Final = "memory bandwidth, measured"
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
-    """The cells of a run. ``facts`` are rates of the device; ``rejects`` counts the refused log lines of each trial."""
+    """The cells of a run, the device's measured bandwidth and matrix rates, and the refused log lines of each trial."""
 
     results: tuple[OperatorResult, ...]
     facts: Mapping[str, str]

@@ -69,7 +69,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
 
 
 def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``forward`` of an output layer to return its input and its weight, not their product."""
+    """Wrap ``forward`` of an output layer to return the layer's input and weight instead of their product."""
 
     @functools.wraps(forward)
     def hand_over(
@@ -82,7 +82,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
             return forward(input_, weight, runtime_gather_output, **fused)
         if runtime_gather_output or fused.get("output_cross_entropy_loss"):
             asked = "gathered logits" if runtime_gather_output else "a fused loss"
-            what = "the output layer returns hidden states, not this result"
+            what = "the trainer asks the output layer for a result that hidden states cannot replace"
             raise CheckFailed(Problem(NAME, what, got=asked, expected="this rank's logits"))
         if layer.sequence_parallel:
             input_ = _gather_rows(input_, layer.tp_group)

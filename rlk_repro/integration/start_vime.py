@@ -2,7 +2,7 @@
 
 Before that, this module checks the stored rollouts that vime will load.  All files must exist, because vime's forge
 loading replaces a missing file by file 0.  The files must hold data only, because vime unpickles them.  If vime replays
-the experts of a rollout, its file must hold the experts.
+the experts of a rollout, the rollout's file must hold the experts.
 """
 
 from __future__ import annotations

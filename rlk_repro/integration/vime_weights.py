@@ -55,7 +55,7 @@ class WeightSync:
         return hash_and_send
 
     def write(self, record: EngineRecord, step: int) -> None:
-        """Write the hashes of the sync before this step; where a side has none, write the reason."""
+        """Write vime's and vLLM's hashes of the sync before this step; without vLLM's hashes, write the reason."""
         if self._found:
             # vLLM's tensors are in the order of the model, so that the first unequal tensor is the earliest layer's
             record.write_hashes(step, ROLLOUT, self._found, self._note)

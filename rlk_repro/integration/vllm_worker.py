@@ -39,7 +39,7 @@ class LayerWatch:
     def rlk_repro_found(self) -> dict[str, Any]:
         """Stop keeping outputs; return the outputs of all ``points`` as numbers, or the ``reason`` without them.
 
-        The experts of a model that has any are ``routing`` by layer, or the answer has a ``routing_reason``.
+        For a model with experts, ``routing`` has the chosen experts by layer, or ``routing_reason`` says why not.
         """
         self.rlk_repro_close()
         capture, self.rlk_repro_capture = self.rlk_repro_capture, None

@@ -104,8 +104,8 @@ class Layer:
 class Routing:
     """The experts that each layer chose for each token: a tuple of ids for each token of each of ``layers``.
 
-    A token is given as the number of its sample and the row that predicts it.  An engine with ``is_replayed`` copies
-    the choice of the rollout.
+    A token is given as two numbers: its sample, and the row that predicts the token.  An engine with ``is_replayed``
+    copies the choice of the rollout.
     """
 
     event: Literal["routing"]
@@ -137,7 +137,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank by step and engine; log-probs and layers also by case: sample ``alone`` or in a batch.
+    """The record of one rank, by step and engine; log-probs and layers are also by case, such as ``alone``.
 
     ``num_dropped`` counts the lines that could not be read.
     """

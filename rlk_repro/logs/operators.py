@@ -1,7 +1,7 @@
-"""Read the operator tier's log: the device's own rates, times per cell and sweep, and checks.
+"""Read the operator tier's log: the device's rates, the times of each cell in each sweep, and a check of each cell.
 
-A cell is one implementation in one case; a sweep times each cell.  ``bench.operators`` writes the lines.  A stranger's
-log may hold anything, so sizes and counts are limited, and unreadable lines are refused with their number.
+A cell is one implementation in one case; a sweep times every cell once.  ``bench.operators`` writes the lines.  A
+stranger's log may hold anything, so sizes and counts are limited, and unreadable lines are refused with their number.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Largest:
 
 @record(**RECORD)
 class Sums:
-    """Sums over tokens of the absolute difference and of the terms of the two KL estimates."""
+    """Sums over tokens: of the log-probs' absolute difference (``abs``), and of two KL estimates (``k1``, ``k3``)."""
 
     abs: Seconds
     k1: float
@@ -107,7 +107,7 @@ class Sums:
 
 @record(**RECORD)
 class Tokens:
-    """How log-probs of training and rollout differ in one step on one rank, or the ``reason`` for no comparison."""
+    """How log-probs of training and rollout differ in one step on one rank; ``reason`` says why this is unknown."""
 
     reason: Annotated[str, Field(max_length=200)] = ""
     tokens: Count = 0

@@ -55,7 +55,7 @@ class LogReject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogSample:
-    """One printed number and its 1-based line.  NaN is a value (a skipped step prints it), absence is ``None``."""
+    """One printed number and its 1-based line.  The number may be NaN, which a skipped step prints."""
 
     value: float
     line: int
@@ -180,7 +180,7 @@ class _LogReader:
             self._merge(kind, index, known)
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
-        """Add all numbers of a line, or none if one contradicts an earlier line, which another process printed."""
+        """Add all numbers of a line; add none if a number contradicts an earlier line of another process."""
         row = self.rows[kind].setdefault(index, {})
         for key, value in numbers.items():
             first = row.get(key)

@@ -144,8 +144,8 @@ def compare_analyses(
     """Compare two results bitwise where all seeded metrics are equal, else by speed and training levels.
 
     Operators are never compared bitwise, because the record of an operator is a time.
-    ``code`` lists how the code that ran differs.  ``margin``, a fraction, is the run's margin for replays, by default
-    the verdict's smallest effect.  A trial that failed on either side, or whose proof differs, makes the results not
+    ``code`` lists how the code that ran differs.  ``margin`` is a fraction, the run's margin for replays; by default,
+    the smallest effect of interest.  A trial that failed on either side, or whose proof differs, makes the results not
     comparable.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
@@ -301,7 +301,7 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """Compare rewards and similar levels: the t interval of differences between trials of one seed must contain 0."""
+    """Compare rewards and similar means: the t interval of differences between trials of one seed must contain 0."""
     by_name = {trial.name: trial for trial in new.trials}
     for name in COMPARED_LEVELS:
         pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]

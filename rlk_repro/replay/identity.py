@@ -112,7 +112,7 @@ def _read_package_tree(module: str, manifest: Manifest) -> str | None:
 def compare_identities(old: Identity, new: Identity) -> list[Finding]:
     """Compare two identities: a different value is blocking, and a missing value is a warning.
 
-    A value that an older format did not record is for information only.
+    A value that an older format did not record gives a finding of the level ``info``.
     """
     return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 

@@ -18,7 +18,7 @@ NUM_GPUS: Final = "gpu.count"
 
 
 def find_needs(prepared: PreparedReplay, bundle: Path) -> Iterator[Problem]:
-    """Yield what this machine lacks: the scheduler's client, GPUs, the trials' input, but not the trainer's modules."""
+    """Yield what this machine lacks of the scheduler's client, GPUs and the trials' input; modules are not checked."""
     plan = prepared.launch.plan
     reason = get_backend(plan.cluster).available()
     if reason is not None:

@@ -83,7 +83,7 @@ def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
     """Compare a plan with the bundled files and flags from which the plan claims to be made.
 
     Raises:
-        CheckFailed: values come from neither; the error names each of them.
+        CheckFailed: values come neither from the files nor from the flags; the error names each of them.
     """
     _refuse(find_rewritten(plan, run_dir), "differs from what the author's files and the recorded flags give")
 
@@ -146,7 +146,7 @@ def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
 
 
 def _is_by_another_version(run_dir: RunDir) -> bool:
-    """Tell whether another version of rlk-repro recorded a node: another number, other files or another git commit.
+    """Tell whether the rlk-repro that recorded a node has another version number, other files or another git commit.
 
     An installed package knows its files but no commit.
     """

@@ -1,6 +1,6 @@
-"""Replay a bundle in named steps: re-analyse, prepare (drift and job), check the drift, run and compare.
+"""Replay a bundle in steps: analyse its logs again, prepare the job, check how the machine differs, run, compare.
 
-Each result names its level: the exact re-analysis of the logs alone, or a level of ``compare``.
+A result's level is ``re-analysis`` if only the logs were analysed again, otherwise a level of ``compare``.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Recorded:
 class PreparedReplay:
     """A replay that is ready to run.
 
-    ``drift`` is None where a scheduler chooses the nodes, so that only the run can find the drift.  ``parts`` lists how
-    model, data and stored rollouts differ, where this machine sees the run's files.  ``missing`` lists facts about the
-    recorded nodes that the bundle lacks.
+    ``drift`` lists how this machine differs from the recorded nodes; it is None where a scheduler chooses the nodes.
+    ``parts`` lists how model, data and stored rollouts differ, where this machine sees the run's files.  ``missing``
+    lists facts about the recorded nodes that the bundle lacks.
     """
 
     recorded: Recorded

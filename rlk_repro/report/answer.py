@@ -53,7 +53,7 @@ SUSPECTS: Final = {
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }
-"""Possible causes of a wide spread. A finding has the cause whose key is the beginning of the finding's ``where``."""
+"""Possible causes of a wide spread; a key is the beginning of the ``where`` of findings that show this cause."""
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""

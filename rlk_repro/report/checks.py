@@ -32,7 +32,7 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
     """Return one line: how many checks failed, and the first failure; or how many checks passed."""
     failed = list_failures(checks)
     if failed:
-        return f"{count(len(failed), 'check')} of {len(checks)} outside the contract; first: {name_check(failed[0])}"
+        return f"{count(len(failed), 'check')} of {len(checks)} failed; first: {name_check(failed[0])}"
     measured = [item for item in checks if item.word is not CheckWord.NOT_MEASURED]
     if not measured:
         return "nothing was measured"
@@ -40,7 +40,7 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
 
 
 def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    """Return the word of a whole run. A run passes only if log-probs of two engines were compared in both variants."""
+    """Return one word for all checks of a run; a run passes only if both variants have a passed check of log-probs."""
     if any(item.word is CheckWord.FAIL for item in checks):
         return CheckWord.FAIL
     passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}

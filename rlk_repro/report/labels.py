@@ -124,7 +124,7 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the metric from which a metric of pairs is computed: the mean step time comes from the step time."""
+    """Return the metric of steps from which a metric of pairs is computed; usually the same metric."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 

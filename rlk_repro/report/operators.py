@@ -59,12 +59,13 @@ INTRODUCTION: Final = (
     "means that an implementation ran out of memory."
 )
 LEGEND: Final = (
-    "A median covers all timed calls of one process. ± is the median absolute deviation within a process; the largest "
-    "is shown. The column 'apart' has the difference between the medians of the processes. Extra memory is the peak "
-    "during the calls minus the level before the calls. Error is the largest difference from float64 over the checked "
-    "rows; a gradient's error is a fraction of its largest element. The column 'of floor' has the shortest possible "
-    "time on this device, by the bandwidth and matrix rate measured in the same process, divided by the median. One "
-    "rank's share of a vocabulary is measured on one device, without communication."
+    "A median covers all timed calls of one process. ± is the median absolute deviation within a process, and the "
+    "largest of all processes is shown. The column 'apart' has the difference between the medians of the processes. "
+    "Extra memory is the peak during the calls minus the level before the calls. Error is the largest difference from "
+    "float64 over the checked rows; a gradient's error is a fraction of its largest element. The column 'of floor' has "
+    "the shortest possible time divided by the median; the shortest possible time follows from the bandwidth and the "
+    "matrix rate that the same process measured. One rank's share of a vocabulary is measured on one device, without "
+    "communication."
 )
 
 

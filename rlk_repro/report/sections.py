@@ -60,7 +60,7 @@ SMALLEST_SHOWN_P: Final = 0.001
 OTHER_WORK: Final = "other work †"
 INSIDE_NOTE: Final = (
     "† Not comparable: RL-Kernel's grpo_loss calls the trainer's own functions once more, without gradient, "
-    "so that this timer measures other work in enabled than in baseline. Compare the whole GRPO loss instead."
+    "so this timer measures more work in enabled than in baseline. Compare the whole GRPO loss instead."
 )
 PAIR_TONES: Final = {PairStatus.SCORED: Tone.PLAIN, PairStatus.VOID: Tone.BAD, PairStatus.DROPPED: Tone.BAD}
 
@@ -213,7 +213,7 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
     if view.analysis.is_crossover:
         note = (
             f"A value is the median of the metric {view.label(view.primary).label} over the scored steps. A change is "
-            "the Hodges-Lehmann mean of the blocks' changes. In an order, A is baseline and B is enabled."
+            "the Hodges-Lehmann mean of the blocks' changes. In an order such as ABBA, A is baseline and B is enabled."
         )
     rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
     return drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))

@@ -102,11 +102,11 @@ class CheckWord(StrEnum):
 class AgreementCheck:
     """One comparison on the same tokens of one step: two engines, or one engine in two ways.
 
-    ``variant`` is the trial's, or ``both`` if trials of both variants are compared.  ``found`` names the first
-    difference, or says why nothing could be compared.
+    ``variant`` is the variant of the trial, or ``both`` if trials of both variants are compared.  ``found`` names the
+    first difference, or says why nothing could be compared.
 
-    ``num`` values were compared and ``num_unequal`` of them differ: the largest difference is ``largest``, the mean is
-    ``mean``.  ``bound`` is the contract's bound for ``dtype``.
+    ``num`` values were compared and ``num_unequal`` of them differ; ``largest`` and ``mean`` are the largest and the
+    mean difference.  ``bound`` is the contract's bound for ``dtype``.
 
     For layers, ``curve`` is the relative difference at each of ``points`` in the order of computation, and None for a
     value that is not finite.  For routing, ``curve`` is the share of tokens with other experts at each layer.

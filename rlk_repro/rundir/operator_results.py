@@ -11,7 +11,7 @@ REFERENCE: Final = "vime"
 
 
 class OperatorStatus(StrEnum):
-    """The outcome of one implementation in one case.  ``oom`` is a result; ``blocked`` and ``failed`` have a reason."""
+    """The outcome of one implementation in one case; ``oom`` is out of memory; other failures have a reason."""
 
     PASSED = "pass"
     OOM = "oom"
@@ -37,8 +37,8 @@ class OperatorKind(StrEnum):
 class OperatorCase:
     """The input of an operator's measurement.
 
-    ``density`` is the fraction of rows whose value is wanted.  ``work`` is ``forward`` or ``forward_backward``.  Policy
-    losses build a graph for gradients in both, log-probs only in ``forward_backward``.
+    ``density`` is the fraction of rows whose value the trainer uses.  ``work`` is ``forward`` or ``forward_backward``.
+    A policy loss builds a graph for gradients with either ``work``; log-probs need ``forward_backward`` for a graph.
     """
 
     operator: str

@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """The path of a file or folder with a fixed name, as an attribute of the class of the folder that contains it."""
+    """An attribute of a folder's class: the path of a file or folder with a fixed name inside that folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -244,7 +244,7 @@ class RunDir:
         return self.root / f".pulse-{node}"
 
     all_reduce_order = Within(".all-reduce.json")
-    """The file by which the leading agent orders the all-reduce before the trials."""
+    """The file by which the leading agent orders the measurement of an all-reduce before the trials."""
     all_reduce_result = Within(".all-reduce-result.json")
     """The file with the result of the all-reduce, until the manifests have the result."""
     ray_order = Within(".ray.json")
@@ -258,7 +258,7 @@ class RunDir:
     """The file with the token by which processes of one Ray cluster recognize each other; the token is a secret."""
 
     again = Within(".again")
-    """The file that names an allocation whose time ran out after it completed pairs; another one continues the run."""
+    """The file that names an allocation that completed pairs before its time ran out; the next continues the run."""
     lost = Within(".lost")
     """The file that names an allocation that ended because it lost nodes; another allocation may continue the run."""
 

@@ -56,7 +56,7 @@ class VerdictWord(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARABLE = "not comparable"
     NO_COMPARISON = "no comparison"
-    """The run compares no variants, because it measures operators one by one."""
+    """A run of operators compares no variants, because each operator is measured alone."""
 
     @property
     def is_of_speed(self) -> bool:
@@ -170,8 +170,8 @@ class PairMetric:
 class PairResult:
     """One comparison: a pair of trials, or the two variants of a session.
 
-    ``first`` is the baseline.  In a control pair, ``second`` is a baseline too, or an enabled trial that used vime's
-    own path.
+    ``first`` is the baseline.  In a control pair, ``second`` is a baseline too, or an enabled trial in which
+    RL-Kernel served no call.
     """
 
     pair: str
@@ -192,9 +192,9 @@ class PairResult:
 class BlockResult:
     """One block of a session.  A block that does not count has a ``reason``; a block that counts has an empty one.
 
-    ``log_ratio`` is ln(B / A) of the step time over the scored steps; in the lane ``live`` it is adjusted for the
-    number of tokens.  ``first_log_ratio`` is the same over the first step of each period.  In a control block, A and B
-    are both the baseline.
+    ``log_ratio`` is ln(B / A) of the step time over the scored steps; in the lane ``live`` this value is
+    adjusted for the number of tokens.  ``first_log_ratio`` is ln(B / A) over the first step of each period.  In a
+    control block, A and B are both the baseline.
     """
 
     session: str
@@ -228,9 +228,9 @@ class Effect:
     """A paired effect over scored comparisons (pairs or sessions), as the ratio enabled / baseline.
 
     ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios); below two pairs they are None.
-    ``p_value`` is the exact two-sided sign-flip p, ``p_floor`` its smallest possible value (2 / 2^n).  ``p_t`` is the p
-    of the paired t test; ``p_holm`` is ``p_t`` corrected over the secondary metrics: six pairs are too few to correct
-    ``p_value``.
+    ``p_value`` is the exact two-sided sign-flip p, and ``p_floor`` is the smallest value that ``p_value`` can have
+    (2 / 2^n).  ``p_t`` is the p of the paired t test.  ``p_holm`` is ``p_t`` after Holm's correction for the number of
+    secondary metrics; ``p_value`` has no such correction, because six pairs are too few for one.
     """
 
     metric: str

@@ -46,7 +46,7 @@ _BROKEN_PICKLE: Final = (
 class _StandIn(dict[Any, Any]):
     """The result of an allowed call of a pickle.
 
-    It can be filled, used as a key and given a state, but executes nothing.
+    A pickle can fill this object, use it as a key and give it a state, but this object executes nothing.
     """
 
     def __init__(self, *_: object) -> None:

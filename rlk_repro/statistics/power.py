@@ -19,7 +19,7 @@ HODGES_LEHMANN_EFFICIENCY: Final = 3 / math.pi
 TRIMMED_EFFICIENCY: Final = 0.9
 """The efficiency of the 20 % trimmed mean relative to the mean, for normal noise."""
 STEP_AND_TRIAL_SD: Final = {"raw_reward": (0.02, 0.006), "response_length_mean": (0.03, 0.008)}
-"""Assumed standard deviations between steps and between trials; those of the response length are fractions of it."""
+"""Assumed standard deviations between steps and between trials; for the response length, fractions of its mean."""
 MAX_PAIRS_SUGGESTED: Final = 200
 LARGEST_LOG_EFFECT: Final = 4.0
 _NODES: Final = 200

@@ -71,6 +71,6 @@ REFUSALS = {
     "top-p": "a call cannot be served: cannot leave out the columns that top-p sampling removed",
     "logits": "a call cannot be served: needs hidden states, and this call has logits",
     "labels": TAKEN,
-    "gathered logits": "the output layer returns hidden states, not this result",
+    "gathered logits": "the trainer asks the output layer for a result that hidden states cannot replace",
     "other losses": TAKEN,
 }

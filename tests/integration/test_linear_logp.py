@@ -312,7 +312,7 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
         assert torch.equal(found.recover(), hidden)
         assert found.head.weight is (model.embedding if is_tied else layer.weight)
         assert (found.head.bias, bias) == (None, None)
-        with pytest.raises(CheckFailed, match="returns hidden states, not this result, got 'gathered logits'"):
+        with pytest.raises(CheckFailed, match="hidden states cannot replace, got 'gathered logits'"):
             layer(hidden, weight, runtime_gather_output=True)
         installation.turn.is_enabled = False
         assert torch.equal(layer(hidden, weight)[0], expected)

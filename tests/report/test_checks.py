@@ -50,7 +50,7 @@ MISSING = make_check(word=CheckWord.NOT_MEASURED, found="no engine", num=0, larg
 def test_the_first_failure_is_named_and_counted() -> None:
     assert describe_checks([make_check(), MISSING]) == "1 check within the contract, 1 not measured"
     assert describe_checks([make_check(), FAILED]) == (
-        "1 check of 2 outside the contract; first: inputs, step 1, baseline: training against reference: tokens of "
+        "1 check of 2 failed; first: inputs, step 1, baseline: training against reference: tokens of "
         "sample 2, position 5"
     )
     assert describe_checks([MISSING]) == "nothing was measured"

@@ -1,8 +1,8 @@
 """Build a wheel of RL-Kernel with kernels on a machine without a GPU: torch is made to report a GPU.
 
 Without a GPU, RL-Kernel's setup compiles no kernels.  This is a script for a separate process: ``python cross_build.py
-WHEEL_FOLDER``, in the folder of the sources.  The reported GPU only starts the compilation; nvcc.py chooses the GPUs of
-each file.
+WHEEL_FOLDER``, in the folder of the sources.  The reported GPU only makes RL-Kernel's setup
+compile kernels; nvcc.py chooses the GPUs for which each file is compiled.
 """
 
 from __future__ import annotations

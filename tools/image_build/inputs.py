@@ -51,7 +51,7 @@ def read_inputs(environ: Mapping[str, str] | None = None) -> Inputs:
     """Read the arguments from the environment.
 
     Raises:
-        SpecError: an argument is missing or can change: a base by tag, a branch instead of a commit.
+        SpecError: an argument is missing, or names what can change: an image's tag, or a branch instead of a commit.
     """
     given = os.environ if environ is None else environ
     problems = list(_find_problems(given))

@@ -57,7 +57,7 @@ class Toolchain:
 
 
 def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
-    """Install RL-Kernel with kernels for ``architectures``, such as ``80``, and with its kernels for Hopper alone.
+    """Install RL-Kernel with kernels for ``architectures``, such as ``80``, and with the kernels that only Hopper runs.
 
     Raises:
         RlkReproError: the sources are not the pinned ones, a repair does not apply, a build failed, or an extension

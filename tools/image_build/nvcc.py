@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Replace nvcc while RL-Kernel is built, and compile every source file for exactly its GPUs.
 
-RL-Kernel gives all its files one list of GPUs; with its Hopper switch the list has only Hopper's instructions. torch
+RL-Kernel gives all its files one list of GPUs; with its Hopper switch on, that list names only Hopper. torch
 runs the program that ``PYTORCH_NVCC`` names.  This script uses the standard library only and changes nothing but the
 architectures.
 """

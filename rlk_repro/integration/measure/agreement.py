@@ -25,7 +25,7 @@ _SUMS: Final = ("abs", "k1", "k3")
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """What one call of the trainer's loss got, by sample; only ``tokens`` cover the prompt as well."""
+    """The arguments of one call of the trainer's loss, by sample; only ``tokens`` includes the tokens of the prompt."""
 
     ours: Sequence[torch.Tensor]
     theirs: Sequence[torch.Tensor]

@@ -234,7 +234,7 @@ def _find(owner: Any, path: str) -> Any:
 
 
 def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]) -> LayerCapture:
-    """Make a capture of the chosen tokens' layers; it keeps nothing in cases that are not in ``LAYER_CASES``."""
+    """Make a capture of the chosen tokens' layers, which keeps nothing if the case is not in ``LAYER_CASES``."""
     return LayerCapture(locate_tokens(chosen if case in LAYER_CASES else (), calls, lengths))
 
 

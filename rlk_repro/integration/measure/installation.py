@@ -73,7 +73,7 @@ class Installation:
         self._undo.callback(function, *args)
 
     def rebind(self, owner: Any, name: str, make: Maker, why: str) -> None:
-        """Replace ``owner.name`` by ``make(owner.name)`` until ``undo``; do nothing if it is already replaced."""
+        """Replace ``owner.name`` by ``make(owner.name)`` until ``undo``; a function that is already replaced stays."""
         original = getattr(owner, name)
         if getattr(original, _HANDLE, None) is self:
             return
@@ -97,7 +97,7 @@ class Installation:
         return self.profile.run_in_phase(phase, function if follow is None else follow(function))
 
     def open_engines(self, folder: Path | None) -> EngineRecord | None:
-        """Open the file for this rank's results in an agreement run; return None without ``folder`` or if open."""
+        """Open this rank's file of an agreement run; return None without ``folder``, or if the file is already open."""
         if folder is None or self._engines is not None:
             return None
         self._engines = EngineRecord(folder, find_rank()[0])

@@ -1,4 +1,4 @@
-"""Record the implementation that each operator resolved to and how often it ran, in this rank's ops file."""
+"""Record in this rank's ops file which implementation each operator resolved to, and how often each operator ran."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Ledger:
         self.write("decision", **{name: value for name, value in fields.items() if value is not None})
 
     def find_rl_kernel(self, op: str) -> Decision | None:
-        """Return the decision for ``op``, if it names RL-Kernel."""
+        """Return the decision by which RL-Kernel serves ``op``; None if there is no such decision."""
         return next((item for item in self.decisions if item.op == op and item.is_rl_kernel), None)
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:

@@ -94,7 +94,7 @@ class ShadowStep:
         self._step, self._seen = step, None
 
     def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's log-prob function: keep its result; in a comparison, return the result that was set."""
+        """Wrap the trainer's log-prob function to keep its result, or to return a result that a comparison has set."""
         self._find_log_probs, signature = function, inspect.signature(function)
 
         def compute(*args: Any, **kwargs: Any) -> Any:

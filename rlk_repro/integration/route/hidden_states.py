@@ -1,7 +1,7 @@
-"""Define ``HiddenStates``, a tensor in the place of logits: code may move and inspect it, but not compute with it.
+"""Define ``HiddenStates``, a tensor in the place of logits, which code may move and inspect but not compute with.
 
-The trainer passes it from the output layer to the log-prob function, as it would pass logits.  Every other use raises
-an error.
+The trainer passes this tensor from the output layer to the log-prob function, as the trainer would pass logits.
+Every other use raises an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compute log-probs by the dispatch of RL-Kernel's later generation, which handles ranks and gradients itself.
 
 The dispatch chooses an implementation by a contract, which states the shape of a call.  A contract can exclude padded
-columns from the softmax.  The trainer's loss includes them, so all columns are declared real.
+columns from the softmax.  The trainer's loss includes padded columns, so the contract declares all columns real.
 """
 
 from __future__ import annotations
