@@ -294,6 +294,25 @@ def test_both_designs_give_one_answer_on_one_machine() -> None:
     assert f"ratios differ by {words[1]} (95 % interval {words[2]})" in section
 
 
+@pytest.mark.parametrize("name", ["module-smoke-h100.tgz", "smoke-h100.tgz"])
+def test_runs_in_the_locked_environment_name_its_record_and_ran_rl_kernel(name: str) -> None:
+    bundle = FOLDER / "environment" / name
+    with open_bundle(bundle) as run_dir:
+        assert f"`{name}`, id `{sha256_file(run_dir.checksums)[:12]}…`" in " ".join(PAGE.split())
+        (manifest,) = load_manifests(run_dir)
+        plan = load_plan(run_dir)
+    container: Any = manifest.sections["container"]
+    code: Any = manifest.sections["code"]
+    assert plan.stack.stack == "2026-11"
+    assert len(container["image_record_sha256"]) == 64
+    assert {pin: code[pin]["commit"] for pin in plan.stack.pins if pin != "megatron_lm"} == {
+        pin: found.commit for pin, found in plan.stack.pins.items() if pin != "megatron_lm"
+    }
+    analysis = reanalyse(bundle).analysis
+    assert analysis == load_result(bundle, is_linked=False)[0]
+    assert {trial.proof for trial in analysis.trials if trial.variant == "enabled"} == {ProofStatus.PROVED}
+
+
 def test_the_pilot_learned_what_the_page_says() -> None:
     record = json.loads((FOLDER / "smollm2-135m-pilot.json").read_text())
     section = find_section("A real model that learns")
