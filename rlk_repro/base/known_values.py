@@ -45,7 +45,7 @@ class KnownValues:
         return block
 
     def find_open(self, block: bytes) -> int:
-        """Return the start of the line in which a value may begin that later lines end.
+        """Return the start of the first line that may hold the beginning of a value whose end is not in ``block``.
 
         Without such a line, return the length of ``block``.
         """

@@ -208,11 +208,12 @@ def _say_drift(prepared: PreparedReplay) -> None:
         if not found:
             return
     shown = [finding for finding in found if finding.level is not Level.INFO]
-    rest = f"{count(len(found) - len(shown), 'difference')} for information only (--dry-run --json lists them)"
+    number = count(len(found) - len(shown), "difference")
+    rest = f"{number} of level info (--dry-run --json lists them)"
     if not shown:
-        say(f"this machine against the recorded one: no drift that matters, {rest}")
+        say(f"drift of this machine from the recorded machine: no warning; {rest}")
         return
-    say(f"drift of this machine against the recorded one, and {rest}:")
+    say(f"drift of this machine from the recorded machine, and {rest}:")
     say_findings([finding for finding in shown if finding.level is Level.BLOCKING])
     _say_warnings([finding for finding in shown if finding.level is not Level.BLOCKING])
 

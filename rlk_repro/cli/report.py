@@ -113,7 +113,7 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     else:
         folder = source.parent / f"{source.name.removesuffix('.tgz')}-report"
     if folder.is_symlink():
-        what = "is a link; a report is written through a link only if you name it"
+        what = "is a symbolic link, and a report is not written through a link that you did not name"
         raise BundleUnreadable(Problem(str(folder), what, expected="a folder", hint="name the target with -o"))
     return folder
 

@@ -56,8 +56,8 @@ def submit(
     ] = None,
     stack: PinsName = None,
     lane: Annotated[str | None, typer.Option(help="live, fixed-rollout or train-only.")] = None,
-    pairs: Annotated[int | None, typer.Option(help="Number of pairs: baseline, enabled.")] = None,
-    control_pairs: Annotated[int | None, typer.Option(help="Number of control pairs: two baselines.")] = None,
+    pairs: Annotated[int | None, typer.Option(help="Number of pairs of baseline and enabled.")] = None,
+    control_pairs: Annotated[int | None, typer.Option(help="Number of pairs of two baseline trials.")] = None,
     variants: Annotated[str, typer.Option(help="Variants, separated by commas.")] = "baseline,enabled",
     settings: Settings = None,
     vime_src: VimeSource = None,
@@ -152,7 +152,7 @@ def _refuse_other_flags(context: typer.Context) -> None:
     from rlk_repro.base.errors import Problem, SpecError
 
     problems = [
-        Problem(option.opts[-1], "cannot change a run that is resumed", expected="--dry-run, --wait or --json at most")
+        Problem(option.opts[-1], "cannot change a run that is resumed", expected="only --dry-run, --wait or --json")
         for option in context.command.params
         if option.name not in _WITH_RESUME
         and (source := context.get_parameter_source(option.name or "")) is not None

@@ -143,13 +143,13 @@ class Backend(Protocol):
         """Return the state of each submission, with as few questions as the cluster allows."""
 
     def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-        """Yield the lines of the trials in order, until the job ends."""
+        """Yield the lines of the trials' logs, one trial after the other, until the job ends."""
 
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
         """Ask a job to pack its run and end; return False if it has already ended.  A second call does no harm."""
 
     def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-        """Bring the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
+        """Copy the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
 
     def find_bound(self, plan: Plan) -> Bound | None:
         """Return what the plan's job may use at most; None if the job has no limits of its own."""
@@ -158,4 +158,4 @@ class Backend(Protocol):
         """Return a first profile and the source of its values; raise EnvironmentMissing if no cluster answers."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """Find values of a profile that make the plan's run (or any run, without a plan) fail; queue no job."""
+        """Find values of a profile with which the plan's run would fail; without a plan, any run.  Queue no job."""

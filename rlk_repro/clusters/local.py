@@ -109,7 +109,7 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Yield the lines of the trials in order; following ends when the agent ends."""
+    """Yield the lines of the trials' logs; with ``is_following``, wait for new lines until the agent ends."""
     return read_logs(run_dir, lambda: not is_following or poll(submission, run_dir).state is not JobState.RUNNING)
 
 

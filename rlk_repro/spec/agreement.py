@@ -20,7 +20,7 @@ DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 class Bound(Model):
     """The largest difference that counts as agreement: absolute for log-probs, relative to the norm for layers.
 
-    For routing it is the share of tokens with other experts at one layer and equal experts in all earlier layers.
+    For routing, the bound is on a share of tokens: those whose experts differ at one layer and at no earlier layer.
     """
 
     compares: Compared

@@ -200,14 +200,14 @@ class Run(GrowingModel):
 
     @property
     def switch_title(self) -> str:
-        """The name of the variants' difference; empty where only one variant has RL-Kernel."""
+        """The commit or switch in which the variants differ; empty if they differ in RL-Kernel on and off."""
         commits = self.rl_kernel.commits
         if commits is not None:
             return f"RL-Kernel {commits.enabled[:12]}"
         return "" if self.switch is None else self.switch.title
 
     def has_rl_kernel(self, variant: str) -> bool:
-        """Tell whether trials of this variant must show that RL-Kernel served them."""
+        """Tell whether trials of this variant must prove that RL-Kernel's operators ran in them."""
         return self.switch is None and (variant != BASELINE or self.rl_kernel.commits is not None)
 
     @property
@@ -217,7 +217,7 @@ class Run(GrowingModel):
         return (self.expected_session_minutes if is_crossover else {}) or self.expected_trial_minutes
 
     def find_limit_min(self, hardware: str) -> float:
-        """The time limit of one trial or session: the run's own limit, else one derived from its estimate."""
+        """The time limit of one trial or session: the limit that the run sets, or else a multiple of the estimate."""
         if self.time_limit_min is not None:
             return self.time_limit_min
         if hardware not in self.expected_minutes:
@@ -225,7 +225,7 @@ class Run(GrowingModel):
         return max(LIMIT_PER_ESTIMATE * self.expected_minutes[hardware], SHORTEST_LIMIT_MIN)
 
     def find_storing_limit_min(self, hardware: str) -> float:
-        """Return the limit of the live run that stores rollouts: a trial's limit, more if live trials take longer."""
+        """Return the time limit of the live run that stores rollouts; it is at least the limit of a trial."""
         limit, live_min = self.find_limit_min(hardware), self.expected_trial_minutes.get(hardware)
         if self.time_limit_min is not None or live_min is None or not self.expected_session_minutes:
             return limit
@@ -269,7 +269,7 @@ class Profile(GrowingModel):
 
 
 def run_problems(run: Run) -> list[PathProblem]:
-    """Find wrong combinations of fields: (path, what is wrong, got, expected)."""
+    """Find wrong combinations of fields; each problem is a tuple (path, what is wrong, got, expected)."""
     in_workload = [(("workload", *path), *rest) for path, *rest in run.workload.find_problems()]
     named: dict[tuple[str, ...], tuple[str, ...]] = {("ops",): run.rl_kernel.ops}
     named |= {("ops_on", name): ops for name, ops in run.rl_kernel.ops_on.items()}

@@ -96,7 +96,7 @@ class KubernetesSettings(GrowingModel):
     )
 
     kind: Literal["rayjob", "job", "jobset"] = Field(
-        "rayjob", description="rayjob needs KubeRay, job needs no operator; jobset is read in old plans only"
+        "rayjob", description="rayjob needs KubeRay, job needs no operator; only old plans may hold jobset"
     )
     context: Word | None = Field(None, description="context of the kubeconfig; default: the current context")
     namespace: Label = "default"
@@ -144,7 +144,7 @@ class KubernetesSettings(GrowingModel):
     )
     python: Word = Field("python3", description="Python interpreter of the image that can import rlk_repro")
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
-        None, description="version that KubeRay is told; the leading agent compares it with the image's Ray"
+        None, description="version of Ray that the RayJob names; the leading agent checks that the image has this Ray"
     )
     max_time_min: Positive | None = Field(
         None, description="minutes after which the job is ended, including the wait for nodes"

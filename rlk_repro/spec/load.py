@@ -38,8 +38,8 @@ class Loaded(Generic[M]):
     def sources(self) -> dict[str, str]:
         """Return each value's source by dotted path: a flag that set it or its parent, else file and line, or default.
 
-        A dump omits keys that a later version added, while they have their default; the list holds such a key if a flag
-        set it.  File names have no folders, so that no path of a machine is recorded.
+        A key that a later version added is left out while it has its default, unless a flag set the key.
+        File names have no folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
         by_flag = {path: source for path, source in self.origin.items() if source.startswith("--")}
@@ -96,7 +96,7 @@ def load_stack(name: str) -> Loaded[Stack]:
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
-    """Check a stack's parts, and compare its sources with those of its vime's argument contract, if there is one."""
+    """Check a stack's parts.  If an argument contract exists for its vime commit, compare Megatron-LM and its patch."""
     problems = stack_problems(stack)
     pin = stack.pins.get("vime")
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
@@ -109,7 +109,7 @@ def _check_stack(stack: Stack) -> list[PathProblem]:
         (("components", "megatron-patch", "sha256"), patch.sha256 if patch else None, "megatron_patch"),
     ]
     return problems + [
-        (where, f"differs from the source that {path.name} was made with", found, str(contract.get(key)))
+        (where, f"differs from the value recorded in {path.name}", found, str(contract.get(key)))
         for where, found, key in held
         if found is not None and found != contract.get(key)
     ]
@@ -190,7 +190,7 @@ def load_bytes(
 
 
 class _Locator:
-    """Say in errors where a value was written: in which flag and where in its value, or in which line of the file."""
+    """Name the place of a value for an error: the flag and the path in the flag's value, or the line of the file."""
 
     def __init__(self, source: YamlSource, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags

@@ -40,7 +40,7 @@ class Image(GrowingModel):
 
     reference: Reference = Field(description="registry and repository, without tag")
     digest: Digest
-    vime: Commit | None = Field(None, description="commit of vime in the image, by the image's record")
+    vime: Commit | None = Field(None, description="commit of vime that the image's own record names")
 
     @property
     def pinned(self) -> str:
@@ -61,7 +61,7 @@ class BaseImage(Model):
     reference: Reference
     tag: Tag | None = None
     digest: Digest | None = None
-    vime: Commit | None = Field(None, description="commit of vime in the base, which the build replaces")
+    vime: Commit | None = Field(None, description="commit of vime in the base image, which the build replaces")
     confidence: Confidence
     evidence: Text = Field(description="source of this information")
 
@@ -115,7 +115,7 @@ class Stack(GrowingModel):
         {}, description="hash of requirements/STACK-PLATFORM.txt: every Python package by version and hash"
     )
     components: dict[Name, Component] = Field(
-        {}, description="further parts, recorded but not checked: the image's own record names them"
+        {}, description="further parts of the images, which no check compares with the image"
     )
     moving: dict[Name, Text] = Field({}, description="inputs that a rebuild may get in another version, and why")
 

@@ -153,7 +153,8 @@ class VimeWorkload(AnyWorkload):
     data: VimeData
     grpo: VimeGrpo
     rollouts: StoredRollouts | None = Field(
-        None, description="stored rollouts for lanes that do not generate; default: the run makes them"
+        None,
+        description="stored rollouts for lanes fixed-rollout and train-only; default: the run stores its own",
     )
     rollouts_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
@@ -188,7 +189,7 @@ class VimeWorkload(AnyWorkload):
         return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
 
     def generates(self, lane: Lane) -> bool:
-        """Tell whether inference servers run; lane train-only has them only if the run first stores rollouts itself."""
+        """Tell whether the run starts inference servers; in lane train-only it does only to store its own rollouts."""
         return lane != "train-only" or (self.rollouts is None and self.rollouts_seed is None)
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:
@@ -252,7 +253,7 @@ SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-h
 Range: TypeAlias = tuple[float, float]
 ANY: Final[Range] = (-math.inf, math.inf)
 NOT_NEGATIVE: Final[Range] = (0, math.inf)
-"""The range of numbers in a model's arguments; -1 is allowed only for other flags of vime."""
+"""The range of a number in a model's arguments, if RANGES has no range for the flag."""
 RANGES: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("num-layers", "num-attention-heads", "num-query-groups"), (1, 10**4)),
     **dict.fromkeys(("hidden-size", "kv-channels"), (1, 10**6)),

@@ -118,7 +118,7 @@ class AnyWorkload(GrowingModel):
 
     @property
     def num_steps_per_rollout(self) -> int:
-        """Number of optimizer steps per rollout; each prints a ``step`` line."""
+        """Number of optimizer steps per rollout; the trainer prints a ``step`` line for each optimizer step."""
         return 1
 
     @property
@@ -128,7 +128,7 @@ class AnyWorkload(GrowingModel):
 
     @property
     def patched_pins(self) -> frozenset[PinName]:
-        """Sources of the stack that this workload needs with the patch that upstream's own images apply."""
+        """The stack's sources that must carry the patch of upstream's own images when this workload runs."""
         return frozenset()
 
     @property

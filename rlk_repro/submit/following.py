@@ -19,7 +19,7 @@ NUM_UNKNOWN: Final = 5
 
 
 def drop_forecast(state: Progress) -> Progress:
-    """Return the state of an ended submission without step and forecast, which a killed agent leaves out of date."""
+    """Return an ended submission's state without step and forecast: after the end of a killed agent both are wrong."""
     return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
 
 

@@ -249,7 +249,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     effect = summary["smallest_visible_effect"]
     if plan.is_crossover:
         if effect is None:
-            return "none: faster or slower needs 3 sessions of 6 blocks, and in all no control block or at least 6"
+            return "none: faster and slower need 3 sessions of 6 blocks, and in all 0 or at least 6 control blocks"
         return (
             f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
             f"spread by {measure.expected_block_sd_pct:g} % (the verdict faster needs a change of over "

@@ -85,7 +85,7 @@ class TrialCommands(Protocol):
         """Return the reasons why this plan cannot run on any machine."""
 
     def find_warnings(self, plan: Plan) -> list[Finding]:
-        """Return what may go wrong in this plan, or what it may not measure."""
+        """Return warnings: what may fail in a run of this plan, and what a run of this plan may not measure."""
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         """Return the trainer's command for one trial."""

@@ -21,7 +21,7 @@ def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[
 
 
 def setting_flags(settings: BaseModel) -> Iterator[str]:
-    """Yield settings as flags of the same names.  True is a flag without a value; False has no flag."""
+    """Yield each setting as a flag of the same name: True as a flag without a value, False as no flag."""
     for name, value in settings.model_dump(exclude={"kind"}).items():
         if value is False:
             continue

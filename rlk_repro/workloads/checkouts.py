@@ -79,9 +79,11 @@ def require_importable(
     pins: Mapping[Any, Pin] = MappingProxyType({}),
     commits: Iterable[str] = (),
 ) -> None:
-    """Raise EnvironmentMissing for packages that a child process would not find, and name the flag for each.
+    """Raise EnvironmentMissing for packages that a child process would not find.
 
-    ``path`` is the child's PYTHONPATH, if it differs from this process's.  ``pins`` say where to get the packages.
+    The error names, for each package, the flag that takes the path of its checkout.
+
+    ``path`` is the child's PYTHONPATH; None means this process's.  ``pins`` name the packages' repositories.
     ``commits`` are the RL-Kernel commits that are missing.
     """
     problems = [

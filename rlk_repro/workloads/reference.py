@@ -38,7 +38,7 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find why the plan cannot run: its layout, variables that the launcher sets, or too many pairs without timing."""
+    """Find why the plan cannot run: layout, variables that the launcher sets, too many pairs for an untimed run."""
     what = "the reference trainer is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what), *find_untimed_problems(plan)]
 

@@ -40,7 +40,7 @@ def test_a_dry_run_of_a_resumption_shows_the_job_and_sends_nothing(call: Call) -
 
 def test_flags_that_a_resumption_would_ignore_are_refused_by_name(call: Call) -> None:
     code, _, err = call("submit", "--resume", "x", "--run", "nope", "--pairs", "50", "--set", "a=b", "--exploratory")
-    expected = "cannot change a run that is resumed, expected --dry-run, --wait or --json at most"
+    expected = "cannot change a run that is resumed, expected only --dry-run, --wait or --json"
     assert code == 2
     assert err.splitlines() == [
         f"rlk-repro: {name}: {expected}" for name in ("--run", "--pairs", "--set", "--exploratory")

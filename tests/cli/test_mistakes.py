@@ -46,7 +46,7 @@ MISTAKES = (
     ("submit smoke --max-job-time 4h", 2, "expected --cluster slurm"),
     ("submit smoke --vime-src folder", 2, "expected a folder with vime/"),
     ("submit --resume 2026", 2, "hint: rlk-repro runs list --submitted"),
-    ("submit --resume x --pairs 3", 2, "expected --dry-run, --wait or --json at most"),
+    ("submit --resume x --pairs 3", 2, "expected only --dry-run, --wait or --json"),
     ("status", 2, "hint: rlk-repro submit smoke makes one"),
     ("logs nope", 2, "hint: rlk-repro runs list --submitted"),
     ("cancel nope", 2, "hint: rlk-repro runs list --submitted"),

@@ -366,7 +366,7 @@ def test_a_folder_for_images_must_be_one_that_we_can_make(tmp_path: Path) -> Non
     assert not can_make(str(tmp_path / "file" / "b"))
     here = dataclasses.replace(HERE, can_make_images=False)
     assert judged(here=here) == warning(
-        "container.image_dir", "a folder that you may write to", "/shared/images"
+        "container.image_dir", "a folder that you can write to", "/shared/images, which you cannot write to"
     )  # fmt: skip
 
 

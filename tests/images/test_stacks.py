@@ -45,7 +45,7 @@ def test_a_stack_is_held_to_the_contract_of_its_vime(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_stack(str(path))
     problems = [(item.where.partition(": ")[2], item.what) for item in caught.value.problems]
-    what = "differs from the source that vime-1fc199d9d57eb9d9e66d337cce406c27e7bd916f.json was made with"
+    what = "differs from the value recorded in vime-1fc199d9d57eb9d9e66d337cce406c27e7bd916f.json"
     assert problems == [("pins.megatron_lm.commit", what), ("components.megatron-patch.sha256", what)]
 
 

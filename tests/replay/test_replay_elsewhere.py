@@ -33,7 +33,7 @@ def test_a_replay_shows_the_analysis_first_then_everything_missing(
         lines = out.splitlines()
         assert lines[0].startswith(f"{bundle}: the analysis is reproduced ")
         assert lines[1] == recorded.analysis.verdict.headline
-        assert lines[2].startswith("drift of this machine against the recorded one")
+        assert lines[2].startswith("drift of this machine from the recorded machine")
         assert lines[3 : 3 + len(blocking)] == [f"  {text}" for text in sorted(blocking)]
         assert code == (0 if flag else 3)
         assert ("GPU (" in out) if flag else ("GPU: too few on this machine" in err)

@@ -101,7 +101,7 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Yield the lines of the trials in order: live from the leading pod, or from the collected run directory."""
+    """Yield the lines of the trials' logs, live from the leading pod, or from the collected run directory."""
     if read_sent(submission) is None or run_dir.bundle.is_file():
         return read_logs(run_dir, lambda: True)
 
@@ -118,7 +118,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to write its records, pack and end.  Delete a job that waits or was asked to end before.
+    """Ask a running job to write its records, pack and end.  Delete a waiting job; a second call deletes any job.
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.

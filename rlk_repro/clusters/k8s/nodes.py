@@ -68,7 +68,7 @@ def _is_partial(resource: str) -> bool:
 
 
 def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str) -> Iterator[Problem]:
-    """Find labels that no node has together; a pod with such labels would wait forever without a reason."""
+    """Find combinations of labels that no node has: a pod that needs such a combination would wait forever."""
     named = {f"node_labels[{key}]": values for key, values in settings.node_labels.items() if "product" in key}
     for key, products in {"gpu_products": settings.gpu_products, **named}.items():
         for product in products:

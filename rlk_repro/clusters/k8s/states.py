@@ -238,7 +238,10 @@ def role_of(pod: Mapping[str, Any]) -> str:
 
 
 def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the images that ran, as the container runtime names them; a digest may name the image of one platform."""
+    """Return each pod's images with the names and digests that the container runtime reports.
+
+    The runtime may report the digest of one platform's image, where the pod named the digest of a list of images.
+    """
     return [
         {
             "pod": str(as_map(pod.get("metadata")).get("name", "")),

@@ -110,7 +110,7 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Yield the lines of the trials in order, from the shared file system; following ends when the job ends."""
+    """Yield the lines of the trials' logs; with ``is_following``, wait for new lines until the job ends."""
     ask = asked_rarely(lambda: poll(submission, run_dir).state.is_final, LOG_POLL_S)
     return read_logs(run_dir, ask if is_following else lambda: True)
 
@@ -181,7 +181,7 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 
 def _test(job: Job, *argv: str) -> None:
-    """Let Slurm test the job; raise if no node is missing and Slurm refuses the job in two tests."""
+    """Let Slurm test the job; raise SchedulerRefused if all nodes are up and Slurm refuses the job twice."""
     if _run_sbatch(job, *argv).is_ok or slurmctl.has_missing_nodes():
         return
     again = _run_sbatch(job, *argv)

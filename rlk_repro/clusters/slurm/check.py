@@ -30,7 +30,7 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find values of a profile that make the plan's run (or any run on one node, without a plan) fail.
+    """Find values of a profile with which the plan's run would fail; without a plan, any run on one node.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.

@@ -174,7 +174,8 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
     if is_imported(runtime) and settings.image_dir is None:
         yield Finding(Level.BLOCKING, "container.image_dir", "a shared folder for imported images", "not set")
     elif is_imported(runtime) and not here.can_make_images:
-        yield Finding(Level.WARNING, "container.image_dir", "a folder that you may write to", str(settings.image_dir))
+        found = f"{settings.image_dir}, which you cannot write to"
+        yield Finding(Level.WARNING, "container.image_dir", "a folder that you can write to", found)
     if here.python_without_package is not None:
         expected = "an interpreter that has rlk_repro, or container.package_dir"
         yield Finding(Level.BLOCKING, "container", expected, f"{here.python_without_package} cannot import rlk_repro")

@@ -29,7 +29,10 @@ def time_limit_min(plan: Plan) -> int:
 
 
 def find_max_jobs(plan: Plan) -> int:
-    """Return the largest number of jobs that the run may need; each job finishes at least one pair, session or set."""
+    """Return the largest number of jobs that the run may need.
+
+    Each job finishes at least one pair, one session, or one set of stored rollouts.
+    """
     is_enough = time_limit_min(plan) >= _surround(plan, plan.all_limits_min)
     return 1 if is_enough or not slurm_settings(plan).requeue else len(plan.groups()) + plan.num_stores
 
@@ -39,7 +42,7 @@ def _surround(plan: Plan, trials_min: float) -> float:
 
 
 def _trials_min(plan: Plan) -> float:
-    """Return 1.5 times the estimated time if the run can continue in another job, otherwise the sum of all limits."""
+    """Return a job's minutes for trials: 1.5 times the estimate if another job can continue, else all time limits."""
     expected_min = plan.expected_minutes()
     if expected_min is None or not slurm_settings(plan).requeue:
         return plan.all_limits_min

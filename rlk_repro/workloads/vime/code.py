@@ -26,17 +26,17 @@ CODE_SWITCHES: Final = frozenset(
     {"--trust-remote-code", "--vllm-trust-request-chat-template"}
     | {"--run-workload-inspector-server", "--langrl-external-server"}
 )
-"""Flags without a value, by which other files decide which code runs."""
+"""Flags without a value; with such a flag, files outside the plan decide which code runs."""
 PLAIN_TEXTS: Final = frozenset(
     {"--cp-comm-type", "--offload-modules", "--recompute-modules"}
     | {"--vllm-attention-backend", "--vllm-optimization-level", "--vllm-quantization"}
 )
-"""Flags whose value is one of some fixed words, which no parser checks.  The value never names code or a file."""
+"""Flags whose value is a plain word, never code or a file, although no parser has a list of the allowed words."""
 _NUMBERS: Final = re.compile(r"(?=.*\d)[\d\[\]()*+,. kKmMgGtT-]*")
 _FUNCTIONS: Final = re.compile(
     r"--(custom-(?!config).*-path|.*-(filter|process|postprocess|function)-path|data-source-path|spec)"
 )
-"""Flags whose value vime or Megatron-LM imports: a path, or a module with a function."""
+"""Flags whose value names what vime or Megatron-LM imports: a path, or a module with a function."""
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 

@@ -29,7 +29,7 @@ class Division:
 
     @property
     def actor_num_nodes(self) -> int:
-        """The number of nodes that train: a single node always does; of several, those that do not generate."""
+        """The number of nodes that train.  Of several nodes, only the nodes that do not generate train."""
         if self.layout.num_nodes == 1:
             return 1
         return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node

@@ -136,7 +136,7 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
         return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
 
     def estimate() -> int | None:
-        """Return the bytes of the weights; the checkpoint has about as many."""
+        """Return the number of bytes of the weights, which is about the size of the checkpoint."""
         contents = load_contents(model.folder)
         return model.estimate() if contents is None else contents.size_bytes
 

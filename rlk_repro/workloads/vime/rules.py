@@ -35,7 +35,7 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("debug-rollout-only", "rollout-external-engine-addrs"), "does not train in this job"),
     **dict.fromkeys(("load-debug-rollout-data-subsample", "partial-rollout"), "changes what is trained on"),
     **dict.fromkeys(("loss-type", "custom-loss-function-path"), "replaces the loss that is measured"),
-    **dict.fromkeys(("custom-config-path", "yaml-cfg"), "sets arguments that are not checked"),
+    **dict.fromkeys(("custom-config-path", "yaml-cfg"), "reads more arguments from an unchecked file"),
 }
 # These are the keys in the recipes of vime.  With other keys vime finds no data and fails late.
 KNOWN_DATA: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {

@@ -46,8 +46,8 @@ class Roster:
 def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier: str = "") -> Roster | None:
     """Announce this pod until a roster names the pod, and return that roster.
 
-    The result is None if this process is asked to stop or the run is complete.  ``earlier`` is the allocation in which
-    this pod has already taken part.
+    The result is None if this process is asked to stop or the run is complete.  A roster of the allocation
+    ``earlier``, in which this pod has already taken part, does not count.
     """
     path = run_dir.pod_join(seat.pod)
     try:

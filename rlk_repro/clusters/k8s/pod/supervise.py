@@ -175,7 +175,7 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded 
 
 
 def _name_ray(run_dir: RunDir, code: int) -> None:
-    """Say in the agent's last message that Ray ended; the agent itself knows only that it was asked to stop."""
+    """Add to the agent's last message that Ray ended; the agent knows only that somebody asked the agent to stop."""
     state = read_state(run_dir)
     if state is not None and state.is_interrupted:
         message = f"Ray ended with {code}; {state.message}"
@@ -208,7 +208,7 @@ def _is_replaced(duty: Duty, environ: Mapping[str, str], stop: Stop) -> bool:
 
 
 def _read_own(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """Read a file; return None if the head of an earlier Ray cluster wrote it, for example before a suspension."""
+    # a head of an earlier Ray cluster may have written the file, for example before a suspension
     value: Mapping[str, Any] | None = load_json(path, schema=SCHEMA) if path.is_file() else None
     return value if value is not None and value.get("group") == environ.get(GROUP_VARIABLE, "") else None
 
