@@ -66,7 +66,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Implementation:
-    """An operator class of RL-Kernel; ``backend`` is its ``OpBackend`` member or, dispatched by contract, a backend id.
+    """An operator class of RL-Kernel; ``backend`` names its member of ``OpBackend``, or its backend in a contract.
 
     ``symbols`` are compiled functions that must exist; ``kernels`` are parts of the names of the kernels that then run.
     A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.

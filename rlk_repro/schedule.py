@@ -125,7 +125,7 @@ def make_schedule(measure: Measure, seed: int) -> Schedule:
 
 
 def _draw_orders(seed: int, count: int, kind: str) -> list[str]:
-    """Draw the order of each block: as many ABBA as BAAB, or one more of either; all arrangements equally likely."""
+    """Draw the order of each block: as many ABBA as BAAB, or one more of either; each arrangement is equally likely."""
     digests = [hashlib.sha256(f"{seed} {kind} {number}".encode()).digest() for number in range(count + 1)]
     first = digests.pop()[0] % 2
     orders = [""] * count

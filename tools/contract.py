@@ -31,7 +31,7 @@ VALUELESS = {"store_true", "store_false", "store_const", "append_const", "Boolea
 
 
 class Done(Exception):
-    """The last parser raises this exception where it would read the command line."""
+    """The exception that ends vime's ``parse_args`` where the last parser would read the command line."""
 
 
 def main() -> None:

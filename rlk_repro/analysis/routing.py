@@ -71,7 +71,7 @@ def _describe_first(
     layers: Sequence[str], differs: Sequence[Sequence[bool]], choices: dict[str, list[tuple[Choice, ...]]],
     one: Routing, inputs: Inputs | None,
 ) -> str:  # fmt: skip
-    """Name the first layer that differs, its first token that differs, and the experts of one engine only."""
+    """Name the first layer that differs, its first token that differs, and the experts that only one engine chose."""
     place = next(number for number, row in enumerate(differs) if any(row))
     token = differs[place].index(True)
     mine, theirs = (side[token] for side in choices[layers[place]])

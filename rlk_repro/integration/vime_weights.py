@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class WeightSync:
     """Wraps methods of vime's updaters, and keeps the hashes of the last sync until a step's record gets them.
 
-    A failure of the comparison becomes the recorded reason, and never an error of vime's sync.
+    If the comparison fails, the record holds the reason, and vime's sync goes on.
     """
 
     def __init__(self, server: RolloutServer) -> None:

@@ -41,7 +41,7 @@ def record_prefixes(
 
 
 def _ask(server: RolloutServer, tokens: Sequence[int], salt: str) -> tuple[float, int | None]:
-    """Return the log-prob of the last token after the others, and how many of the others vLLM had cached."""
+    """Return the log-prob of the last token, and how many of the tokens before it vLLM took from its cache."""
     *prefix, token = tokens
     # vLLM lists as many log-probs as it is asked for, and its sampled token first
     wanted: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2}

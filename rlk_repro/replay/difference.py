@@ -83,7 +83,7 @@ def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
 
 
 def _standard_error(effect: Effect) -> float | None:
-    """Return the standard error of a log ratio: from the spread of its pairs, else from its interval."""
+    """Return the standard error of an effect's log ratio, from the spread of pairs if known, else from the interval."""
     if effect.n < 2:
         return None
     if effect.sd_log is not None:

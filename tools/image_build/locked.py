@@ -42,7 +42,7 @@ IMPORTS: Final = (
 Ray imports pyarrow, and vime imports pandas, only when a trial runs.
 """
 OVERRIDDEN: Final = frozenset({"opencv-python-headless"})
-"""Packages that ask for another NumPy than the lock's; requirements/2026-11-overrides.txt says why each may."""
+"""Packages that ask for another NumPy than the lock has; requirements/2026-11-overrides.txt gives the reasons."""
 
 
 def check_packages(stack: Stack, platform: ImagePlatform) -> None:

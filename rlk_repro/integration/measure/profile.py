@@ -155,7 +155,7 @@ class StepProfile:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop timing during the block, and forget the memory that the block takes."""
+        """Stop timing during the block, and do not count the memory that the block takes."""
         self._keep_peaks(self._phase)
         self._is_paused = True
         try:

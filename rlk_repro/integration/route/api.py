@@ -55,7 +55,7 @@ Claim: TypeAlias = tuple[Operator, Route | None]
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Return the route of ``op``, or the refusal by a rule, by the route or because of the operator's class."""
+    """Return the route of ``op``, or why a rule, the route or the class that RL-Kernel chose refuses ``op``."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal
