@@ -23,7 +23,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
     """Return the address of ``interface``.  Without an interface, return the source address of the route to ``others``.
-    Without such a route, return the address of this node's name.
+    Without such a route, return the address to which this node's name resolves.
 
     Raises:
         EnvironmentMissing: the interface is absent or has no address.

@@ -59,7 +59,8 @@ def find_obstacle(member: RayMember) -> str:
 def follow_all_reduce(member: RayMember, done: str = "") -> str:
     """Run this node's ranks once, as soon as the leader has ordered it.
 
-    Return the address in the leader's order, or an empty text before the order.  ``done`` is the previous result.
+    Return the address in the leader's order, or an empty text before the order.  ``done`` is the result of the
+    previous call; if it has text, the ranks have run and do not run again.
     """
     if done:
         return done

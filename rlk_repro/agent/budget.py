@@ -22,7 +22,7 @@ class OutOfTime(RlkReproError):
 
 
 class Budget:
-    """The time left in an allocation, whose last pair must end by ``until`` (Unix seconds); 0 means no limit."""
+    """The time left in an allocation.  The last pair must end by ``until`` (Unix seconds); 0 means no limit."""
 
     def __init__(self, until: float) -> None:
         self._until = until

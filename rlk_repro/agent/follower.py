@@ -57,12 +57,15 @@ def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> 
 
     if wait_for(is_there, stop, deadline_s):
         return []
-    expected = f"a file of node {leader} within {deadline_s:g} s"
+    expected = f"a file that node {leader} writes here within {deadline_s:g} s"
     return [Finding(Level.BLOCKING, "run directory", expected, "no file of this allocation")]
 
 
 def _follow(member: RayMember, ray: RayFollower) -> float:
-    """Follow the leader until it ends or a signal arrives.  Return 0, or the seconds without a sign of its life."""
+    """Follow the leader until it ends or a signal arrives.  Return 0.
+
+    If the leader shows no sign of life for too long, return the seconds since its last sign.
+    """
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
     all_reduce = ""

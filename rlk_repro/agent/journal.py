@@ -62,7 +62,7 @@ class Journal:
             self._run_dir.reserve.unlink()
 
     def record(self, event: str, **details: Any) -> None:
-        """Append an event.  On a full disk the event is lost, and the current phase ends with that error."""
+        """Append an event.  On a full disk the event is lost, and the current phase ends with an error."""
         if self._run_dir.is_sealed:
             return
         clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}

@@ -136,7 +136,7 @@ class Leader:
         return self._seal() if code == 0 else (code, message)
 
     def _clean_records(self) -> None:
-        """Scrub what Slurm's tools wrote before this agent started: comments and command lines may hold secrets."""
+        """Remove secrets from the output of Slurm's tools: a job's comment or command line may hold secrets."""
         for path in self._run_dir.scheduler.glob("*.txt"):
             text = path.read_text(errors="surrogateescape")
             clean = self._journal.clean(text)

@@ -1,8 +1,8 @@
 """Write a trainer's output as it arrives: without secrets, and with a time stamp on every physical line.
 
-``\n`` ends a line; a carriage return does not.  Memory is bounded: an endless line is written in pieces, and no cut
-divides a secret.  A whole line is held back if the next line may continue a secret.  A last line without ``\n`` is
-written without ``\n``, so a reader sees that it was cut off.
+A line feed ends a line; a carriage return does not.  Memory is bounded: an endless line is written in pieces, and no
+piece ends inside a secret.  A whole line is held back if the next line may continue a secret.  A last line without line
+feed is written without line feed, so a reader sees that the line was cut off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Store rollouts for the train-only lane once before the trials, record their hashes, and check these before use."""
+"""Store rollouts for the train-only lane once before the trials; record their hashes, and check them before use."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def count_stored(run_dir: RunDir) -> int:
 def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> Iterator[list[str]]:
     """Make a folder with one stored rollout for each rollout of a session; yield the names of these stored rollouts.
 
-    Both periods of half a block train on the same rollouts.  A rollout outside all blocks trains on one of the largest
-    files, because the warm-up must run the largest shapes in both variants.
+    In each half of a block, both variants train on the same stored rollouts.  A rollout outside all blocks
+    trains on one of the largest files, because the warm-up must run the largest shapes in both variants.
 
     Raises:
         CheckFailed: a stored rollout is missing.

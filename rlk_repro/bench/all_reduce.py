@@ -26,7 +26,7 @@ SIZES: Final = tuple(2**10 * GROWTH**number for number in range(5))
 NUM_WARMUPS: Final = 2
 NUM_REPEATS: Final = 5
 BUDGET_S: Final = 60.0
-"""Seconds for all messages; later messages are left out, because the smaller messages already show a slow network."""
+"""Limit in seconds for all messages.  After this time larger messages are left out: the network is clearly slow."""
 TIMEOUT: Final = timedelta(seconds=120)
 
 

@@ -53,9 +53,9 @@ class BatchShape:
 
 
 class LogitsBatch:
-    """Logits [1, T, V / ranks] float32 that need a gradient, and the ``batch`` that belongs to them.
+    """Logits [1, T, V / ranks] float32 that require a gradient, and the ``batch`` with the tokens of the same T rows.
 
-    ``batch`` holds what a rollout produces, but not the trainer's own log-probs.  The methods change
+    ``batch`` holds the results of a rollout, but not the trainer's own log-probs.  The methods change
     only the logits of sampled tokens, and do not wait for the device.
     """
 
@@ -79,9 +79,10 @@ class LogitsBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """The logits [T] of the next tokens of all rows; this rank holds some of them, at its ``rows`` and ``columns``.
+    """The logit of each row's next token, [T].
 
-    ``noise`` yields [T] standard normal numbers, once for each change.
+    ``rows`` and ``columns`` are the places of the logits that this rank holds.  ``noise`` yields [T] standard normal
+    numbers for each change of the logits.
     """
 
     logits: torch.Tensor

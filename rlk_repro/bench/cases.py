@@ -50,7 +50,7 @@ def _expand_grid(grid: Grid) -> Iterator[OperatorCase]:
 
 
 def needs_grad(case: OperatorCase) -> bool:
-    """Whether a case needs gradients: for a backward pass, or for a policy loss, whose forward pass builds a graph."""
+    """Whether a case needs gradients: its work includes a backward pass, or its operator is a policy loss."""
     return case.work == FORWARD_BACKWARD or case.operator in POLICY_OPERATORS
 
 
@@ -84,9 +84,10 @@ class CaseTensors:
 
     @cached_property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """The tensors whose gradients the case may compute, as views without a copy: logits, or hidden and weight.
+        """The case's logits, or hidden states and weight, as views that share memory with the case's tensors.
 
-        They require gradients only where the case needs them: some kernels overwrite an input that requires one.
+        The views require gradients only if the case needs gradients, because some kernels overwrite an input that
+        requires a gradient.
         """
         given = [tensor for tensor in (self.logits, self.hidden, self.weight) if tensor is not None]
         return tuple(tensor.detach().requires_grad_(needs_grad(self.case)) for tensor in given)
@@ -180,8 +181,11 @@ def _split_rows(case: OperatorCase) -> tuple[int, int, int]:
 
 
 def estimate_bytes(case: OperatorCase) -> int:
-    """Return the bytes that a straightforward implementation needs: inputs, fp32 logits if the inputs have none, and
-    for each direction one fp32 intermediate as large as the logits."""
+    """Return the bytes that a straightforward implementation needs.
+
+    The bytes are those of the inputs, of fp32 logits if the inputs are hidden states and weight, and of one fp32 tensor
+    as large as the logits for each pass (forward, backward).
+    """
     size = find_dtype(case).itemsize
     logits = 4 * case.num_tokens * case.vocab_size
     given = case.num_tokens * case.vocab_size * size
@@ -191,7 +195,7 @@ def estimate_bytes(case: OperatorCase) -> int:
 
 
 def find_floor_s(case: OperatorCase, rates: Rates) -> float:
-    """Return the least time of the case on this device, as the longer time of unavoidable traffic and arithmetic.
+    """Return the least time of the case on this device: its memory traffic or its arithmetic, whichever takes longer.
 
     Logits: the wanted rows are read once, and for the gradient once more; the gradient is written for all rows.  Hidden
     states and weight count in the same way, with 2 N D V operations forward and 4 N D V backward, where N counts wanted

@@ -56,7 +56,7 @@ class Harness:
         self._passed: set[tuple[OperatorCase, str]] = set()
 
     def time_case(self, case: OperatorCase, sweep: int) -> None:
-        """Log a ``time`` record per implementation; every other sweep runs the implementations in reverse order."""
+        """Log a ``time`` record for each implementation; every second sweep runs them in reverse order."""
         inputs = self._make_inputs(case)
         order = self._find_implementations(case)
         for implementation in reversed(order) if sweep % 2 else order:
@@ -77,7 +77,7 @@ class Harness:
             self._attempts.release()
 
     def check_case(self, case: OperatorCase) -> None:
-        """Log a ``check`` record per implementation that ran in any sweep."""
+        """Log a ``check`` record for each implementation that was timed on this case at least once."""
         implementations = [item for item in self._find_implementations(case) if (case, item.name) in self._passed]
         if not implementations:
             return

@@ -41,14 +41,14 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """An implementation, which is one row in a report's tables; the row shows ``kind`` even if it cannot be built."""
+    """An implementation: one row in a report's tables.  The row shows ``kind`` even if ``build`` gives no call."""
 
     name: str
     operator: str
     kind: OperatorKind = OperatorKind.UNRESOLVED
     build: Builder
     is_sparse: bool = False
-    """Whether the implementation skips unwanted rows; if so, it is measured only in cases that have such rows."""
+    """Whether the implementation skips rows outside a case's mask.  If so, only cases with such rows measure it."""
 
 
 Call: TypeAlias = Callable[[], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]

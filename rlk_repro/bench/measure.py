@@ -1,6 +1,6 @@
-"""Time calls on their device, measure their memory and kernels, and measure the best rates of the device.
+"""Time calls, measure their memory, list their kernels, and measure a device's highest bandwidth and arithmetic rate.
 
-One call is one sample.  This module does not know what it calls.  No call is both timed and profiled.
+One call is one sample.  The functions to call come from the caller.  No call is both timed and profiled.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAX_KERNEL_NAME: Final = 160
 
 
 def make_device(name: str, rank: int = 0) -> torch.device:
-    """Return the device of a rank, and make it current; on a CPU nothing is compiled.
+    """Return the device of a rank, and make the device current.  On a CPU, switch torch's compiler off.
 
-    On a CPU compiling takes longer than the calls, and no verdict on speed is made there.
+    On a CPU, compiling takes longer than the calls, and runs on a CPU get no verdict on speed.
     """
     if name == "cpu":
         torch._dynamo.config.disable = True  # noqa: SLF001  the setting that torch documents
@@ -50,11 +50,12 @@ class Timing:
 def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
     """Call ``function`` ``warmup`` times untimed, then ``repeats`` times timed; each result is dropped at once.
 
-    A GPU is timed by events on the current stream: device time without the launch, which the previous call hides.  One
-    more untimed call hides the launch of the first timed call.  Caches are not flushed between calls: the tensors of a
-    case are gigabytes, and a device's last cache is tens of MiB, so each call finds little of the previous one.  A case
-    that fits the cache is measured warm.  The peak is that of torch's allocator during these calls, minus what was
-    allocated before.  Garbage collection is off, as in ``timeit``.
+    On a GPU, events on the current stream give the device time.  The time of a launch does not count: the host launches
+    a call while the device runs the previous call.  For this reason one more untimed call precedes the timed calls.
+    Caches are not flushed between calls.  The tensors of a case have gigabytes, and a device's last cache has tens of
+    MiB, so a call finds little of the previous call's data in the cache.  A case that fits the cache is measured warm.
+    The peak is that of torch's allocator during these calls, minus the bytes that were allocated before.  Garbage
+    collection is off, as in ``timeit``.
 
     Raises:
         torch.OutOfMemoryError, or any error of ``function``.
@@ -118,17 +119,17 @@ def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The device's best rates in this process: bytes moved per second, and operations per second by dtype."""
+    """The highest rates measured on the device: bytes moved per second, and operations per second by dtype."""
 
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
 
 
 def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
-    """Move a large buffer and multiply large random matrices; the fastest call of each counts.
+    """Measure bandwidth with a large buffer, and arithmetic with large random matrices; the fastest calls count.
 
-    Bandwidth is the better of a copy (bytes read and written) and a read (a sum).  With the copy alone, an operator
-    that only reads could exceed the bandwidth.
+    The bandwidth is the higher one of a copy (bytes read and written) and a read (a sum).  With the copy alone, an
+    operator that only reads could exceed the bandwidth.
     """
     flops = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
     return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)

@@ -1,6 +1,6 @@
-"""List other projects' implementations, if installed: torch.compile, torch's own, Liger, cut-cross-entropy.
+"""List implementations by other projects, if installed: torch, torch.compile, Liger, cut-cross-entropy.
 
-They show what the same case costs elsewhere; none of them takes part in a comparison of variants.
+These implementations show what the same case costs elsewhere; no comparison of variants uses these implementations.
 """
 
 from __future__ import annotations

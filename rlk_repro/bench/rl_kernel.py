@@ -50,8 +50,8 @@ def _select(method: _LogpMethod, op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 
 def _compute_ratios(op: Any, inputs: CaseTensors) -> torch.Tensor:
-    """Return the losses of the operator's ratios; the reference logits are the logits themselves, so the KL is 0."""
     (leaf,) = inputs.leaves
+    # The second argument holds the reference logits.  They are the policy's own logits, so the KL is 0.
     ratio, _ = op(leaf, leaf.detach(), inputs.tokens, inputs.mask, inputs.old_log_probs)
     return clip_losses(ratio, inputs)
 

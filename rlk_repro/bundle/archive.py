@@ -107,7 +107,7 @@ class ArchiveWriter:
         self._gzip = GzipWriter(stream)
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write one file and return its number of bytes; the archive is invalid if it is not ``size_bytes``."""
+        """Write one file; return its number of bytes.  If the number is not ``size_bytes``, the archive is invalid."""
         self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:

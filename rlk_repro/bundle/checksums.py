@@ -42,7 +42,7 @@ def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
     for number, line in enumerate(io.BytesIO(data), start=1):
         if len(findings) >= MAX_FINDINGS:
             findings.append(
-                _line_finding(number, "few wrong lines", "too many: this line and the lines after it were not read")
+                _line_finding(number, "fewer wrong lines", "too many wrong lines; reading stopped at this line")
             )
             break
         parsed = _parse_line(line)

@@ -44,8 +44,8 @@ class Limits:
     """Limits of a bundle: the number of files and folders, the inflated bytes, and inflated bytes per compressed byte.
 
     Logs inflate 4 to 7 times, one repeated line 70 times, zeros 1000 times.  Every inflated byte costs the reader time
-    and memory, so a small file may inflate to little: ``small_total_bytes``.  Each byte above ``small_file_bytes``
-    allows ``ratio`` more bytes.
+    and memory, so a file of up to ``small_file_bytes`` may inflate to ``small_total_bytes`` only.  Each further byte of
+    the file allows ``ratio`` more inflated bytes.
     """
 
     num_members: int = 100_000

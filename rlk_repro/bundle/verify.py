@@ -199,7 +199,7 @@ def _find_extra_folders(contents: _Contents) -> list[Finding]:
 
 
 def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
-    """Check how the archive was packed: rlk-repro's must be exactly as packed; another tool's gives a warning."""
+    """Check that an archive of rlk-repro has the bytes that were packed; an archive of another tool gives a warning."""
     if reader.is_as_packed:
         return []
     if reader.is_own:

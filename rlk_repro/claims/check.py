@@ -43,7 +43,7 @@ def _gpu_name(facts: Manifest) -> str:
 
 
 def _with_rl_kernel(sections: dict[str, Any], process: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the RL-Kernel that the measuring process imported into the facts, in place of the installed RL-Kernel."""
+    """In the facts, replace the installed RL-Kernel by the RL-Kernel that the measuring process imported."""
     if RL_KERNEL not in process:
         return sections
     return sections | {code.SECTION: sections[code.SECTION] | {RL_KERNEL: process[RL_KERNEL]}}

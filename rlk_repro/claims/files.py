@@ -250,14 +250,14 @@ def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem
     measurable = MEASURABLE[check.operator]
     if set(check.settings) != set(measurable.settings):
         expected = ", ".join(measurable.settings) or "none"
-        what = "the settings are not those of the operator"
+        what = "the settings differ from those that the operator takes"
         yield ("check", "settings"), what, sorted(check.settings), expected
     if claim.dtype is None:
         yield ("check", "operator"), "the claim names no dtype", None, "dtype in the claim"
     for index, row in enumerate(claim.rows):
         if set(row.shape) != set(measurable.dimensions):
             expected = ", ".join(measurable.dimensions)
-            what = "the dimensions are not those of the operator"
+            what = "the dimensions differ from those that the operator takes"
             yield ("rows", str(index), "shape"), what, sorted(row.shape), expected
 
 

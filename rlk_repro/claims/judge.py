@@ -77,7 +77,7 @@ def _cells_of(claim: Claim, row: Row, comparison: SpeedComparison | MemoryCompar
 
 
 def judge_claim(claim: Claim, here: Here, measurements: Mapping[Cell, Measurement]) -> ClaimResult:
-    """Find the result of each row of a claim; a comparison without its measurements is not runnable."""
+    """Find the result of each row of a claim; a comparison gets *not runnable* if a measurement for it is missing."""
     is_same = here.is_same(claim.testbed.name_part)
     return ClaimResult(
         claim=claim.claim,

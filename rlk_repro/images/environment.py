@@ -36,7 +36,7 @@ TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
 """GPU architectures, written as the argument of ``docker/Dockerfile.locked``."""
 SBOM_LOCK: Final = FOLDER / "sbom.txt"
-"""The lock file of the tool that lists an environment's packages (SBOM)."""
+"""Lock file of the program that writes an environment's list of packages (SBOM)."""
 PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 
 
@@ -53,7 +53,7 @@ def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | N
     _check_space(folder, locked)
     size = format_bytes(sum_sizes(locked)[0])
     _make_venv(folder)
-    with _timed("packages", f"installing {len(locked)}, {size} to download without a cache"):
+    with _timed("packages", f"installing {len(locked)} packages; without a cache, pip downloads {size}"):
         _install(folder, lock_path(stack.stack, chosen), bundle)
     write_text(folder / LOCK, lock_path(stack.stack, chosen).read_text())
     given = make_arguments(stack, chosen, f"requirements/{lock_path(stack.stack, chosen).name}", stack.locks[chosen])
@@ -132,7 +132,7 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
 
 
 def source_requirement(stack: Stack) -> str:
-    """Return pip's requirement line for the part of TransformerEngine that pip builds from sources, the part for torch.
+    """Return pip's requirement line for TransformerEngine's part for torch, which pip builds from sources.
 
     Raises:
         SpecError: the stack does not name the part by version and hash.
@@ -140,7 +140,7 @@ def source_requirement(stack: Stack) -> str:
     component = stack.components.get("transformer-engine-torch")
     if component is None or component.version is None or component.sha256 is None:
         where = f"stack {stack.stack}: components.transformer-engine-torch"
-        raise SpecError(Problem(where, "missing", expected="its version and the sha256 of its sources"))
+        raise SpecError(Problem(where, "missing", expected="version, and sha256 of the sources"))
     return f"transformer-engine-torch=={component.version} --hash=sha256:{component.sha256}\n"
 
 

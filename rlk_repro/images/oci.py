@@ -40,7 +40,10 @@ class Descriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """The image of one platform.  ``digest`` is that of its manifest, ``index_digest`` that of the list, if any."""
+    """The image of one platform.  ``digest`` is the digest of the image's manifest.
+
+    ``index_digest`` is the digest of the list that names the manifest; it is None without such a list.
+    """
 
     digest: str
     index_digest: str | None

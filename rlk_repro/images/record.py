@@ -22,7 +22,7 @@ SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
-"""The GPUs for which RL-Kernel's extension has machine code: GB200, A100, H200, and H200's extra instructions."""
+"""GPU architectures of the extension's machine code: GB200, A100, H200, and H200 with its own instructions."""
 
 _LOGP_OPERATORS: Final = ("logp", "linear_logp")
 SYMBOLS: Final = {

@@ -20,7 +20,7 @@ from rlk_repro.spec.stack import Unpublished
 
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
-"""An image on a host whose name ends so is an example, because such hosts never exist (RFC 2606)."""
+"""Ending of host names that never exist (RFC 2606); an image on such a host is an example."""
 BUILD_COST: Final = "13 min of compiling on 2 cores, and a base of tens of GB"
 """The cost of a build.  The time to compile was measured (docs/images.md); the size of the base was not."""
 LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 cores"

@@ -1,4 +1,4 @@
-"""Show an image in dry runs that a stack plans and that no registry has yet."""
+"""Give dry runs a placeholder for an image that a stack plans and that no registry has yet."""
 
 from __future__ import annotations
 

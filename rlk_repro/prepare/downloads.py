@@ -30,7 +30,7 @@ class _RedirectRefused(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The limits of a download: ``asked`` is the user's address, ``what`` a name for messages, ``limit`` in bytes."""
+    """The limits of a download from the address ``asked``.  ``what`` names it in messages; ``limit`` is in bytes."""
 
     asked: str
     what: str

@@ -82,13 +82,13 @@ class Fetch:
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         raise BundleUnreadable(
-            Problem(f"{self.repository} {file.name}", "differs from the announced hash, twice", got=found,
-                    expected=file.sha256 or file.git_sha1 or f"{file.size_bytes} bytes")
+            Problem(f"{self.repository} {file.name}", "differs from its announced hash, also when fetched again",
+                    got=found, expected=file.sha256 or file.git_sha1 or f"{file.size_bytes} bytes")
         )  # fmt: skip
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return the file's sha256, and the size or hash that differs from the announced one (else an empty text).
+    """Return the file's sha256, and a wrong size or hash as text; the text is empty if the file is as announced.
 
     Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """

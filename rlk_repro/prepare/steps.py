@@ -39,8 +39,8 @@ class PrepareRequest:
 class PrepareStep(Order):
     """One folder of a run.  ``estimate`` returns the number of bytes still to be written, if known.
 
-    ``pin`` is the key of the run that could name the repository's revision, if the run leaves this key out.
-    ``command`` returns the command that makes the folder, if a command does.
+    ``pin`` is the run's key for the revision of a repository; ``pin`` is empty if the run sets this key.  ``command``
+    returns the command that makes the folder, if a command does.
     """
 
     what: str
@@ -72,7 +72,7 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """The run's key that could pin the revision, with the revision that the hub served; None if the run pins it."""
+        """The key that could pin the revision, and the revision that was used; None if the run pins the revision."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}

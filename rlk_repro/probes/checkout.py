@@ -239,7 +239,7 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 def _read_link(folder: Path, recorded: str) -> str:
     """Return the commit of a repository inside the checkout.
 
-    Return the hash of its files if they were changed, and the recorded commit if it has no files.
+    If files of that repository were changed, return their hash.  If the folder is empty, return ``recorded``.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded

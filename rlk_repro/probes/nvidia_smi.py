@@ -1,7 +1,7 @@
-"""Read NVIDIA GPUs from the CSV output of nvidia-smi, where NVML's Python package is missing; and read the topology.
+"""Read NVIDIA GPUs from nvidia-smi's CSV output if NVML's Python package is missing; read the GPUs' topology.
 
 The facts have the same names as in ``nvml``.  The query names only fields that every driver knows, because a driver
-refuses the whole query for one unknown field.  The other facts come only from NVML.
+refuses the whole query for one unknown field.  Other facts than these come only from NVML.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_devices() -> list[dict[str, Fact]] | Unknown:
     rows = _query(*(field for field, _ in FIELDS.values()))
     if isinstance(rows, Unknown):
         return rows
-    missing = dict.fromkeys(NVML_ONLY, Unknown(f"{TOOL} does not report this; install nvidia-ml-py"))
+    missing = dict.fromkeys(NVML_ONLY, Unknown(f"{TOOL} does not report this fact; install nvidia-ml-py"))
     devices = [dict(zip(FIELDS, map(_fact, FIELDS.values(), row), strict=True)) | missing for row in rows]
     return select_given(devices, lambda device: (device["index"], device["uuid"]))
 

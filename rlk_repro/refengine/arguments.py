@@ -85,7 +85,9 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
         "--kl-loss-type", choices=("k1", "k2", "k3", "low_var_kl"), default="k1", help="estimator of the KL term"
     )
     group.add_argument("--calculate-per-token-loss", action="store_true", help="mean loss over tokens, not samples")
-    group.add_argument("--log-probs-chunk-size", type=int, default=-1, help="rows of logits at a time (-1: all)")
+    group.add_argument(
+        "--log-probs-chunk-size", type=int, default=-1, help="rows of logits computed at a time (-1: all)"
+    )
 
 
 def _add_optimizer(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +138,9 @@ def _complete_model(args: argparse.Namespace) -> list[Problem]:
     if args.num_attention_heads % args.num_query_groups:
         problems.append(_problem("--num-attention-heads", args.num_attention_heads, "a multiple of --num-query-groups"))
     if args.kv_channels % 2:
-        problems.append(_problem("--kv-channels", args.kv_channels, "an even size, for rotary positions"))
+        problems.append(
+            _problem("--kv-channels", args.kv_channels, "an even number, because rotary positions turn pairs")
+        )
     if args.vocab_size < NUM_TOKENS:
         problems.append(_problem("--vocab-size", args.vocab_size, f"at least {NUM_TOKENS}, the tokens of the task"))
     return problems
@@ -154,7 +158,7 @@ def _complete_batch(args: argparse.Namespace) -> list[Problem]:
     args.global_batch_size = args.global_batch_size or samples // args.num_steps_per_rollout
     args.micro_batch_size = args.micro_batch_size or args.global_batch_size
     if args.global_batch_size * args.num_steps_per_rollout != samples:
-        expected = f"{samples} samples per rollout / {args.num_steps_per_rollout} steps"
+        expected = f"{samples} samples per rollout divided by {args.num_steps_per_rollout} steps"
         problems.append(_problem("--global-batch-size", args.global_batch_size, expected))
     return problems
 

@@ -1,8 +1,9 @@
 """Compute the numeric core of the loss: selected log-probs, entropy, KL estimates, clipped policy loss, reduction.
 
-Names, arguments and shapes are those of vime's loss module, so that one timer or route fits both.  Every caller, here
-and outside, looks these functions up as attributes of this module at call time.  A rebound attribute therefore reroutes
-every call.  This module has no tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling corrections.
+Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules.  Every
+caller, here and outside, looks these functions up as attributes of this module at call time.  A rebound attribute
+therefore reroutes every call.  This module has no tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling
+corrections.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def compute_approx_kl(
     kl_loss_type: str,
     importance_ratio: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Estimate KL(policy || base) per token from the sampled token's two log-probs, all [N].
+    """Return an estimate of KL(policy || base) per token [N], from the sampled tokens' log-probs under both models [N].
 
     The estimators are Schulman's (joschu.net/blog/kl-approx.html); low_var_kl is k3 clamped to [-10, 10], which also
     stops the gradient outside.

@@ -123,7 +123,10 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The model: from tokens [N], positions [N] and ``attend`` to logits [N, V] in float32, or in float64."""
+    """The model, which computes logits [N, V] from tokens [N] and positions [N]; ``attend`` is the attention over keys.
+
+    The logits are float32, or float64 if the activations are float64.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -166,7 +169,10 @@ def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transfor
 
 
 def make_rotation(positions: torch.Tensor, head_size: int, base: float) -> torch.Tensor:
-    """Return [N, 2, head_size]: cosine and sine of position * base^(-2i / head_size) for all i, listed twice."""
+    """Return cosines and sines [N, 2, head_size] of the angles position * base^(-2i / head_size).
+
+    The angles of all i < head_size / 2 stand twice in a row, once for each half of a head.
+    """
     exponents = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float32) / head_size
     angles = positions.float().unsqueeze(-1) * base**-exponents
     angles = torch.cat([angles, angles], dim=-1)
@@ -187,7 +193,7 @@ def widen(x: torch.Tensor) -> torch.Tensor:
 
 
 class PackedLayout:
-    """The layout of samples that are packed into T rows: positions of rows in their samples, and causal attention."""
+    """The layout of samples in T packed rows: each row's position in its sample, and attention inside each sample."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.num_samples, self.longest = len(lengths), max(lengths)

@@ -51,10 +51,7 @@ class KeyValueCache:
         return positions
 
     def attend_last(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Let one new row per sample attend to all keys of its sample, its own key included.
-
-        The heads of a group share keys, so they take the dimension that usually holds the queries of one head.
-        """
+        """Let one new row per sample attend to all keys of its sample, its own key included."""
         rows = (self._samples, self._lengths - 1)
         self._keys[layer][rows], self._values[layer][rows] = k, v
         keys, values = (kept[layer][:, : self._width].transpose(1, 2) for kept in (self._keys, self._values))

@@ -35,7 +35,7 @@ def test_nvidia_smi_agrees_with_nvml_and_missing_facts_name_the_package(tools, t
     by_nvml, by_smi = known(gpu_nvidia.probe(root, FakeNvml())), known(gpu_nvidia.probe(root, NO_NVML))
     assert by_smi.pop("source") == "nvidia-smi"
     assert by_nvml.pop("source") == "nvml"
-    reason = Unknown("nvidia-smi does not report this; install nvidia-ml-py")
+    reason = Unknown("nvidia-smi does not report this fact; install nvidia-ml-py")
     assert by_smi.pop("nvlinks_up") == reason
     assert by_smi.pop("fabric") == dict.fromkeys(by_nvml.pop("fabric"), reason)
     del by_nvml["nvlinks_up"]

@@ -50,7 +50,10 @@ def test_loading_rollouts_is_the_train_only_lane() -> None:
             "--num-query-groups 3",
             "--num-attention-heads: does not fit, got 4, expected a multiple of --num-query-groups",
         ),
-        ("--kv-channels 7", "--kv-channels: does not fit, got 7, expected an even size, for rotary positions"),
+        (
+            "--kv-channels 7",
+            "--kv-channels: does not fit, got 7, expected an even number, because rotary positions turn pairs",
+        ),
         ("--vocab-size 13", "--vocab-size: does not fit, got 13, expected at least 14, the tokens of the task"),
         (
             "--n-samples-per-prompt 1",
@@ -59,7 +62,7 @@ def test_loading_rollouts_is_the_train_only_lane() -> None:
         ),
         (
             "--rollout-batch-size 4 --global-batch-size 12",
-            "--global-batch-size: does not fit, got 12, expected 32 samples per rollout / 2 steps",
+            "--global-batch-size: does not fit, got 12, expected 32 samples per rollout divided by 2 steps",
         ),
         (
             "--save-debug-rollout-data 0.pt",

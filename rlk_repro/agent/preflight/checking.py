@@ -230,8 +230,8 @@ def check_pins(
 ) -> Iterator[Finding]:
     """Check that this node has the sources that the stack pins.  A bundle must not claim a pin that was not confirmed.
 
-    ``patched`` names the pins whose sources must have upstream's patch.  Sources of unknown commit count as pinned if
-    their files have the hash of the pinned commit.  Changed sources count as pinned if they equal the stack's patched
+    ``patched`` names the pins whose sources must have upstream's patch.  If the commit of sources is unknown, their
+    files must have the hash of the pinned commit's files.  Changed sources also pass if they equal the stack's patched
     files, or if the record of the node's image has the same changes.
     """
     code = manifest.sections.get("code", {})

@@ -210,7 +210,7 @@ def _memory(node: Situation, _: Surroundings) -> Diagnosis:
 def _processors(node: Situation, _: Surroundings) -> Diagnosis:
     usable, limit = node.fact("host", "num_cpus_usable"), node.fact("host", "cgroup_cpu_max")
     counts = [float(count) for count in (usable, limit) if isinstance(count, int | float)]
-    found = f"{min(counts, default=0):g} usable of {node.fact('host', 'num_cpus')}"
+    found = f"{min(counts, default=0):g} usable, {node.fact('host', 'num_cpus')} in the machine"
     if min(counts, default=0) < 2:
         return _warn("processors", found, "give the job at least 2 processors: one for training, one for generation")
     return _ok("processors", found)

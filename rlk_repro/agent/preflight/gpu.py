@@ -155,11 +155,11 @@ def check_visibility(situation: Situation) -> Iterator[Complaint]:
         given = {name: value for name, value in lists.items() if isinstance(value, str)}
         if len(set(given.values())) > 1:
             found = ", ".join(f"{name}={value}" for name, value in given.items())
-            yield Complaint("environment.HIP_VISIBLE_DEVICES", "one list of devices in all these variables", found)
+            yield Complaint("environment.HIP_VISIBLE_DEVICES", "the same list of devices in all these variables", found)
         return
     listed, size = situation.fact("environment", visible.NAME), situation.gpus_per_engine
     if size and isinstance(listed, str) and not _are_in_rows(listed, size):
-        expected = "numbers" if size == 1 else f"GPU numbers without gaps, {size} for each inference server"
+        expected = "numbers" if size == 1 else f"{size} consecutive GPU numbers for each inference server"
         yield Complaint(f"environment.{visible.NAME}", expected, listed)
 
 

@@ -78,7 +78,7 @@ def check_locked_memory(situation: Situation) -> Iterator[Complaint]:
 def check_clock_source(situation: Situation) -> Iterator[Complaint]:
     source = situation.fact("host", "clock_source")
     if source in SLOW_CLOCKS:
-        yield Complaint("host.clock_source", "a source that is read without a system call", str(source))
+        yield Complaint("host.clock_source", "a clock source that programs read without a system call", str(source))
 
 
 def check_clock_sync(situation: Situation) -> Iterator[Complaint]:

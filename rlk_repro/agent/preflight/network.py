@@ -47,11 +47,13 @@ def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
         elif isinstance(rate, str):
             rates.add(rate)
     if len(rates) > 1:
-        yield Complaint("network.rdma_devices.ports.rate", "one rate on all active ports", ", ".join(sorted(rates)))
+        yield Complaint(
+            "network.rdma_devices.ports.rate", "the same rate on all active ports", ", ".join(sorted(rates))
+        )
 
 
 def list_ports(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield this node's InfiniBand and RoCE ports with their names in the manifest."""
+    """Yield each InfiniBand or RoCE port of this node, with the port's name in the manifest."""
     return network.list_ports(situation.mapping("network", "rdma_devices"))
 
 
@@ -63,7 +65,9 @@ def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
     if not is_nvidia or not isinstance(kernel_module, str) or not dict(list_ports(situation)):
         return
     if "Open Kernel Module" not in kernel_module and all(modules.get(name) == "absent" for name in PEER_MODULES):
-        yield Complaint("network.modules.nvidia_peermem", "loaded, or NVIDIA's open kernel module", "absent")
+        yield Complaint(
+            "network.modules.nvidia_peermem", "this module loaded, or NVIDIA's open kernel module", "absent"
+        )
 
 
 def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
@@ -75,7 +79,7 @@ def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
 
 
 def compare_nodes(manifests: Sequence[Manifest], limits: Preflight) -> list[Finding]:
-    """Compare each node with the first node, which leads, in the facts that the nodes of one job must share."""
+    """Find the facts that all nodes of a job must share and that differ between a node and the first (leading) node."""
     found = [finding for other in manifests[1:] for finding in _compare(manifests[0], other, limits)]
     return [*found, *_check_imex(manifests, limits)]
 

@@ -37,8 +37,8 @@ CENSUS_S: Final = (5.0, 60.0)
 class Service:
     """What a command needs from a Ray cluster.
 
-    ``env`` holds the variables that lead to the cluster.  ``find_trouble`` returns why the command must be ended.
-    ``settle`` corrects the command's outcome if a node was lost.
+    ``env`` holds the variables by which the command finds the cluster.  ``find_trouble`` returns why the command must
+    be ended.  ``settle`` corrects the command's outcome if a node was lost.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -217,7 +217,10 @@ class _Cluster:
         return f"no sign of life for {silence_s:.0f} s" if silence_s > self._member.parts.deadlines.lost_s else ""
 
     def _find_absent(self, until: float) -> list[Problem]:
-        """Return one problem for each node that has not joined.  If all nodes report ``up``, ask Ray's head."""
+        """Return one problem for each node whose Ray did not join the cluster.
+
+        If every node reports that its Ray is up, Ray's head tells which nodes are absent.
+        """
         place = self._member.place
         reports = {node: self._read_report(node) for node in place.followers}
         reasons = {node: "no report" if report is None else report.reason for node, report in reports.items()}
@@ -230,7 +233,7 @@ class _Cluster:
 
     def _explain_absence(self, node: str, reason: str) -> Problem:
         deadline_s = self._member.parts.deadlines.ray_up_s
-        expected = f"Ray with head {self._order.head} within {deadline_s:g} s"
+        expected = f"a node that joins Ray's head {self._order.head} within {deadline_s:g} s"
         return Problem(f"nodes.{node}", f"did not join: {reason}", expected=expected)
 
     def _ask_head_for_absent(self, left_s: float) -> list[str]:

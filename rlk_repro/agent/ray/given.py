@@ -1,7 +1,7 @@
-"""Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents may not restart its head.
+"""Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents may not restart Ray's head.
 
-Ray's own processes belong to no trial, so a trial cannot inherit its environment from them.  The environment travels as
-the runtime environment of the trial's Ray job.
+Ray's own processes belong to no trial, so a trial cannot inherit its environment from them.  Ray passes the trial's
+environment to the workers as the runtime environment of the trial's Ray job.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class GivenRay:
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
-        """If a trial failed because of a lost node, call the trial interrupted: it says nothing about its variant."""
+        """If a trial failed because a node was lost, call the trial interrupted: its variant is not the cause."""
         trouble = "" if outcome.status is TrialStatus.OK else self._find_trouble()
         return outcome.with_trouble(trouble, is_interrupted=True)
 
     def _wait_for_nodes(self) -> None:
-        """Wait for all nodes: pods start one after the other, and Ray starts on each of them after that."""
+        """Wait until Ray has all nodes: pods start one after the other, and each pod then starts Ray."""
         until = time.monotonic() + self._deadline_s
         known: tuple[str, ...] = ()
         while len(known) < self._num_nodes:

@@ -38,7 +38,7 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class RaySeat:
-    """The place of one node in a cluster: ``index`` 0 is the head's, ``head`` is the head's ``address:port``.
+    """The place of one node in a Ray cluster.  ``index`` 0 is Ray's head; ``head`` is the address:port of Ray's head.
 
     Where Ray's client is installed, the head starts a server for the client.  Without an explicit port, that server may
     take an ephemeral port.  Where the client is not installed, Ray refuses an explicit port for the client's server.

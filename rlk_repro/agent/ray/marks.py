@@ -18,9 +18,10 @@ SCHEMA: Final = 1
 
 
 class Want(StrEnum):
-    """What a follower does with Ray.
+    """What a follower shall do with Ray.
 
-    ``join``: start Ray, also after it ended.  ``hold``: all nodes have joined; do not start again.  ``down``: end Ray.
+    ``join``: start Ray, and start Ray again if Ray ends.  ``hold``: keep Ray, but do not restart Ray if Ray ends,
+    because all nodes have joined.  ``down``: end Ray.
     """
 
     JOIN = "join"
@@ -50,7 +51,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class RayOrder:
-    """The leader's order.  ``number`` counts the Ray clusters of the allocation; ``head`` is ``address:port``."""
+    """The leader's order.  ``number`` counts the allocation's Ray clusters; ``head`` is Ray's head (address:port)."""
 
     allocation: str
     number: int

@@ -26,7 +26,7 @@ SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (its size alone)
 
 @dataclass(frozen=True, kw_only=True)
 class RayMember:
-    """One agent as a part of Ray clusters: its plan, run directory, place among the nodes, and functions."""
+    """The parts that an agent's work with Ray needs: plan, run directory, the agent's place, and functions to call."""
 
     plan: Plan
     run_dir: RunDir
@@ -56,7 +56,7 @@ class RayMember:
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Return Ray on this node, before its start.  Ray's workers inherit the environment of the command."""
+        """Prepare Ray on this node without starting Ray.  Ray's workers inherit the environment of the command."""
         command = self.find_command(use)
         env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines

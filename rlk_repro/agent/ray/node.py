@@ -37,7 +37,7 @@ _LEFT_AFTER_S: Final = 60.0
 
 
 class RayNode:
-    """The process ``ray start --block`` and its guard; it is started once, or repeatedly while the cluster forms."""
+    """The process ``ray start --block`` and its guard.  While the cluster forms, a process that ends is restarted."""
 
     def __init__(self, seat: RaySeat, env: Mapping[str, str], *, retry_s: float, grace_s: float) -> None:
         self.reason = ""

@@ -211,7 +211,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "clock_source": (
         {"host": {"clock_source": "hpet"}},
         Level.WARNING,
-        ("host.clock_source", "a source that is read without a system call", "hpet"),
+        ("host.clock_source", "a clock source that programs read without a system call", "hpet"),
     ),
     "clock_sync": (
         {"host": {"clock_is_synchronized": False}},
@@ -242,7 +242,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "gpudirect_rdma": (
         {"gpu": {"kernel_module": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03"}},
         Level.WARNING,
-        ("network.modules.nvidia_peermem", "loaded, or NVIDIA's open kernel module", "absent"),
+        ("network.modules.nvidia_peermem", "this module loaded, or NVIDIA's open kernel module", "absent"),
     ),
     "ephemeral_ports": (
         {"network": {"ephemeral_ports": "1024-60999"}},
@@ -384,7 +384,7 @@ def test_mi300x_memory_that_waits_to_be_retired_blocks(tools: Path, tmp_path: Pa
         ),
         (
             {"environment": {"HIP_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "4,5"}},
-            "environment.HIP_VISIBLE_DEVICES", "one list of devices in all these variables",
+            "environment.HIP_VISIBLE_DEVICES", "the same list of devices in all these variables",
             "HIP_VISIBLE_DEVICES=0,1, ROCR_VISIBLE_DEVICES=4,5",
         ),
     ],
@@ -399,8 +399,8 @@ def test_mi300x_links_and_lists_of_devices_are_checked(
     ("listed", "size", "expected"),
     [
         ("1", 1, None), ("3,1", 1, None), ("0,1,2,3", 4, None), ("0,1,4,5", 2, None), ("0,2", 0, None),
-        ("0,2", 2, "GPU numbers without gaps, 2 for each inference server"),
-        ("1,2,3,5", 4, "GPU numbers without gaps, 4 for each inference server"),
+        ("0,2", 2, "2 consecutive GPU numbers for each inference server"),
+        ("1,2,3,5", 4, "4 consecutive GPU numbers for each inference server"),
         ("GPU-13dc5e2c", 1, "numbers"), ("", 1, "numbers"), ("²", 1, "numbers"),
     ],
 )  # fmt: skip

@@ -225,7 +225,7 @@ def test_a_port_that_is_taken_is_named_on_the_node_that_needs_it(make_nodes: Cal
     with socket.create_server(("127.0.0.1", nodes.port)):
         nodes.start()
         assert nodes.wait() == {"a": 3, "b": 0}
-    expected = f"expected Ray with head 127.0.0.2:{nodes.port} within 80 s"
+    expected = f"expected a node that joins Ray's head 127.0.0.2:{nodes.port} within 80 s"
     taken = f"did not join: port {nodes.port} (port) is taken on 127.0.0.2"
     assert f"nodes.a: {taken}, {expected}\n" in nodes.output.read_text()
     assert find_blocking(nodes.run_dir, "a") == [
