@@ -222,7 +222,7 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    """Tell whether a trial ran as planned: RL-Kernel is proved, or every call fell back in a run that allows this."""
+    """Tell whether a trial ran as planned: RL-Kernel is proved to run, or every call fell back, as the run allows."""
     if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"

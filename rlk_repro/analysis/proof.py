@@ -141,7 +141,7 @@ def _name_missing_ranks(ops_log: OpsLog) -> str:
 
 
 def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
-    """Return an operator that another commit of RL-Kernel than ``commit`` served; empty without such an operator."""
+    """Return why an operator ran from another RL-Kernel commit than ``commit``; empty if all ran from ``commit``."""
     served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
     other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
     return "" if other is None else f"{other.op} is of RL-Kernel {other.version}, planned is {commit[:12]}"

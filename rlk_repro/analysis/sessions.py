@@ -160,7 +160,7 @@ def _find_fault(
 
 
 def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapping[int, str]) -> TrialResult:
-    """Make the arm of one variant; its summaries cover the scored steps of blocks that compare variants."""
+    """Make the result of one variant in a session; summaries cover the scored steps of blocks that compare variants."""
     own = {step for step, rollout in enumerate(schedule.rollouts) if rollout.variant == variant}
     scored = [step for step in schedule.list_compared(faults) if step in own]
     series = tuple(_keep_steps(item, own) for item in whole.series)
