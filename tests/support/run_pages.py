@@ -356,7 +356,7 @@ def _plan_limits(plans: Plans) -> Iterator[str]:
         for item in (Finding.from_json(value) for value in plan_summary(plan)["warnings"]):
             warnings.setdefault((item.where, item.found, item.expected), []).append(name)
     for (where, found, expected), names in warnings.items():
-        yield f"`{where}` is {found}; better: {expected} (hardware: {_where(names, plans)})."
+        yield f"`{where}` is {found}. Set this key to {expected} (hardware: {_where(names, plans)})."
     workload = _first(plans).run.workload
     offloads = (
         {name: item.offload for name, item in workload.placements.items()} if isinstance(workload, VimeWorkload) else {}
@@ -370,7 +370,8 @@ def _stack_limits(plans: Plans) -> Iterator[str]:
     platforms = {plan.hardware.image_platform for plan in plans.values()}
     for name, item in stack.components.items():
         if item.confidence == "unverified" and (not item.platforms or platforms & set(item.platforms)):
-            yield f"The version {item.version or item.commit} of `{name}` is not verified: {item.evidence}."
+            version = item.version or item.commit
+            yield f"The stack marks its `{name}` {version} as unverified. What is known: {item.evidence}."
     if stack.moving:
         names = ", ".join(f"`{name}`" for name in stack.moving)
         yield f"A rebuilt image may get other versions of {names}. The stack's key `moving` gives the reasons."
