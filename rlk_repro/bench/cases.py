@@ -24,7 +24,7 @@ MAX_SAMPLES: Final = 8
 CLIP: Final = 0.2
 CLIP_HIGH: Final = 0.28
 LOGIT_SPREAD: Final = 4.5
-"""Standard deviation of the logits.  Over 152,000 columns it gives an entropy of 1.8 nats (ln V - spread² / 2), as a
+"""Standard deviation of the logits.  With 152,000 columns, the entropy is 1.8 nats (ln V - spread² / 2), as a
 policy has. Some kernels skip negligible probabilities, and flat logits would leave nothing to skip."""
 _ROWS_PER_CHUNK: Final = 256
 

@@ -48,7 +48,7 @@ class BenchedImplementation:
     kind: OperatorKind = OperatorKind.UNRESOLVED
     build: Builder
     is_sparse: bool = False
-    """Whether the implementation skips rows outside a case's mask.  If so, only cases with such rows measure it."""
+    """Whether the implementation skips rows outside the mask; if so, it is measured only in cases with such rows."""
 
 
 Call: TypeAlias = Callable[[], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]

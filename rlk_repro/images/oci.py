@@ -58,7 +58,7 @@ class OciImage:
 
 
 class OciLayout:
-    """The files of an image layout by name.  They lie in a folder or a tar, and nothing is unpacked."""
+    """The files of an image layout by name.  The files lie in a folder or a tar; a tar is not unpacked."""
 
     def __init__(self, where: Path, files: Mapping[str, Path | tarfile.TarInfo]) -> None:
         self.where = where

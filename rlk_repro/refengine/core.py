@@ -78,7 +78,7 @@ def compute_approx_kl(
     kl_loss_type: str,
     importance_ratio: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return an estimate of KL(policy || base) per token [N], from the sampled tokens' log-probs under both models [N].
+    """Return an estimate of KL(policy || base) per token [N], from the tokens' log-probs [N] under policy and base.
 
     The estimators are Schulman's (joschu.net/blog/kl-approx.html); low_var_kl is k3 clamped to [-10, 10], which also
     stops the gradient outside.

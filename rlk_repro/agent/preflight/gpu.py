@@ -185,8 +185,8 @@ def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:
 def serves(architecture: str, capability: str) -> bool:
     """Whether code for ``sm_90`` runs on capability ``9.0``.
 
-    Machine code runs within a major version; PTX runs on anything later.  Code for ``sm_90a`` runs on 9.0 only (CUDA
-    programming guide, binary and PTX compatibility).
+    Machine code runs within a major version; PTX runs on later versions too.  Code for ``sm_90a`` runs on 9.0 only
+    (CUDA programming guide, binary and PTX compatibility).
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
     if match is None:

@@ -52,7 +52,7 @@ class RayFollower:
         return member.make_node(member.make_seat(address, order.head), order.use)
 
     def _take_down(self, condition: Condition = Condition.DOWN) -> None:
-        """Take Ray down and report it, even if Ray was never up: the leader waits for the report."""
+        """End Ray and report that Ray is down, even if Ray was never up: the leader waits for the report."""
         if self._order is None:
             return
         reason, busy = "", tuple[str, ...]()
