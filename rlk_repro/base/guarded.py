@@ -25,7 +25,7 @@ _END_S: Final = 10.0
 class Guarded:
     """A running command and its guard.
 
-    ``pid`` is the guard's process id, which is also the id of the process group and session that both belong to.
+    ``pid`` is the guard's process id, which is also the id of the command's process group and session.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> None:

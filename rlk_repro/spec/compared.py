@@ -40,9 +40,7 @@ class RlKernel(GrowingModel):
 
     mode: Mode = "require"
     ops: Operators = ("logp", "ratio_kl")
-    ops_on: dict[Name, Operators] = Field(
-        {}, description="operators for one hardware, if it does not have all operators of ops"
-    )
+    ops_on: dict[Name, Operators] = Field({}, description="operators on named hardware, in place of ops")
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 
     def find_commit(self, variant: str) -> str:

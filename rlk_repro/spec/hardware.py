@@ -14,9 +14,9 @@ from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platfo
 class AllReduceFloor(Model):
     """The least bus bandwidth, in GB/s, of an all-reduce of 1 GiB; without a floor the bandwidth is not judged."""
 
-    one_node_gb_s: Positive | None = Field(None, description="floor for all GPUs of one node")
-    nodes_gb_s: Positive | None = Field(None, description="floor for all GPUs of several nodes")
-    source: Text = Field(description="where the floor comes from")
+    one_node_gb_s: Positive | None = Field(None, description="least bandwidth in GB/s over all GPUs of one node")
+    nodes_gb_s: Positive | None = Field(None, description="least bandwidth in GB/s over all GPUs of several nodes")
+    source: Text = Field(description="source of the least bandwidth")
 
 
 class Hardware(GrowingModel):
@@ -44,11 +44,11 @@ class Hardware(GrowingModel):
         max_length=20,
         description="labels of Kubernetes nodes with these GPUs, each with its values; one match is enough",
     )
-    all_reduce: AllReduceFloor | None = Field(None, description="floor of the all-reduce before the trials")
+    all_reduce: AllReduceFloor | None = Field(None, description="least bandwidth of preflight's all-reduce")
 
     @property
     def as_measured(self) -> Hardware:
-        """Return this hardware without preflight's limits for a healthy node, because these change no measurement."""
+        """Return this hardware without the limits that only preflight uses; these limits change no measurement."""
         return self.model_copy(update={"all_reduce": None})
 
     @property

@@ -160,7 +160,7 @@ class KubernetesSettings(GrowingModel):
         description="seconds after which an ended job is removed; of a RayJob only the Ray cluster is removed, at once",
     )
     hold_min: Positive = Field(
-        720.0, description="minutes that the leading pod stays, without a claim, if the bundle is not collected earlier"
+        720.0, description="minutes that the leading pod of a run without a claim waits for collect"
     )
 
 

@@ -70,5 +70,5 @@ class Preflight(GrowingModel):
     )
     on_blocking: Literal["stop", "continue"] = "stop"
     policy: dict[CheckName, Policy] = Field(
-        {}, description="action of a check, where it differs from the default (docs/preflight.md)"
+        {}, description="what a check's finding does, for checks that do not keep their default (docs/preflight.md)"
     )

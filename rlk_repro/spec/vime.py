@@ -216,7 +216,7 @@ class VimeWorkload(AnyWorkload):
             yield path, "needs experts, but the model is dense", True, "false, or a model with num-experts"
 
     def all_arguments(self) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-        """List every place where flags are written, by its path."""
+        """Yield each map of flags in the run's file, with its path in the file."""
         yield MODEL, self.model.arguments
         yield ("arguments",), self.arguments
         for name, placement in self.placements.items():

@@ -39,7 +39,7 @@ AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "c
 def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
     """Return a blocking finding for each plan value that neither the bundled files nor a recorded flag gives.
 
-    A long list is cut, and a last finding counts the rest.
+    Of a long list, the last finding counts the findings that are left out.
     """
     found = list(_find_rewritten(plan, run_dir))
     rest = found[MAX_FINDINGS:]

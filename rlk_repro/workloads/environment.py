@@ -123,7 +123,7 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
-    """Return the declared switches: none for a baseline without RL-Kernel; with a schedule for a session."""
+    """Return the switches' variables: none for a baseline without RL-Kernel; a session also gets its schedule."""
     schedule = {SWITCH_SCHEDULE: make_schedule(plan.run.measure, trial.seed).text} if plan.is_crossover else {}
     if plan.run.switch is not None and schedule:
         return {AGREEMENT_RECORD: SCHEDULED, **schedule}

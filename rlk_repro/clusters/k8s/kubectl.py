@@ -44,7 +44,7 @@ class Target:
         )  # fmt: skip
 
     def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
-        """Return the matching objects; without a match the list is empty.
+        """Return the matching objects; the list is empty if no object matches.
 
         Raises:
             Unreachable, SchedulerRefused: kubectl failed; the error quotes it.

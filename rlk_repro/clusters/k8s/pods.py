@@ -162,7 +162,10 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 
 
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
-    """Make requests and equal limits.  GPUs need equal values; with CPU and memory too, a pod is evicted last."""
+    """Make resource requests and equal limits.
+
+    GPUs need equal values.  A pod that sets equal values for CPU and memory too is evicted last.
+    """
     values: dict[str, Any] = {}
     for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):
         if quantity is not None:

@@ -1,4 +1,4 @@
-"""Read unchecked values of objects: maps, lists, quantities."""
+"""Read maps, lists and quantities from Kubernetes objects that no schema has checked."""
 
 from __future__ import annotations
 

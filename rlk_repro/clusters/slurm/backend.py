@@ -87,7 +87,7 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """Ask Slurm's queue once for all jobs, then the accounting for missing jobs whose agents left no report."""
+    """Ask Slurm's queue once for all jobs; for jobs without queue entry and agent's report, ask the accounting."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
         job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
