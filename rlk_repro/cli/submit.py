@@ -56,7 +56,7 @@ def submit(
     ] = None,
     stack: PinsName = None,
     lane: Annotated[str | None, typer.Option(help="live, fixed-rollout or train-only.")] = None,
-    pairs: Annotated[int | None, typer.Option(help="Number of pairs of baseline and enabled.")] = None,
+    pairs: Annotated[int | None, typer.Option(help="Number of pairs (baseline, enabled).")] = None,
     control_pairs: Annotated[int | None, typer.Option(help="Number of pairs of two baseline trials.")] = None,
     variants: Annotated[str, typer.Option(help="Variants, separated by commas.")] = "baseline,enabled",
     settings: Settings = None,
