@@ -371,9 +371,9 @@ def test_an_api_that_restarts_is_waited_for(server: Cluster, tmp_path: Path) -> 
     server.stop()
     status = sending.poll(launched)
     assert (status.state, status.is_unreachable) == (JobState.UNKNOWN, True)
-    with pytest.raises(EnvironmentMissing, match="may still run"):
+    with pytest.raises(EnvironmentMissing, match="may still be running"):
         BACKEND.cancel(launched.submission, launched.run_dir)
-    with pytest.raises(EnvironmentMissing, match="may still run"):
+    with pytest.raises(EnvironmentMissing, match="may still be running"):
         collect(launched)
     server.start()
     assert wait_for_end(launched).state is JobState.DONE
