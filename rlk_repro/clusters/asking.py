@@ -13,6 +13,11 @@ from rlk_repro.rundir.paths import RunDir
 NO_REPORT: Final = "the agent ended without a report"
 
 
+def describe_lost(job: str) -> JobStatus:
+    """Return the status of a job that its cluster no longer has, if its run directory does not exist either."""
+    return JobStatus(state=JobState.UNKNOWN, reason=f"neither {job} nor its run directory exists")
+
+
 def require_known(status: JobStatus, run_dir: RunDir) -> None:
     """Raise EnvironmentMissing where this machine cannot find out whether the job runs."""
     if status.state is JobState.UNKNOWN:

@@ -22,7 +22,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Finding, sort_findings
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
-from rlk_repro.clusters.asking import require_ended
+from rlk_repro.clusters.asking import describe_lost, require_ended
 from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
@@ -99,8 +99,7 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
     if _find_pid(submission, run_dir) is not None:
         return JobStatus(state=JobState.RUNNING)
     if not run_dir.plan.is_file():
-        reason = f"neither process {submission.job_id} nor its run directory exists"
-        return JobStatus(state=JobState.UNKNOWN, reason=reason)
+        return describe_lost(f"process {submission.job_id}")
     return _describe_end(run_dir)
 
 

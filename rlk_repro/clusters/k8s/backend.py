@@ -20,7 +20,7 @@ from rlk_repro.base.files import dump_json, load_json, write_json, write_text
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import format_bytes
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
-from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, join_words, require_ended, require_known
+from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, describe_lost, join_words, require_ended, require_known
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.facts import Facts
 from rlk_repro.clusters.k8s.fetch import fetch_bundle, put_in_place
@@ -248,7 +248,7 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
     """Return the state of a job that no longer exists: a user, its time to live or ``collect`` deleted the job."""
     if not run_dir.plan.is_file():
-        return JobStatus(state=JobState.UNKNOWN, reason=f"neither {sent.kind} {sent.name} nor its run directory exists")
+        return describe_lost(f"{sent.kind} {sent.name}")
     facts, last = _recall(run_dir), read_last_word(run_dir)
     if facts is not None and facts.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)

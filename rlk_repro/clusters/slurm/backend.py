@@ -20,7 +20,7 @@ from rlk_repro.base.findings import Finding
 from rlk_repro.base.places import hide_places
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
-from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, join_words, require_ended, require_known
+from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, describe_lost, join_words, require_ended, require_known
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobFacts
@@ -242,8 +242,7 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
                 state=JobState.UNKNOWN, reason=f"the job was sent to cluster {home}, but this is cluster {elsewhere}"
             )
         if not run_dir.plan.is_file():
-            reason = f"neither job {submission.job_id} nor its run directory exists"
-            return JobStatus(state=JobState.UNKNOWN, reason=reason)
+            return describe_lost(f"job {submission.job_id}")
         return _judge_end(run_dir, JobState.FAILED, f"Slurm no longer knows job {submission.job_id}")
     match facts.state:
         case JobState.PENDING:
