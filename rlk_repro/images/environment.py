@@ -53,7 +53,7 @@ def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | N
     _check_space(folder, locked)
     size = format_bytes(sum_sizes(locked)[0])
     _make_venv(folder)
-    with _timed("packages", f"installing {len(locked)} packages; without a cache, pip downloads {size}"):
+    with _timed("packages", f"installing {len(locked)} packages; without a cache, {size} are downloaded"):
         _install(folder, lock_path(stack.stack, chosen), bundle)
     write_text(folder / LOCK, lock_path(stack.stack, chosen).read_text())
     given = make_arguments(stack, chosen, f"requirements/{lock_path(stack.stack, chosen).name}", stack.locks[chosen])
