@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import torch
@@ -118,11 +118,8 @@ class TokenRecord:
 
 def _join(seen: Sequence[_Microbatch]) -> _Microbatch:
     """Return all microbatches as one, because the device starts fewer operations for one table than for many."""
-    fields = {
-        name: [part for item in seen for part in getattr(item, name)]
-        for name in ("ours", "theirs", "masks", "tokens", "responses")
-    }
-    return _Microbatch(**fields)
+    names = [field.name for field in fields(_Microbatch)]
+    return _Microbatch(**{name: [part for item in seen for part in getattr(item, name)] for name in names})
 
 
 def _count(microbatch: _Microbatch) -> _Table:
