@@ -111,7 +111,7 @@ def _first_reason(sides: Iterable[object]) -> str:
 def _check_routing(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
     """Yield the checks of the experts that engines chose; a model without experts has no such checks."""
     routing = log.routing.get(place[2], {})
-    inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
+    inputs = log.find_inputs(place[2])
     engines = [engine for engine, case in routing if case == AS_RUN]
     for first, second in combinations(engines, 2):
         sides = (routing[first, AS_RUN], routing[second, AS_RUN])
@@ -142,7 +142,7 @@ def _compare_routing(
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
     """Yield a check for each two engines, then checks of each engine against itself with another batch or padding."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
-    inputs = next(iter(log.inputs.get(place[2], {}).values()), None)
+    inputs = log.find_inputs(place[2])
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
         yield _compare_layers(log.contract, place, (first, second), (layers[first, AS_RUN], layers[second, AS_RUN]))
     for (engine, case), found in layers.items():

@@ -156,6 +156,10 @@ class EngineLog:
     def steps(self) -> list[int]:
         return sorted({*self.inputs, *self.weights, *self.log_probs, *self.layers})
 
+    def find_inputs(self, step: int) -> Inputs | None:
+        """Return the inputs of the engine that recorded them first; engines with other inputs fail an earlier check."""
+        return next(iter(self.inputs.get(step, {}).values()), None)
+
     def add(self, line: Inputs | Weights | LogProbs | Layer | Routing | Skipped) -> None:
         """Add a line of the record.
 
