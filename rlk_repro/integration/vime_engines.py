@@ -19,10 +19,11 @@ from typing import Any, Final
 import torch
 
 from rlk_repro.integration.measure.engines import (
+    LAYER_CASES,
     MAX_SAMPLES,
     MAX_STEPS,
     EngineRecord,
-    capture_layers,
+    LayerCapture,
     choose_tokens,
     locate_tokens,
 )
@@ -211,9 +212,9 @@ class _Step:
         core = self._model[0]
         while hasattr(core, "module"):
             core = core.module
-        capture = capture_layers(case, self._chosen, calls, self._data["total_lengths"])
         located = locate_tokens(self._chosen, calls, self._data["total_lengths"])
-        routes = RouteCapture(located if case in {AS_RUN, ALONE, OWN} else [])
+        capture = LayerCapture(located if case in LAYER_CASES else [])
+        routes = RouteCapture(located if case in {*LAYER_CASES, OWN} else [])
         note = functools.partial(self._note_packed, iter(calls), packed)
         handle = core.register_forward_pre_hook(note, with_kwargs=True)
         try:

@@ -29,12 +29,13 @@ class LayerWatch:
     rlk_repro_hooks: ExitStack | None = None
 
     def rlk_repro_watch(self, wanted: str) -> None:
-        """Keep the layer outputs of chosen tokens; ``wanted`` is JSON: ``calls`` and ``lengths`` for `LayerCapture`."""
+        """Keep the layer outputs of chosen tokens; ``wanted`` is JSON: ``calls`` and ``lengths`` for `CallRows`."""
         self.rlk_repro_close()
-        self.rlk_repro_capture, self.rlk_repro_hooks = LayerCapture(**json.loads(wanted)), ExitStack()
-        self.rlk_repro_hooks.enter_context(self.rlk_repro_capture.watching(self.get_model()))
-        self.rlk_repro_routes = RouteCapture(**json.loads(wanted))
-        self.rlk_repro_hooks.enter_context(self.rlk_repro_routes.watching(self.get_model()))
+        given, model = json.loads(wanted), self.get_model()
+        self.rlk_repro_capture, self.rlk_repro_routes = LayerCapture(**given), RouteCapture(**given)
+        self.rlk_repro_hooks = ExitStack()
+        self.rlk_repro_hooks.enter_context(self.rlk_repro_capture.watching(model))
+        self.rlk_repro_hooks.enter_context(self.rlk_repro_routes.watching(model))
 
     def rlk_repro_found(self) -> dict[str, Any]:
         """Stop keeping outputs; return the outputs of all ``points`` as numbers, or the ``reason`` without them.

@@ -153,18 +153,38 @@ def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return chosen[:MAX_CHOSEN]
 
 
-class LayerCapture:
-    """Keeps the outputs of a model's layers for chosen tokens.
+class CallRows:
+    """The rows of chosen tokens in each call of a model.
 
     ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
-    ``lengths`` has the number of rows of each call, where the caller knows them.
+    ``lengths`` has the number of rows of each call, where the caller knows them.  ``order`` sorts the tokens of all
+    calls by their numbers.
     """
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
-        self._lengths, self._fault = lengths, ""
-        self._calls = [torch.tensor([row for _, row in call], dtype=torch.long) for call in calls]
+        self.rows = [[row for _, row in call] for call in calls]
+        self.lengths = lengths
         numbers = [number for call in calls for number, _ in call]
-        self._order = torch.tensor(sorted(range(len(numbers)), key=numbers.__getitem__), dtype=torch.long)
+        self.order = sorted(range(len(numbers)), key=numbers.__getitem__)
+
+    def pick(self, call: int, values: torch.Tensor) -> torch.Tensor:
+        """Return the chosen tokens' rows of the values [rows, width] of one call."""
+        return values[torch.tensor(self.rows[call], dtype=torch.long, device=values.device)]
+
+    def find_fault(self, call: int, num_rows: int, what: str) -> str:
+        """Return why the rows of a call may belong to other tokens; empty if the call has the expected rows.
+
+        On a GPU, an index beyond the rows would end the process, so no row of such a call is read.
+        """
+        expected = self.lengths[call] if self.lengths else max(num_rows, *(row + 1 for row in self.rows[call]), 0)
+        return "" if num_rows == expected else f"call {call} of {what} has {num_rows} rows, expected {expected}"
+
+
+class LayerCapture:
+    """Keeps the outputs of a model's layers for chosen tokens, which `CallRows` locates."""
+
+    def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
+        self._rows, self._fault = CallRows(calls, lengths), ""
         self._call = -1
         self._kept: dict[str, list[torch.Tensor]] = {}
 
@@ -172,7 +192,7 @@ class LayerCapture:
     def watching(self, model: Any) -> Iterator[None]:
         """Keep outputs during the block; keep none without chosen tokens, or if the layers' names are unknown."""
         with ExitStack() as stack:
-            for number, (point, module) in enumerate(list_points(model) if any(map(len, self._calls)) else ()):
+            for number, (point, module) in enumerate(list_points(model) if self._rows.order else ()):
                 if not number:
                     stack.callback(module.register_forward_pre_hook(self._count).remove)
                 is_sum = point.endswith("residual")
@@ -182,32 +202,29 @@ class LayerCapture:
     @property
     def found(self) -> dict[str, torch.Tensor]:
         """The kept outputs [chosen tokens, width] by point, such as ``layer 0 mlp``, in the order of computation."""
-        return {point: torch.cat(parts)[self._order] for point, parts in self._kept.items()}
+        return {point: torch.cat(parts)[self._rows.order] for point, parts in self._kept.items()}
 
     def find_fault(self) -> str:
         """Return why the kept outputs may belong to other tokens; empty if every call had the expected rows."""
-        if not self._fault and self._lengths and self._call + 1 != len(self._lengths):
-            return f"the model was called {self._call + 1} times, not once for each of {len(self._lengths)} samples"
+        num_calls, num_samples = self._call + 1, len(self._rows.lengths)
+        if not self._fault and num_samples and num_calls != num_samples:
+            return f"the model was called {num_calls} times, not once for each of {num_samples} samples"
         return self._fault
 
     def _count(self, _module: Any, _arguments: Any) -> None:
         self._call += 1
 
     def _keep(self, point: str, _module: Any, _arguments: Any, output: Any, *, is_sum: bool) -> None:
-        if self._fault or not 0 <= self._call < len(self._calls):
+        if self._fault or not 0 <= self._call < len(self._rows.rows):
             return
         parts = output if isinstance(output, tuple) else (output,)
         # a layer of vLLM returns two tensors whose sum is the residual stream
         is_sum = is_sum and len(parts) == 2 and getattr(parts[1], "shape", None) == parts[0].shape
         value = parts[0] + parts[1] if is_sum else parts[0]
         rows = value.detach().reshape(-1, value.shape[-1])
-        chosen = self._calls[self._call]
-        expected = self._lengths[self._call] if self._lengths else max(len(rows), *(chosen + 1).tolist(), 0)
-        if len(rows) != expected:
-            # on a GPU, an index beyond the rows would end the process
-            self._fault = f"call {self._call} of the model has {len(rows)} rows, expected {expected}"
-            return
-        self._kept.setdefault(point, []).append(rows[chosen.to(rows.device)].double().cpu())
+        self._fault = self._rows.find_fault(self._call, len(rows), "the model")
+        if not self._fault:
+            self._kept.setdefault(point, []).append(self._rows.pick(self._call, rows).double().cpu())
 
 
 def list_points(model: Any) -> Iterator[tuple[str, Any]]:

@@ -10,29 +10,23 @@ from typing import Any
 
 import torch
 
-from rlk_repro.integration.measure.engines import list_points
+from rlk_repro.integration.measure.engines import CallRows, list_points
 
 logger = logging.getLogger(__name__)
 
 
 class RouteCapture:
-    """Keeps the experts of chosen tokens in each layer that has a router.
-
-    ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
-    ``lengths`` has the number of rows of each call, where the caller knows them.
-    """
+    """Keeps the experts of chosen tokens, which `CallRows` locates, in each layer that has a router."""
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
-        self._rows = [[row for _, row in call] for call in calls]
-        self._numbers = [number for call in calls for number, _ in call]
-        self._lengths, self._fault = lengths, ""
+        self._rows, self._fault = CallRows(calls, lengths), ""
         self._kept: dict[str, list[list[list[int]]]] = {}
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
         """Keep experts during the block; keep none without chosen tokens, or if the model's routers are unknown."""
         with ExitStack() as stack:
-            for point, module in list_points(model) if self._numbers else ():
+            for point, module in list_points(model) if self._rows.order else ():
                 if point.endswith(" mlp"):
                     stack.callback(self._follow(point.removesuffix(" mlp"), module))
             yield
@@ -40,15 +34,14 @@ class RouteCapture:
     @property
     def found(self) -> dict[str, list[list[int]]]:
         """The sorted experts of each chosen token by layer, such as ``layer 0``; empty for a model without routers."""
-        order = sorted(range(len(self._numbers)), key=self._numbers.__getitem__)
         tokens = {layer: [token for call in calls for token in call] for layer, calls in self._kept.items()}
-        return {layer: [experts[place] for place in order] for layer, experts in tokens.items()}
+        return {layer: [experts[place] for place in self._rows.order] for layer, experts in tokens.items()}
 
     def find_fault(self) -> str:
         """Return why the kept experts may belong to other tokens; empty if every call had the expected rows."""
-        counts = {len(calls) for calls in self._kept.values()}
-        if not self._fault and counts - {len(self._rows)}:
-            return f"a router was called {min(counts)} times, not once for each of {len(self._rows)} calls of the model"
+        counts, num_calls = {len(calls) for calls in self._kept.values()}, len(self._rows.rows)
+        if not self._fault and counts - {num_calls}:
+            return f"a router was called {min(counts)} times, not once for each of {num_calls} calls of the model"
         return self._fault
 
     def _follow(self, layer: str, mlp: Any) -> Callable[[], object]:
@@ -81,17 +74,14 @@ class RouteCapture:
             self._fault = self._fault or f"the router of {layer} could not be read: {type(error).__name__}"
 
     def _read(self, call: int, output: Any) -> list[list[int]]:
-        if call >= len(self._rows):
+        if call >= len(self._rows.rows):
             return []
         # Megatron-LM gives probabilities and a map [rows, experts]; vLLM gives the ids [rows, chosen experts]
         chosen: torch.Tensor = output[1] if isinstance(output, tuple) else output
-        rows = self._rows[call]
-        expected = self._lengths[call] if self._lengths else max(len(chosen), *(row + 1 for row in rows), 0)
-        if len(chosen) != expected:
-            # on a GPU, an index beyond the rows would end the process
-            self._fault = self._fault or f"call {call} of a router has {len(chosen)} rows, expected {expected}"
+        if fault := self._rows.find_fault(call, len(chosen), "a router"):
+            self._fault = self._fault or fault
             return []
-        picked = chosen.detach()[torch.tensor(rows, dtype=torch.long, device=chosen.device)].cpu()
+        picked = self._rows.pick(call, chosen.detach()).cpu()
         if picked.dtype == torch.bool:
             return [row.nonzero().flatten().tolist() for row in picked]
         return [sorted(row) for row in picked.tolist()]
