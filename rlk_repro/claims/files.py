@@ -250,7 +250,7 @@ def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem
     measurable = MEASURABLE[check.operator]
     if set(check.settings) != set(measurable.settings):
         expected = ", ".join(measurable.settings) or "none"
-        what = "the settings differ from those that the operator takes"
+        what = "the names of the settings differ from those that the operator takes"
         yield ("check", "settings"), what, sorted(check.settings), expected
     if claim.dtype is None:
         yield ("check", "operator"), "the claim names no dtype", None, "dtype in the claim"

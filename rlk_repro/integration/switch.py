@@ -85,7 +85,11 @@ class Settings:
 
     @property
     def is_active(self) -> bool:
-        """Whether the settings request RL-Kernel, records, a loss without the entropy metric, or frozen objects."""
+        """Whether the settings change the trainer in any way.
+
+        The settings may request RL-Kernel, ops files, a loss without the entropy metric, or garbage collection that
+        skips old objects.
+        """
         return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric or self.gc_freeze_after > 0
 
     @classmethod

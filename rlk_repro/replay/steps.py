@@ -220,7 +220,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """Return the recorded analysis with the hash of the plan that runs here, which may be reduced to one node."""
+    """Return the recorded analysis, with the hash of the reduced plan if the local cluster reduced the plan."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis

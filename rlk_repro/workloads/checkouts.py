@@ -51,7 +51,7 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
 
 
 def find_given() -> list[CodeSource]:
-    """Return the checkouts whose folders are in this process's variables and on its path."""
+    """Return the checkouts that an environment variable names and ``PYTHONPATH`` also lists."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [source for source in FLAGS if os.environ.get(source.variable) in path and os.environ[source.variable]]
 
