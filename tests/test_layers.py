@@ -1,4 +1,4 @@
-"""Imports point one way: a module imports only from rooms named above its own (docs/design/structure.md)."""
+"""Imports point one way: a module imports only from layers named above its own (docs/design/structure.md)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests import ROOT
 
 PACKAGE = ROOT / "rlk_repro"
 
-# A room is a folder or a module of the package; of two that fit a module the longer name is its room.  Modules of one
-# room may import each other.
-ROOMS = (
+# A layer is a folder or a module of the package; of two that fit a module the longer name is its layer.  Modules of one
+# layer may import each other.
+LAYERS = (
     "base",
     "operators",
     "sources",
@@ -43,7 +43,7 @@ ROOMS = (
     "job",
     "pod",
 )
-# What runs inside a trainer, or is one: no room imports these.
+# What runs inside a trainer, or is one: no layer imports these.
 ASIDE = {
     "integration": {"base", "operators", "refengine", "rundir", "schedule", "switches"},
     "refengine": {"base"},
@@ -86,9 +86,9 @@ def _imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
                 yield full if full in known else inner
 
 
-def _room(name: str) -> str:
-    fitting = [room for room in (*ROOMS, *ASIDE) if name == room or name.startswith(f"{room}.")]
-    assert fitting, f"{name} is in no room of tests/test_layers.py: give it one"
+def _layer(name: str) -> str:
+    fitting = [layer for layer in (*LAYERS, *ASIDE) if name == layer or name.startswith(f"{layer}.")]
+    assert fitting, f"{name} is in no layer of tests/test_layers.py: give it one"
     return max(fitting, key=len)
 
 
@@ -98,18 +98,18 @@ def test_every_module_imports_only_from_above() -> None:
     for name, path in known.items():
         if name in {"", "__main__"}:
             continue
-        room = _room(name)
+        layer = _layer(name)
         for target in filter(None, _imports(path, known)):
-            wanted = _room(target)
-            if wanted == room:
+            wanted = _layer(target)
+            if wanted == layer:
                 continue
-            is_fine = wanted in ASIDE[room] if room in ASIDE else wanted in ROOMS[: ROOMS.index(room)]
+            is_fine = wanted in ASIDE[layer] if layer in ASIDE else wanted in LAYERS[: LAYERS.index(layer)]
             if not is_fine:
                 wrong.append(f"{name} imports {target}")
     assert wrong == []
 
 
-def test_the_page_names_every_room() -> None:
+def test_the_page_names_every_layer() -> None:
     """``docs/design/structure.md`` has one line for each folder of the package."""
     text = (ROOT / "docs" / "design" / "structure.md").read_text()
     named = set(re.findall(r"^\| `([\w./]+)` \|", text, re.MULTILINE))
@@ -151,15 +151,15 @@ def test_modules_stay_small() -> None:
 def test_only_workloads_and_spec_ask_what_kind_a_workload_is() -> None:
     asks = re.compile(r"isinstance\([^()]*, [^()]*\b\w+Workload\b")
     found = [name for name, path in _modules().items() if asks.search(path.read_text())]
-    assert [name for name in found if _room(name) not in {"spec", "workloads"}] == []
+    assert [name for name in found if _layer(name) not in {"spec", "workloads"}] == []
 
 
-def test_rooms_that_serve_any_workload_name_none() -> None:
+def test_layers_that_serve_any_workload_name_none() -> None:
     """What they must call by its name comes from the workload, or from the tables of sources and results."""
     found = [
         path.relative_to(PACKAGE).as_posix()
-        for room in ("agent", "clusters", "probes", "report")
-        for path in sorted((PACKAGE / room).rglob("*"))
+        for layer in ("agent", "clusters", "probes", "report")
+        for path in sorted((PACKAGE / layer).rglob("*"))
         if path.is_file() and path.suffix != ".pyc" and re.search("vime", path.read_text(), re.IGNORECASE)
     ]
     assert found == []
