@@ -1,6 +1,7 @@
 """Find the IPv4 address at which other nodes reach this node, without sending packets.
 
-A node has several interfaces, and many hosts map their own name to 127.0.0.1.  So the route to the other nodes decides.
+A node has several interfaces, and many hosts map their own name to 127.0.0.1, so the address is that of the route to
+the other nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 LOOPBACK: Final = "127.0.0.1"
 ELSEWHERE: Final = "192.0.2.1"
-"""No host has this address (RFC 5737), so its route is the default route.  This module sends no packet there."""
+"""No host has this address (RFC 5737), so the route to it is the default route.  No packet is sent to it."""
 _SIOCGIFADDR: Final = 0x8915
 
 

@@ -1,4 +1,4 @@
-"""Run one node agent from start to exit code: load the plan, refuse to start twice, and lead or follow."""
+"""Run one node agent from start to exit code: load the plan, refuse to start twice, and run as leader or follower."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def run_agent(run_dir: RunDir, place: NodePlace, *, is_resuming: bool, parts: Pa
 
     Raises:
         BundleUnreadable: no plan can be read.
-        SpecError: the directory is sealed, or it holds trials and ``is_resuming`` is not set, or another agent runs in
-            it.
+        SpecError: the directory is sealed, another agent runs in it, or it holds trials and ``is_resuming`` is false.
         EnvironmentMissing: the directory cannot be locked.
     """
     plan = _load_plan(run_dir, place)

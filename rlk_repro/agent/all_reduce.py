@@ -1,4 +1,4 @@
-"""Measure a short all-reduce over all ranks before the first trial, to find a slow or broken fabric.
+"""Measure a short all-reduce over all ranks before the first trial, to find a slow or broken network.
 
 The leader writes an order to a file that the followers read.  The agent of each node starts that node's ranks.
 """
@@ -57,10 +57,10 @@ def find_obstacle(member: RayMember) -> str:
 
 
 def follow_all_reduce(member: RayMember, done: str = "") -> str:
-    """Run this node's ranks once, as soon as the leader has ordered it.
+    """Run this node's ranks of the all-reduce once, as soon as the leader has written its order.
 
     Return the address in the leader's order, or an empty text before the order.  ``done`` is the result of the
-    previous call; if it has text, the ranks have run and do not run again.
+    previous call; if it is not empty, the ranks have run and do not run again.
     """
     if done:
         return done
@@ -77,7 +77,7 @@ def follow_all_reduce(member: RayMember, done: str = "") -> str:
 def _find_end(member: RayMember) -> str:
     leader, allocation = member.place.nodes[0], member.place.allocation
     is_over = not member.run_dir.all_reduce_order.is_file() or has_ended(member.run_dir, leader, allocation)
-    return "the leader's part has ended" if is_over else ""
+    return "the leader has ended the all-reduce" if is_over else ""
 
 
 def _lead(member: RayMember) -> Fact:
@@ -156,7 +156,7 @@ def _record(member: RayMember, fact: Fact) -> None:
 def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
     """Yield a finding if the measurement failed, or if the bandwidth is below the hardware's floor.
 
-    On one node, a failed measurement is a warning only, because the trials may run well.
+    On one node, a failed measurement is a warning only, because the trials may still succeed.
     """
     level = find_level(CHECK, plan.profile.preflight)
     if not isinstance(fact, dict):
@@ -171,7 +171,7 @@ def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
 
 
 def find_floor(plan: Plan) -> float | None:
-    """Return the lowest accepted bandwidth in GB/s, or None for a part of a node, whose GPUs have fewer links."""
+    """Return the lowest accepted bandwidth in GB/s, or None if a job uses only some GPUs of a node: they have fewer links."""
     floors, layout = plan.hardware.all_reduce, plan.layout
     if floors is None or layout.gpus_per_node < plan.hardware.gpus_per_node:
         return None

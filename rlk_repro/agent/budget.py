@@ -1,4 +1,4 @@
-"""Budget the time of one allocation: does the next pair fit, and would another allocation finish the run?"""
+"""Budget the time of one allocation: decide whether the next pair fits, and whether the time limit ended the work."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlk_repro.base.units import format_duration
 SAFETY: Final = 1.1
 """The next pair begins only if the remaining time is at least this multiple of the longest pair's duration."""
 EARLY_S: Final = 90.0
-"""Work that stops in the last 90 s was stopped by the time limit, because Slurm sends its signal up to 60 s early."""
+"""Work that stops in an allocation's last 90 s counts as out of time: Slurm sends its signal up to 60 s early."""
 
 
 class OutOfTime(RlkReproError):
-    """The next pair does not fit into the rest of this allocation."""
+    """The next pair does not fit into the remaining time of this allocation."""
 
     exit_code = 75
     title = "out of time"
@@ -45,7 +45,7 @@ class Budget:
         left_s, wanted_s = self._until - now, SAFETY * self._longest_s
         if self._until and self._pair and left_s < wanted_s:
             self._is_out = True
-            left = f"{format_duration(max(left_s, 0.0))} of this job"
+            left = f"{format_duration(max(left_s, 0.0))} left in this job"
             raise OutOfTime(Problem(pair, "not begun", got=left, expected=format_duration(wanted_s)))
         self._pair, self._since = pair, now
 

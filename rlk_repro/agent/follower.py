@@ -1,4 +1,4 @@
-"""Run the agent of a node that does not lead: record its facts and activity, keep Ray running, end with the leader."""
+"""Run the agent of a follower node: describe and watch the node, keep Ray running, end when the leader ends."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from rlk_repro.rundir.state import read_state
 
 
 def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> int:
-    """Follow the leader and return the exit code: 0, or 128 + n after signal n.  The leader judges this node's
-    findings.
+    """Follow the leader and return the exit code: 0, or 128 + n after signal n.
+
+    The leader decides whether this node's findings stop the run.
 
     Raises:
         EnvironmentMissing: the leader shows no sign of life.

@@ -1,6 +1,6 @@
 """Sample the state of GPUs at low cost: by NVML on NVIDIA, by the kernel's files on AMD.
 
-``rlk_repro.probes`` reads the facts that do not change.  A value that a device does not report is None.
+``rlk_repro.probes`` reads the properties of a GPU that do not change.  A value that a device does not report is None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Sensors(Protocol):
     """The sensors of all GPUs of one vendor."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the present values of each GPU."""
+        """Return the current values of each GPU."""
 
     def close(self) -> None:
         """Release the driver."""
@@ -46,7 +46,7 @@ NVIDIA_QUESTIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class NvidiaSensors:
-    """Read the GPUs by NVML, which stays open.  The values of a GPU that falls off the bus are None."""
+    """Read the GPUs by NVML, which stays initialised.  The values of a GPU that falls off the bus are None."""
 
     def __init__(self, pynvml: Any) -> None:
         self._lib = pynvml
@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs. amdsmi needs 0.1 s to read a GPU's throttling, so each call reads it for one GPU."""
+    """Read the GPUs from sysfs. amdsmi needs 0.1 s to read a GPU's throttling, so each call reads one GPU's."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root
@@ -130,7 +130,7 @@ def load_amdsmi() -> Any | None:
     """Import and initialise ``amdsmi``; return None where it is not installed or finds no driver."""
     try:
         import amdsmi
-    except (ImportError, OSError, KeyError):  # importing amdsmi loads a library of the driver
+    except (ImportError, OSError, KeyError):  # importing amdsmi loads one of the driver's libraries
         return None
     try:
         amdsmi.amdsmi_init()

@@ -76,7 +76,7 @@ class Journal:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseEnd]:
-        """Record the begin and the end of a phase.  An error in the phase is recorded and not raised."""
+        """Record the start and the end of a phase.  An error in the phase is recorded and not raised."""
         phase = PhaseEnd()
         started = time.monotonic()
         self.record("begin", phase=name)
@@ -93,7 +93,7 @@ class Journal:
     def record_error(self, phase: str, error: BaseException) -> None:
         """Write an error to standard error, and to the journal unless the run directory is sealed.
 
-        An error that is not of this tool is a bug and keeps its traceback.
+        An error that rlk-repro does not define is a bug, so it is written with its traceback.
         """
         is_known = isinstance(error, RlkReproError)
         text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))

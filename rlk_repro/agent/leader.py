@@ -106,14 +106,14 @@ class Leader:
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
-        """Write the file and the pulse by which the followers find this agent."""
+        """Write the files by which the followers see the run directory and whether this agent still runs."""
         if not self._place.followers:
             return nullcontext()
         write_text(self._run_dir.canary, self._place.allocation)
         return Pulse(self._run_dir.pulse(self._place.node), self._parts.deadlines.pulse_s)
 
     def _run_steps(self) -> tuple[int, str]:
-        """Run the steps; return exit code and message.  After a failed step the agent only waits for its followers."""
+        """Return exit code and message.  After a failed step the agent only waits for its followers."""
         steps: tuple[tuple[str, Callable[[], None]], ...] = (
             ("scheduler records", self._clean_records),
             ("set aside", self._set_aside),
@@ -149,7 +149,7 @@ class Leader:
             self._journal.record("set aside", trial=name)
 
     def _check_fitness(self) -> None:
-        """Check plan and nodes; raise SpecError for an impossible plan, EnvironmentMissing for a blocking finding."""
+        """Check plan and nodes; raise SpecError for an impossible plan, EnvironmentMissing after a blocking finding."""
         self._progress.enter(Phase.PREFLIGHT)
         problems = self._parts.workload.find_problems(self._plan)
         if problems:
@@ -197,12 +197,12 @@ class Leader:
         if found is not None:
             return found
         if has_left:
-            reason = "none: the agent of this node has ended"
+            reason = "no record: the agent of this node has ended"
         elif is_silent():
-            reason = f"none, and no sign of life for {deadlines.lost_s:g} s: the agent of this node died"
+            reason = f"no record, and no sign of life for {deadlines.lost_s:g} s: the agent of this node died"
             self._dead.append(node)
         else:
-            reason = "none"
+            reason = "no record"
         expected = f"a preflight record within {deadlines.followers_s:g} s"
         self._note([Finding(Level.BLOCKING, f"nodes.{node}", expected, reason)])
         return []

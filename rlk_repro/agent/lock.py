@@ -1,4 +1,4 @@
-"""Allow one leading agent per run directory.  The kernel holds the lock and frees it however the process ends."""
+"""Allow one leading agent per run directory.  The kernel frees the lock when the process ends in any way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 
 @contextmanager
 def locked(run_dir: RunDir, holder: str) -> Iterator[None]:
-    """Hold the lock during the block.  ``holder`` names this agent in the error that a second agent gets.
+    """Hold the run directory's lock during the block.  ``holder`` names this agent in the error of a second agent.
 
     Raises:
         SpecError: another agent runs in this directory.
@@ -40,7 +40,7 @@ def _explain(run_dir: RunDir, handle: int, error: OSError) -> Exception:
     where = str(run_dir.root)
     if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
         other = os.pread(handle, 4096, 0).decode(errors="replace") or "unknown"
-        return SpecError(Problem(where, f"another agent runs here ({other})", hint="wait for it, or cancel the run"))
+        return SpecError(Problem(where, f"another agent runs here ({other})", hint="wait until it ends, or cancel it"))
     return EnvironmentMissing(
         Problem(where, f"cannot be locked ({error.strerror})", expected="a file system with flock")
     )

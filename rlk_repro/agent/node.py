@@ -34,8 +34,8 @@ def describe_node(
 ) -> list[Finding]:
     """Write this node's manifest and preflight record.
 
-    Move the files of an earlier agent to ``earlier/<n>/``, and report the facts that changed since then.  ``known`` are
-    findings that this agent has already made.
+    Move the files of an earlier agent to ``earlier/<n>/``, and report the facts that differ from those files.
+    ``known`` are findings that this agent has already made.
     """
     before = preflight.ClockReading.read()
     node = run_dir.node(place.node)
@@ -57,7 +57,7 @@ def describe_node(
 
 
 def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
-    """Add the facts of the run directory's file system, which only the manifest of a job has."""
+    """Add the properties of the run directory's file system; other manifests have no run directory."""
     facts = folder.probe_folder(run_dir.root)
     return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
 

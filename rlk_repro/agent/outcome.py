@@ -1,4 +1,4 @@
-"""Judge how a trial ended: by its exit code, the end of its log, and the kernel's count of out-of-memory kills."""
+"""Decide how a trial ended: by its exit code, the end of its log, and the kernel's count of out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def count_oom_kills() -> int | None:
 
 
 def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus, str]:
-    """Return status and reason of a trial.
+    """Return a trial's status, and the reason for it.
 
-    ``tail`` is the end of the log.  ``has_oom_kill`` says that the kernel killed a process for lack of memory.  A
+    ``tail`` is the end of the log.  ``has_oom_kill`` is true if the kernel killed a process for lack of memory.  A
     trainer that exits with 0 after SIGTERM has not finished its trial.
     """
     how = f"exit code {ended.code}" if ended.signal is None else f"killed by {ended.signal.name}"

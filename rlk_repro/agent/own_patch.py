@@ -1,4 +1,4 @@
-"""Put the changes of rlk-repro's own checkout into the bundle: its commit alone does not give the code that ran."""
+"""Put rlk-repro's own uncommitted changes into the bundle: its commit alone does not give the code that ran."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BINARY: Final = b"\nGIT binary patch\n"
 
 
 def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> Manifest:
-    """Write the patch of a changed checkout, without secrets; the manifest says whether the patch is complete."""
+    """Write the checkout's changes as a patch, without secrets; the manifest says whether the patch is complete."""
     own = manifest.sections.get(SECTION, {}).get(OURSELVES.section)
     if not isinstance(own, dict) or own.get("is_dirty") is not True:
         return manifest

@@ -1,4 +1,4 @@
-"""Define the parts of an agent: its place among the nodes, its limits, and the functions that do the work."""
+"""Define an agent's place among the nodes, its time limits, and the functions that it calls."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Role(StrEnum):
 class NodePlace:
     """The place of one agent among the nodes of a job.
 
-    The first of ``nodes`` leads.  All agents of one allocation share ``allocation``.  The last pair must have ended at
-    ``until`` (Unix seconds); 0 means that the allocation has no time limit.
+    The first of ``nodes`` is the leader.  All agents of one allocation share ``allocation``.  The last pair must
+    have ended at ``until`` (Unix seconds); 0 means that the allocation has no time limit.
     """
 
     node: str
@@ -48,10 +48,10 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Return an agent's place.  Each node name must be a valid folder name.  For one node, ``allocation`` may be None.
+    """Return an agent's place.  Each node name must be a valid folder name.  ``allocation`` may be None on one node.
 
     Raises:
-        SpecError: a name is impossible, the node is not among the nodes, or several nodes have no allocation.
+        SpecError: a name is invalid, the node is not among the nodes, or several nodes have no allocation.
     """
     problems = [
         Problem("--nodes", "is not a node name", got=name, expected="a name without a slash")
@@ -73,8 +73,8 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
 class Deadlines:
     """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for the agents of other nodes, for Ray.
 
-    An agent counts as lost after ``lost_s`` without a new pulse.  Shared file systems show a change within one minute.
-    ``all_reduce_s`` limits the all-reduce before the trials; 0 leaves it out.
+    An agent counts as lost if its pulse file does not change for ``lost_s``; shared file systems show a change within
+    one minute.  ``all_reduce_s`` limits the all-reduce before the trials; 0 skips it.
     """
 
     grace_s: float = 20.0

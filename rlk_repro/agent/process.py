@@ -1,7 +1,7 @@
 """Run one trainer to its end under the guard process: stream its output, enforce its time limit, end its processes.
 
-This module does not know trials, pairs or directories.  When ``run_guarded`` returns or raises, no descendant of the
-trainer is left.
+This module knows nothing about trials, pairs or run directories.  When ``run_guarded`` returns or raises, no
+descendant of the trainer is left.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run_guarded(
     see_pid: Callable[[int], object] = lambda _: None,
     find_trouble: Callable[[], str] = no_trouble,
 ) -> Ended:
-    """Run ``argv`` until it ends, its time is over, a signal asks to stop, or ``find_trouble`` gives a reason.
+    """Run ``argv`` until it ends, its time limit passes, the agent must stop, or ``find_trouble`` gives a reason.
 
     Args:
         see_output: called with blocks of standard output and standard error, merged, as they arrive.
@@ -80,7 +80,7 @@ def run_guarded(
         find_trouble: called about every second; if it returns a text, the process is ended.
 
     Raises:
-        EnvironmentMissing: this Python cannot be started.
+        EnvironmentMissing: the Python that runs the guard cannot be started.
     """
     output_fd, output_writer = os.pipe()
     with os.fdopen(output_fd, "rb", buffering=0) as output:
@@ -141,7 +141,7 @@ class _Group:
         )
 
     def _check_time(self) -> None:
-        """Send SIGTERM when the time is over, and SIGKILL when the grace time is over."""
+        """Send SIGTERM when the time limit has passed, and SIGKILL after ``grace_s`` more."""
         if self._guarded.status is not None:
             return
         is_late = time.monotonic() >= self._deadline

@@ -1,6 +1,6 @@
 """Show that each agent or pod of a job still runs: each agent or pod keeps changing a file on the shared file system.
 
-No clocks of two machines are compared: a listener measures with its own clock how long a pulse has not changed.
+The clocks of two machines are never compared: a listener measures with its own clock how long a file has not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WIDTH: Final = 20
 
 
 class Pulse:
-    """A context manager whose thread writes the time to a file at regular intervals, and ``text`` below the time."""
+    """A context manager whose thread writes the time to a file at regular intervals, and ``text`` on the next line."""
 
     def __init__(self, path: Path, interval_s: float, text: str = "") -> None:
         self._path = path
@@ -51,9 +51,9 @@ class Pulse:
 
 
 class Listener:
-    """Measure for how long a pulse has not changed, counted from its last change or from the first reading.
+    """Measure for how long a pulse file has not changed, counted from its last change or from the first reading.
 
-    ``has_heard`` is true once the pulse has changed.
+    ``has_heard`` is true once the file has changed.
     """
 
     def __init__(self, path: Path) -> None:

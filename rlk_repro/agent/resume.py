@@ -1,7 +1,7 @@
 """Find the pairs that an earlier agent completed, and set the other pairs aside.
 
-A pair counts when both trials ended by themselves in one allocation.  Half a pair is never kept: its trials are moved
-to ``interrupted/<n>/`` as evidence and run again.  An unfinished session is treated the same way.
+A pair is complete when both trials ended by themselves in one allocation.  The trials of an incomplete pair are moved
+to ``interrupted/<n>/`` as evidence and run again; so is an unfinished session.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ ROLLOUTS: Final = "rollouts"
 def store_rollouts(
     plan: Plan, run_dir: RunDir, seed: int, command: Command, run: Callable[[Command, Path], Outcome]
 ) -> None:
-    """Make the files of ``run_dir.rollouts_of(seed)`` and record them, unless they exist as recorded.
+    """Store the rollouts of a seed and record their hashes, unless the recorded files exist unchanged.
 
     Args:
         run: executes a command and writes its output to a file.
@@ -88,7 +88,7 @@ def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: Rollo
 
 
 def _place(source: Path, target: Path) -> None:
-    # A hard link, because a run directory holds no symbolic links.
+    # This is a hard link, because a run directory must not hold symbolic links.
     try:
         os.link(source, target)
     except OSError:  # the source is on another file system, or belongs to another user

@@ -28,7 +28,7 @@ class Stop:
             self.signal = signal.Signals(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until a signal asks to stop or the time is over.  Return whether a signal asked to stop."""
+        """Sleep for ``timeout_s``, or until a signal asks the agent to stop; return whether a signal did."""
         until = time.monotonic() + timeout_s
         while self.signal is None and (left_s := until - time.monotonic()) > 0:
             select.select([self.wake_fd], [], [], left_s)
@@ -36,7 +36,7 @@ class Stop:
         return self.signal is not None
 
     def clear(self) -> None:
-        """Empty the pipe that wakes this thread; the request to stop stays."""
+        """Empty the pipe that wakes this thread; ``signal`` still holds the request to stop."""
         try:
             while os.read(self.wake_fd, select.PIPE_BUF):
                 pass

@@ -1,6 +1,6 @@
 """Sample the node's activity into ``telemetry.jsonl``, from a thread of the agent. logs/telemetry.py reads the file.
 
-CPU and memory are those of the trial's processes, without the guard process, not of the node; 100 % is one core.
+CPU and memory are those of the trial's processes without the guard process.  100 % CPU is one core.
 """
 
 from __future__ import annotations

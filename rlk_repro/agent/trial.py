@@ -1,6 +1,6 @@
 """Run one command of the plan and record it: command, environment, log, and how it ended.
 
-The agent decides the order of trials and what happens between them.
+The leading agent decides the order of trials and what happens between trials.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outcome:
     started_unix_s: float
 
     def with_trouble(self, trouble: str, *, is_interrupted: bool) -> Outcome:
-        """Return the outcome with ``trouble`` as its reason; return a good outcome unchanged."""
+        """Return the outcome with ``trouble`` as its reason; return a successful outcome unchanged."""
         if self.status is TrialStatus.OK or not trouble:
             return self
         status = TrialStatus.INTERRUPTED if is_interrupted else self.status
@@ -89,9 +89,9 @@ def run_trial(
     watch: TrialWatch,
     service_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
-    """Run one trial in its new folder.  The exit record is written last, as a whole.
+    """Run one trial in its new folder.  ``exit.json`` is written last, and never in part.
 
-    ``service_env`` holds variables of this allocation alone, such as addresses; these variables are not recorded.
+    ``service_env`` holds variables of this allocation only, such as addresses; they are not recorded.
 
     Raises:
         SpecError: a variable of ``from_env`` is not set.
@@ -156,7 +156,7 @@ def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
 
 
 def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of ``env.json``: variables that the command sets, and inherited variables that steer a run."""
+    """Return the content of ``env.json``: variables that the command sets, and inherited variables that change a run."""
     scrubber = Scrubber.from_environment(named=command.from_env.values())
     recorded = environment.select(env) | {name: scrubber.text(value) for name, value in command.env.items()}
     recorded |= {name: f"<from {source}>" for name, source in command.from_env.items()}

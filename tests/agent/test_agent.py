@@ -160,7 +160,7 @@ def test_a_pair_that_cannot_end_in_time_does_not_begin_and_a_requeue_is_requeste
     slow = FakeWorkload(actions=["sleep:1"])
     assert run_example(run_dir, slow, until=time.time() + 3.5) == 75
     assert statuses(run_dir) == {"00-p1-baseline": "ok", "01-p1-enabled": "ok"}
-    assert re.fullmatch(r"trials: p2: not begun, got '.* of this job', expected .*", message(run_dir))
+    assert re.fullmatch(r"trials: p2: not begun, got '.* left in this job', expected .*", message(run_dir))
     assert not inspect_bundle(run_dir.bundle).is_sealed
     assert run_dir.again.read_text() == exit_of(run_dir, "00-p1-baseline")["allocation"]
     run_dir.again.unlink()
@@ -205,7 +205,7 @@ def test_a_second_agent_is_refused_while_the_first_one_runs(tmp_path: Path) -> N
     with locked(run_dir, "node a, allocation 1"), pytest.raises(SpecError) as caught:
         run_example(run_dir)
     assert str(caught.value) == (
-        f"{run_dir.root}: another agent runs here (node a, allocation 1)\n  hint: wait for it, or cancel the run"
+        f"{run_dir.root}: another agent runs here (node a, allocation 1)\n  hint: wait until it ends, or cancel it"
     )
     assert run_example(run_dir) == 0
 
@@ -384,7 +384,7 @@ def test_the_leader_waits_for_followers_and_a_missing_one_blocks(tmp_path: Path)
     place = make_place("a", ("a", "b"), "job-7")
     assert run_agent(run_dir, place, is_resuming=False, parts=make_parts()) == 3
     assert message(run_dir) == (
-        "preflight: nodes.b: preflight check failed, got 'none', expected a preflight record within 0.1 s"
+        "preflight: nodes.b: preflight check failed, got 'no record', expected a preflight record within 0.1 s"
     )
 
 
@@ -395,7 +395,7 @@ def test_a_follower_that_ended_before_the_trials_is_a_lost_node(tmp_path: Path, 
         mark_ended(run_dir, make_place("b", ("a", "b"), "job-7"))
     assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=make_parts()) == 3
     assert run_dir.lost.is_file() == has_left
-    assert ("none: the agent of this node has ended" in message(run_dir)) == has_left
+    assert ("no record: the agent of this node has ended" in message(run_dir)) == has_left
 
 
 def test_a_follower_whose_pulse_stops_before_its_record_is_named(tmp_path: Path) -> None:

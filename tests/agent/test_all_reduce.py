@@ -112,7 +112,7 @@ def test_a_follower_ends_its_part_when_the_leader_has_ended(tmp_path: Path) -> N
     write_json(run_dir.all_reduce_order, {})
     assert all_reduce._find_end(other) == ""
     mark_ended(run_dir, leader.place)
-    assert all_reduce._find_end(other) == "the leader's part has ended"
+    assert all_reduce._find_end(other) == "the leader has ended the all-reduce"
 
 
 @pytest.mark.parametrize(("num_nodes", "level"), [(1, Level.WARNING), (2, Level.BLOCKING)])
