@@ -171,7 +171,7 @@ def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
 
 
 def find_floor(plan: Plan) -> float | None:
-    """Return the lowest accepted bandwidth in GB/s, or None if a job uses only some GPUs of a node: they have fewer links."""
+    """Return the lowest accepted bandwidth in GB/s, or None if the job uses only some of a node's GPUs."""
     floors, layout = plan.hardware.all_reduce, plan.layout
     if floors is None or layout.gpus_per_node < plan.hardware.gpus_per_node:
         return None

@@ -156,7 +156,7 @@ def record_command(command: Command, run_dir: RunDir) -> dict[str, Any]:
 
 
 def record_env(command: Command, run_dir: RunDir, env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of ``env.json``: variables that the command sets, and inherited variables that change a run."""
+    """Return the content of ``env.json``: variables that the command sets, and inherited ones that affect a run."""
     scrubber = Scrubber.from_environment(named=command.from_env.values())
     recorded = environment.select(env) | {name: scrubber.text(value) for name, value in command.env.items()}
     recorded |= {name: f"<from {source}>" for name, source in command.from_env.items()}

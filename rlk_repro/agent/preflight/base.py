@@ -1,7 +1,7 @@
 """A preflight check is a pure function: it reads a node's facts and returns complaints.
 
-A policy gives each complaint its level as a finding.  A check does not judge an unknown fact; the manifest gives the
-reason why the fact is unknown.
+A check's policy sets the level of its complaints: info, warning or blocking.  A check ignores an unknown fact; the
+manifest gives the reason why the fact is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.spec import CheckName, Hardware, Layout, Policy, Preflight
 
 LEVELS: Final[dict[Policy, Level]] = {"pass": Level.INFO, "warn": Level.WARNING, "fail": Level.BLOCKING}
-# policies of the checks that need more than the manifest of one node
+# default policies of the checks that need more than the manifest of one node
 OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
     "gpu_idle": "fail",
     "imex": "fail",
@@ -28,7 +28,7 @@ OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
 
 
 class Complaint(NamedTuple):
-    """One problem that a check found.  The policy decides its level."""
+    """One problem that a check found.  The check's policy decides the level of the finding."""
 
     where: str
     expected: str
@@ -87,7 +87,7 @@ class Check:
 
 
 def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Finding]:
-    """Run every check that applies to this plan.  Each complaint becomes a finding with the policy's level."""
+    """Run every check that applies to this plan.  Each complaint becomes a finding with the check's level."""
     for check in checks:
         if situation.has(check.scope):
             level = LEVELS[situation.limits.policy.get(check.name, check.policy)]

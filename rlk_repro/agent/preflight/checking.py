@@ -1,8 +1,7 @@
-"""Check whether this node is fit to run the plan.  A check returns findings and never raises; the profile sets their
-levels.
+"""Check whether this node can run the plan.  A check returns findings and never raises an error.
 
-The checks judge hardware by the node's manifest, so preflight and bundle use the same facts.  This module has the
-checks that every job needs; ``rlk_repro.agent.preflight.checks`` has the checks whose level a site may change.
+The checks read the hardware from the node's manifest, so preflight and bundle use the same facts.  This module has the
+checks that every job needs; ``rlk_repro.agent.preflight.checks`` has the checks whose level a profile may change.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from rlk_repro.workloads.environment import profile_env
 SCHEMA: Final = 1
 MAX_DRIFT_S: Final = 2.0
 YEARS: Final = (2025, 2100)
-# drivers report a few percent less memory than the data sheet; the next smaller product has at least 25 % less
+# drivers report a few percent less memory than the data sheet; the next smaller GPU has at least 25 % less
 MEMORY_TOLERANCE: Final = 0.05
 
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -116,7 +115,7 @@ def check_clock(before: ClockReading, now: ClockReading) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             "clock",
-            "UTC is not set during the job",
+            "UTC as fast as the monotonic clock",
             f"UTC moved by {drift_s:+.1f} s against the monotonic clock",
         )
 
@@ -155,7 +154,7 @@ def check_programs(names: Iterable[str]) -> Iterator[Finding]:
 def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
     """Check that the trainer of the enabled variant will find RL-Kernel, without importing RL-Kernel.
 
-    RL-Kernel may still have no route for an operator; the trainer then refuses to start its first step.
+    RL-Kernel may still be unable to serve an operator; the trainer then stops before its first step.
     """
     if not plan.needs_rl_kernel:
         return
@@ -167,13 +166,13 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
         return
     where = f"python module {RL_KERNEL.module}"
     if plan.run.rl_kernel.mode == "require":
-        yield Finding(Level.BLOCKING, where, "installed, as rl_kernel.mode is require", "missing")
+        yield Finding(Level.BLOCKING, where, "installed, because rl_kernel.mode is require", "missing")
     else:
-        yield Finding(Level.INFO, where, "installed", "missing: every call of the enabled variant is a fallback")
+        yield Finding(Level.INFO, where, "installed", "missing: the enabled variant uses the trainer's own functions")
 
 
 def check_ray_version(plan: Plan) -> Iterator[Finding]:
-    """Check that Ray in the image has the version that the profile tells KubeRay."""
+    """Check that Ray in the image has the version that the profile gives KubeRay."""
     settings = plan.profile.kubernetes
     if settings is None or settings.kind != "rayjob" or settings.ray_version is None:
         return
@@ -182,7 +181,7 @@ def check_ray_version(plan: Plan) -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         found = "none"
     if found != settings.ray_version:
-        told = f"{settings.ray_version}, as the profile tells KubeRay"
+        told = f"{settings.ray_version}, the version that the profile gives KubeRay"
         yield Finding(Level.WARNING, "kubernetes.ray_version", told, f"{found} in the image")
 
 
@@ -208,7 +207,7 @@ def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Ite
     described: list[dict[str, Any]] = devices if isinstance(devices, list) else []
     if len(described) < num_gpus:
         found = str(devices) if isinstance(devices, Unknown) else str(len(described))
-        yield Finding(Level.BLOCKING, "gpu.devices", f"at least {num_gpus} described", found)
+        yield Finding(Level.BLOCKING, "gpu.devices", f"at least {num_gpus} GPUs in the manifest", found)
     for name in sorted({str(item.get("name")) for item in described}):
         if hardware.name_part not in name or any(part in name for part in hardware.refused_name_parts):
             yield Finding(Level.BLOCKING, "gpu.devices.name", hardware.title, name)
@@ -228,9 +227,9 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
 def check_pins(
     stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
 ) -> Iterator[Finding]:
-    """Check that this node has the sources that the stack pins.  A bundle must not claim a pin that was not confirmed.
+    """Check that this node has the sources that the stack pins, because a bundle may name confirmed pins only.
 
-    ``patched`` names the pins whose sources must have upstream's patch.  If the commit of sources is unknown, their
+    ``patched`` names the pins whose sources must have upstream's patch.  If a commit is unknown, the source
     files must have the hash of the pinned commit's files.  Changed sources also pass if they equal the stack's patched
     files, or if the record of the node's image has the same changes.
     """
@@ -277,9 +276,9 @@ def check_idle(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -
 def wait_until_idle(
     busy_gpus: Callable[[], list[GpuUse] | Unknown], wait: Callable[[float], bool], deadline_s: float
 ) -> list[GpuUse] | Unknown:
-    """Wait for idle GPUs and return the GPUs that stay busy.  A driver frees the memory of a killed process late.
+    """Wait for idle GPUs and return the GPUs that stay busy: a driver may free a killed process's memory late.
 
-    ``wait`` sleeps for some seconds; if it returns True, the waiting ends.
+    ``wait`` sleeps for some seconds; this function returns as soon as ``wait`` returns True.
     """
     until = time.monotonic() + deadline_s
     pause_s = 0.1

@@ -1,7 +1,7 @@
-"""Judge whether this machine can run rlk-repro, and what would improve it.  Each judgement has one next step.
+"""Find out whether this machine can run rlk-repro, and what would improve it.  Each problem has one next step.
 
-``look_around`` collects the facts that no manifest holds; ``diagnose`` only judges.  The doctor changes nothing and
-submits nothing.
+``look_around`` collects the facts that no manifest holds; ``diagnose`` collects nothing.  The doctor changes nothing
+and submits nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MODULES: Final = ("torch",)
 
 
 ADVICE: Final[Mapping[str, str]] = {
-    "governor": "for steadier step times: sudo cpupower frequency-set -g performance",
+    "governor": "to make step times vary less: sudo cpupower frequency-set -g performance",
     "numa_balancing": "sudo sysctl kernel.numa_balancing=0",
     "shared_memory": "start the container with --ipc=host",
     "open_files": "Ray and vLLM open many sockets: raise the hard limit, ulimit -Hn 65536",
-    "clock_source": "boot with clocksource=tsc: the present clock source makes every timer slow",
+    "clock_source": "boot with clocksource=tsc: the current clock source makes every timer slow",
     "gpu_errors": "drain the node and reset the GPU before measuring on it",
     "gpu_memory_repair": "drain the node and reset the GPU; replace the GPU if its memory repair failed",
     "gpu_ecc_mode": "switch error correction on (nvidia-smi -e 1), or off on every node",
@@ -45,11 +45,11 @@ ADVICE: Final[Mapping[str, str]] = {
     "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
 }
-"""The doctor's next step for each preflight check that complains."""
+"""The doctor's advice if a preflight check fails, by the name of the check."""
 
 
 class Health(StrEnum):
-    """``fail`` stops a run on this machine; ``warn`` limits a run or makes its figures less exact."""
+    """``fail``: a run stops on this machine.  ``warn``: a run is limited, or its numbers are less exact."""
 
     OK = "ok"
     WARN = "warn"
@@ -58,7 +58,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Answer):
-    """One judgement about this machine.  ``advice`` is the next step; it is empty if all is well."""
+    """One result about this machine.  ``advice`` is the next step; it is empty if ``status`` is ok."""
 
     name: str
     status: Health
@@ -90,9 +90,9 @@ Judge: TypeAlias = Callable[[Situation, Surroundings], Diagnosis]
 
 
 def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
-    """Collect the facts for the judgements: disk, tools, modules, GPU use and the clock.
+    """Collect the facts that ``diagnose`` needs: disk, tools, modules, GPU use and the clock.
 
-    Modules are found, never imported.  ``clients`` are the clusters' commands to look for on PATH.
+    Modules are located but not imported.  ``clients`` are the commands of the clusters, such as ``sbatch``.
     """
     existing = _find_existing(runs_root.absolute())
     return Surroundings(
@@ -112,10 +112,9 @@ def _find_existing(path: Path) -> Path:
 
 
 def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:
-    """Return every judgement, the most useful first.
+    """Return all results, the most useful first.
 
-    A preflight check has a judgement of its own only if it complains.  ``hardware`` holds the values that the machine
-    should have.
+    A preflight check has its own result only if it fails.  ``hardware`` holds the values that the machine should have.
     """
     devices = manifest.sections.get("gpu", {}).get("devices")
     layout = Layout(gpus_per_node=len(devices) if isinstance(devices, list) else 0)
@@ -179,11 +178,11 @@ def _rl_kernel(node: Situation, _: Surroundings) -> Diagnosis:
         return _warn("rl-kernel", compiled, advice)
     symbols = rl_kernel.get("extension_symbols")
     if compiled:
-        return _ok("rl-kernel", f"compiled, binds {', '.join(symbols) if isinstance(symbols, list) else symbols}")
+        return _ok("rl-kernel", f"compiled with {', '.join(symbols) if isinstance(symbols, list) else symbols}")
     if node.fact("gpu", "vendor") == "nvidia":
         advice = "build RL-Kernel where a GPU is visible: without the extension, logp is plain PyTorch"
         return _warn("rl-kernel", "installed without its compiled extension", advice)
-    return _ok("rl-kernel", "installed, without compiled extension (pure Python)")
+    return _ok("rl-kernel", "installed without a compiled extension (pure Python)")
 
 
 def _disk(_: Situation, around: Surroundings) -> Diagnosis:

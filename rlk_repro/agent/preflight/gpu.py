@@ -1,4 +1,4 @@
-"""Check GPUs in preflight: driver, memory errors, links, modes, and other users.  These functions are pure."""
+"""Check GPUs in preflight: driver, memory errors, links, modes and visible devices.  The checks are pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlk_repro.agent.preflight.base import Check, Complaint, Scope, Situation, n
 from rlk_repro.probes import gpu_amd, gpu_nvidia, visible
 from rlk_repro.rundir.manifest import Fact, Unknown
 
-# oldest driver branch of each CUDA major version; within one, older drivers run newer minor versions
+# oldest driver branch of each CUDA major version; within a major version, older drivers run newer minor versions
 DRIVER_FLOORS: Final = {11: 450, 12: 525, 13: 580}
 # the packages of the CUDA runtime that PyTorch's wheels install
 CUDA_RUNTIME: Final = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
@@ -36,7 +36,7 @@ def check_driver(situation: Situation) -> Iterator[Complaint]:
 
 
 def find_toolkit(packages: dict[str, Any], of_image: Fact) -> str | None:
-    """Return the CUDA version of PyTorch's build (``2.9.0+cu130``), else of the installed runtime, else of the image.
+    """Return the CUDA version: of PyTorch's build (``2.9.0+cu130``), else of the CUDA runtime, else of the image.
 
     An image that installs CUDA outside Python gives the version in ``CUDA_VERSION``.
     """
@@ -62,7 +62,7 @@ def check_enabled(mode: str, situation: Situation) -> Iterator[Complaint]:
 
 
 def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
-    """Check for broken GPU memory that is still in use, because its repair failed or waits for a reset."""
+    """Check for broken GPU memory that is still in use, because its repair failed or needs a reset of the GPU."""
     for fact, words in REPAIRS.items():
         for state in ("failed", "pending"):
             bad = name_gpus(situation.devices, partial(_is_marked, fact, f"is_{state}"))
@@ -136,7 +136,7 @@ def check_power_limit(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_alike(situation: Situation) -> Iterator[Complaint]:
-    """Check that the GPUs have equal settings, because the slowest GPU of a node slows all others."""
+    """Check that the GPUs have equal settings, because all GPUs of a node wait for the slowest."""
     for name in SHARED:
         found = {str(device[name]) for device in situation.devices if _is_known(device, name)}
         if len(found) > 1:
@@ -183,10 +183,10 @@ def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:
 
 
 def serves(architecture: str, capability: str) -> bool:
-    """Whether code for ``sm_90`` runs on capability ``9.0``.
+    """Whether code for an architecture (``sm_90``) runs on a GPU with a compute capability (``9.0``).
 
-    Machine code runs within a major version; PTX runs on later versions too.  Code for ``sm_90a`` runs on 9.0 only
-    (CUDA programming guide, binary and PTX compatibility).
+    Machine code (``sm_``) runs within a major version; PTX (``compute_``) runs on later versions too.  Code for
+    ``sm_90a`` runs on 9.0 only (CUDA programming guide, binary and PTX compatibility).
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
     if match is None:

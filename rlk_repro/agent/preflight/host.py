@@ -1,4 +1,4 @@
-"""Check processor, memory limits, clocks and the run directory's file system in preflight.  All functions are pure."""
+"""Check processor, memory limits, clocks and the run directory's file system in preflight, by pure functions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from rlk_repro.agent.preflight.base import OTHER_POLICIES, Check, Complaint, Scope, Situation
 
-# reading one of these clock sources costs a system call or a slow bus access each time
+# each reading of these clock sources costs a system call or a slow bus access
 SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit")
 MAX_LOAD_PER_CPU: Final = 0.5
-# a container's own default of 64 MiB is too little for NCCL and for data loaders
+# the default of 64 MiB in a container is too little for NCCL and for data loaders
 MIN_SHARED_MEMORY_GIB: Final = 1.0
 MIN_SCRATCH_GIB: Final = 10.0
 # Ray opens several sockets per worker
@@ -41,7 +41,7 @@ def check_load(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_stale_processes(situation: Situation) -> Iterator[Complaint]:
-    """Check for Ray or engine processes.  This job has not started any yet, so they belong to another job."""
+    """Check for Ray or engine processes.  This job has not started any, so they belong to another job."""
     names = situation.fact("host", "trainer_processes")
     if isinstance(names, list) and names:
         yield Complaint("host.trainer_processes", "no such process before the first trial", ", ".join(map(str, names)))
@@ -59,7 +59,7 @@ def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_scratch(situation: Situation) -> Iterator[Complaint]:
-    """Check the space for temporary files: Ray's session and moved objects, and compilers' caches."""
+    """Check the space for temporary files: Ray's session files and spilled objects, and the caches of compilers."""
     return _require_least("host.tmp_free_gib", situation.fact("host", "tmp_free_gib"), MIN_SCRATCH_GIB)
 
 

@@ -1,4 +1,4 @@
-"""Check that the container around this node's agent is the stack's image, complete and unchanged."""
+"""Check that this node's agent runs in the stack's image, and that the image is complete and unchanged."""
 
 from __future__ import annotations
 

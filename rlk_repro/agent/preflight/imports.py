@@ -19,7 +19,7 @@ SCRIPT: Final = Path(__file__).with_name("try_import.py")
 # importing torch and Megatron-LM from a cold file system takes minutes
 TIMEOUT_S: Final = 600.0
 MAX_CHARS: Final = 300
-# modules whose package has a different name
+# packages whose name differs from that of their module
 DISTRIBUTIONS: Final = {"PIL": "pillow", "yaml": "pyyaml", "cv2": "opencv-python", "sklearn": "scikit-learn"}
 
 
@@ -38,7 +38,7 @@ def check_imports(plan: Plan) -> Iterator[Finding]:
             Level.BLOCKING, where, f"installed packages: pip install {wanted}", f"missing {', '.join(missing)}"
         )
     elif done.is_timeout:
-        yield Finding(Level.WARNING, where, f"done in {TIMEOUT_S:g} s", "the import still runs")
+        yield Finding(Level.WARNING, where, f"imported within {TIMEOUT_S:g} s", "not imported yet")
     elif not done.is_ok:
         yield Finding(Level.BLOCKING, where, "no error", hide_places(done.last_words)[:MAX_CHARS])
 

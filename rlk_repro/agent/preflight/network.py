@@ -1,4 +1,4 @@
-"""Check the network between nodes, and the facts that the nodes of one job must share.  These functions are pure."""
+"""Check the network between nodes, and the facts that all nodes of a job must share.  The checks are pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
 
 
 def check_rdma_active(situation: Situation) -> Iterator[Complaint]:
-    """Check that an RDMA adapter is up.  Otherwise the node would train over its management network."""
+    """Check that an RDMA adapter is up; otherwise NCCL would use the management network."""
     ports = dict(list_ports(situation))
     if ports and not any(port.get("state") == ACTIVE for port in ports.values()):
         yield Complaint("network.rdma_devices", "an active port", f"none of {len(ports)}")
@@ -71,7 +71,7 @@ def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
-    """Check that the kernel's ephemeral ports are not ports that Ray is told to use."""
+    """Check that the range of the kernel's ephemeral ports does not include Ray's fixed ports."""
     ports = situation.fact("network", "ephemeral_ports")
     first = ports.partition("-")[0] if isinstance(ports, str) else ""
     if first.isdigit() and int(first) < FIRST_FREE_PORT:
@@ -108,11 +108,11 @@ def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Fi
         if domain is not None and domains[domain] > 1 and not _has_channels(manifest):
             found = str(manifest.sections["gpu"].get("imex_channels", Unknown("not recorded")))
             where = f"nodes.{manifest.node}.gpu.imex_channels"
-            yield Finding(find_level("imex", limits), where, "a channel for this job", found)
+            yield Finding(find_level("imex", limits), where, "an IMEX channel for this job", found)
 
 
 def find_domain(manifest: Manifest) -> str | None:
-    """Return a node's NVLink domain: cluster and clique.  Return None for cluster id zero: the node is in no domain."""
+    """Return a node's NVLink domain (cluster and clique), or None if its cluster id is zero: it is in no domain."""
     fabric = manifest.sections.get("gpu", {}).get("fabric")
     known = fabric if isinstance(fabric, dict) else {}
     cluster, clique = known.get("cluster_uuid"), known.get("clique_id")

@@ -24,7 +24,7 @@ ROLLOUTS = "rollouts"
 
 
 def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """Check that this node sees the prepared files that submission recorded, including the file of every rollout."""
+    """Check that this node can read the prepared files that ``submit`` recorded, with one file for every rollout."""
     folders = list_run_folders(plan, run_dir)
     try:
         recorded, found = load_parts(run_dir.prepared), find_parts(folders)
@@ -56,7 +56,7 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
 def record_prepared(plan: Plan, run_dir: RunDir) -> None:
     """Write the records of the prepared files into ``prepared.json``, and copy the rollouts that the bundle will hold.
 
-    Submission may have written the records already.
+    ``submit`` may have written the records already.
     """
     folders = list_run_folders(plan, run_dir)
     if not folders:

@@ -1,8 +1,8 @@
 """Import modules and report all missing modules at once.  This is a script that uses the standard library only.
 
-Call: ``python try_import.py NAME…``.  An empty module replaces a missing one, so the import continues and finds the
-next missing module.  The last line of standard output is a JSON list of the missing modules.  Any other error ends this
-process as it would end the trainer.
+Call: ``python try_import.py NAME…``.  An empty module replaces each missing module, so the import goes on and finds
+the next missing module.  The last line of standard output is a JSON list of the missing modules.  Any other error ends
+this process as it would end the trainer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 
 
 class Placeholder(types.ModuleType):
-    """An empty module whose every attribute is a class; other classes can inherit from this class."""
+    """An empty module in which every attribute is a class, so that other classes can inherit from it."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):

@@ -471,7 +471,7 @@ def test_nodes_of_two_nvlink_domains_and_two_clocks_are_found() -> None:
 
 def test_nodes_of_one_nvlink_domain_must_have_imex_channels() -> None:
     missing = {"imex_channels": Unknown("no channel")}
-    expected = ("a channel for this job", "unknown (no channel)")
+    expected = ("an IMEX channel for this job", "unknown (no channel)")
     assert compare_nodes([node("a"), node("b", gpu=missing)], Preflight()) == [
         Finding(Level.BLOCKING, "nodes.b.gpu.imex_channels", *expected)
     ]

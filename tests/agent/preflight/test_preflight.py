@@ -65,9 +65,11 @@ def test_a_missing_module_blocks() -> None:
     assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]
 
 
-NOT_INSTALLED = "missing: every call of the enabled variant is a fallback"
+NOT_INSTALLED = "missing: the enabled variant uses the trainer's own functions"
 FALLBACK = Finding(Level.INFO, "python module no_such_module", "installed", NOT_INSTALLED)
-MISSING = Finding(Level.BLOCKING, "python module no_such_module", "installed, as rl_kernel.mode is require", "missing")
+MISSING = Finding(
+    Level.BLOCKING, "python module no_such_module", "installed, because rl_kernel.mode is require", "missing"
+)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("told", "expected"),
     [(None, []), ("2.55.1", []),
-     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "2.49.0, as the profile tells KubeRay",
+     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "2.49.0, the version that the profile gives KubeRay",
                          "2.55.1 in the image")])],
 )  # fmt: skip
 def test_a_ray_version_other_than_the_profiles_is_a_warning(
@@ -120,7 +122,7 @@ def test_a_ray_version_other_than_the_profiles_is_a_warning(
                 Finding(
                     Level.WARNING,
                     "clock",
-                    "UTC is not set during the job",
+                    "UTC as fast as the monotonic clock",
                     "UTC moved by +60.0 s against the monotonic clock",
                 )
             ],
@@ -155,11 +157,11 @@ H200S = gpus("NVIDIA H200", 143771)
             {"count": Unknown("no driver"), "devices": Unknown("no driver")},
             [
                 ("gpu.count", "at least 8", "unknown (no driver)"),
-                ("gpu.devices", "at least 8 described", "unknown (no driver)"),
+                ("gpu.devices", "at least 8 GPUs in the manifest", "unknown (no driver)"),
             ],
         ),
-        ("x86_64", {"count": 8, "devices": []}, [("gpu.devices", "at least 8 described", "0")]),
-        ("x86_64", {"count": 8}, [("gpu.devices", "at least 8 described", "unknown (not recorded)")]),
+        ("x86_64", {"count": 8, "devices": []}, [("gpu.devices", "at least 8 GPUs in the manifest", "0")]),
+        ("x86_64", {"count": 8}, [("gpu.devices", "at least 8 GPUs in the manifest", "unknown (not recorded)")]),
         ("x86_64", {"count": 8, "driver": "470.1", "devices": H200S}, [("gpu.driver", "525 or newer", "470.1")]),
         (
             "x86_64",
