@@ -1,7 +1,7 @@
 """The leader's work with Ray: start Ray on all nodes before a command, end Ray after the command, report what failed.
 
-A lost node says nothing about the variant, so its trial counts as interrupted.  If Ray ends while the node's agent
-lives, the trial may be the cause, so the trial counts as failed.
+The loss of a node says nothing about the variant, so the trial counts as interrupted.  If Ray ends while the node's
+agent still runs, the trial may be the cause, so the trial counts as failed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Service:
 class RayClusters:
     """Start a new Ray cluster for each command.
 
-    ``lost`` has the reason for each node that can run no more commands.
+    ``lost`` gives, for each node that can run no more commands, the reason.
     """
 
     def __init__(self, member: RayMember, record: Callable[..., object]) -> None:
@@ -61,10 +61,10 @@ class RayClusters:
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """Keep Ray up inside the block if the command needs Ray.
+        """Run the block with a Ray cluster if the command needs Ray.
 
         Raises:
-            EnvironmentMissing: Ray did not come up on every node, or Ray takes commands without a token.
+            EnvironmentMissing: Ray did not start on every node, or Ray takes commands without a token.
         """
         if not command.needs_ray:
             yield Service()
@@ -90,7 +90,7 @@ class RayClusters:
             self.lost |= cluster.lost
 
     def take_findings(self) -> list[Finding]:
-        """Return the findings since the last call: nodes that did not join, and GPUs that Ray left busy."""
+        """Return the findings since the last call: nodes that did not join, and GPUs that were busy after Ray ended."""
         found, self._findings = self._findings, []
         return found
 
@@ -116,7 +116,7 @@ class _Cluster:
         return SETTINGS | self._member.make_env(self._seat, self._command) | {"RAY_ADDRESS": self._order.head}
 
     def bring_up(self) -> None:
-        """Return when every node has joined, or when a signal asks the agent to stop.
+        """Start Ray; return when every node has joined, or when a signal asks the agent to stop.
 
         Raises:
             EnvironmentMissing: a node is lost, or did not join in time.
@@ -136,7 +136,7 @@ class _Cluster:
             raise EnvironmentMissing(*absent)
 
     def find_trouble(self) -> str:
-        """Return why the trial cannot go on, or an empty text: a node was lost, or Ray ended on a node."""
+        """Return why the trial cannot continue (a node was lost, or Ray ended on a node), or an empty text."""
         self._own.keep(is_joining=False)
         if not self._own.is_up:
             self._ended[self._member.place.node] = self._own.reason
@@ -219,7 +219,7 @@ class _Cluster:
     def _find_absent(self, until: float) -> list[Problem]:
         """Return one problem for each node whose Ray did not join the cluster.
 
-        If every node reports that its Ray is up, Ray's head tells which nodes are absent.
+        If every node reports that its Ray is up, Ray's head is asked which nodes are absent.
         """
         place = self._member.place
         reports = {node: self._read_report(node) for node in place.followers}
@@ -229,7 +229,7 @@ class _Cluster:
             return [self._explain_absence(place.node, reasons[place.node])]
         absent = [node for node, report in reports.items() if report is None or report.condition is not Condition.UP]
         absent = absent or self._ask_head_for_absent(until - time.monotonic())
-        return [self._explain_absence(node, reasons[node] or "unknown to Ray's head") for node in absent]
+        return [self._explain_absence(node, reasons[node] or "not known to Ray's head") for node in absent]
 
     def _explain_absence(self, node: str, reason: str) -> Problem:
         deadline_s = self._member.parts.deadlines.ray_up_s

@@ -1,4 +1,4 @@
-"""Run Ray on a node that does not lead: follow the leader's last order, and report the state of Ray."""
+"""Run Ray on a follower node: follow the leader's last order, and report the state of Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlk_repro.agent.ray.node import RayNode
 
 
 class RayFollower:
-    """Follow the leader's orders: call ``step`` repeatedly.  After the block no process of Ray is left on this node."""
+    """Follow the leader's orders each time ``step`` is called.  After the block, Ray has ended on this node."""
 
     def __init__(self, member: RayMember) -> None:
         self._member = member

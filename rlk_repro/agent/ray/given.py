@@ -1,7 +1,7 @@
 """Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents may not restart Ray's head.
 
-Ray's own processes belong to no trial, so a trial cannot inherit its environment from them.  Ray passes the trial's
-environment to the workers as the runtime environment of the trial's Ray job.
+Ray starts before every trial, so its workers do not inherit a trial's environment.  The trial's Ray job passes that
+environment to the workers as its runtime environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import JOB_CONFIG, OVERRIDE_JOB_CONFIG, resolve_env
 
 ADDRESS_VARIABLE: Final = "RLK_REPRO_RAY_ADDRESS"
-"""Variable set by the process that started the agent.  If the variable is set, Ray is already up and stays up."""
+"""Variable set by the process that started the agent: the address of a Ray cluster that the agent must not end."""
 CENSUS_S: Final = 5.0
 PAUSE_S: Final = 1.0
 
@@ -57,10 +57,10 @@ class GivenRay:
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """Run the block as soon as Ray has every node.
+        """Run the block as soon as every node has joined Ray.
 
         Raises:
-            EnvironmentMissing: Ray did not have every node in time.
+            EnvironmentMissing: a node did not join Ray in time.
         """
         if not command.needs_ray:
             yield Service()
@@ -84,12 +84,12 @@ class GivenRay:
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
-        """If a trial failed because a node was lost, call the trial interrupted: its variant is not the cause."""
+        """If a trial failed because a node was lost, record the trial as interrupted: its variant is not the cause."""
         trouble = "" if outcome.status is TrialStatus.OK else self._find_trouble()
         return outcome.with_trouble(trouble, is_interrupted=True)
 
     def _wait_for_nodes(self) -> None:
-        """Wait until Ray has all nodes: pods start one after the other, and each pod then starts Ray."""
+        """Wait until all nodes have joined Ray: pods start at different times, and each pod then starts Ray."""
         until = time.monotonic() + self._deadline_s
         known: tuple[str, ...] = ()
         while len(known) < self._num_nodes:
@@ -110,7 +110,7 @@ class GivenRay:
         own = {name: value for name, value in resolve_env(command, outside).items() if outside.get(name) != value}
         asked = json.loads(own.pop(JOB_CONFIG, "{}")).get("runtime_env", {})
         config = {"runtime_env": {**asked, "env_vars": own}, "metadata": {}}
-        # a trial gets no token from the process that started the agent, except the token of this Ray cluster
+        # of the tokens in the agent's environment, a trial gets only the token of this Ray cluster
         token = {name: outside[name] for name in TOKEN_NAMES if name in outside}
         return {
             **SETTINGS,

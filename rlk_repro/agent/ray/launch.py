@@ -1,4 +1,4 @@
-"""Compute how Ray is started on one node: ports, arguments, environment.  The module ray/node.py starts Ray."""
+"""Compute how Ray is started on one node: ports, arguments, environment.  ``ray/node.py`` starts Ray."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TOKEN_NAMES: Final[tuple[str, ...]] = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 SETTINGS: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # some later releases of `ray start` wait 30 s for work to drain before they end; here all work has already ended
+    # some later releases of `ray start` wait 30 s for running work before they end; here no work runs any more
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # logs as the workers wrote them: every line, and no colours
+    # logs keep every line that the workers wrote, and have no colours
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
 }
@@ -64,7 +64,7 @@ class RaySeat:
         return {name: self.first_port + number for number, name in enumerate(names)}
 
     def node_ports(self) -> dict[str, int]:
-        """Return Ray's ports on this node; two nodes on one machine get different ports as far as possible."""
+        """Return Ray's ports on this node; nodes that share a machine get different ports as long as ports last."""
         begin = self.first_port + len(HEAD_PORTS)
         num_blocks = (PORT_LIMIT - begin) // len(NODE_PORTS)
         begin += self.index % num_blocks * len(NODE_PORTS)
@@ -75,7 +75,7 @@ class RaySeat:
 
 
 def require_tokens() -> None:
-    """Refuse a Ray that does not support tokens: without a token, any host that reaches its ports can run code.
+    """Refuse a Ray that does not support tokens: without tokens, any host that reaches Ray's ports can run code.
 
     Raises:
         EnvironmentMissing: the installed Ray does not support tokens.
@@ -83,7 +83,7 @@ def require_tokens() -> None:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return  # without Ray, nothing of Ray starts
+        return  # without Ray, no Ray process starts that would need a token
     if not knows_tokens(version):
         raise EnvironmentMissing(Problem("python module ray", "has no authentication", got=version,
                                          expected="2.52 or later, which authenticates by token"))  # fmt: skip
@@ -98,7 +98,7 @@ def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
 
 
 def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
-    """Return the command line of ``ray start``, which stays in the foreground.  Linux gives workers free ports."""
+    """Return the command line of ``ray start``, which stays in the foreground.  Workers get free ports from Linux."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
     argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
     argv += ["--num-gpus", str(seat.num_gpus), "--temp-dir", temp_dir]
@@ -107,13 +107,13 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
     for name, port in seat.ports().items():
         argv += [f"--{name}", str(port)]
     if seat.is_head:
-        # trials would pay for the dashboard, and nothing here uses it
+        # the dashboard would take processor time during trials, and is not used
         return (*argv, "--head", "--include-dashboard", "false")
     return (*argv, "--address", seat.head)
 
 
 def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the variables that hold for this allocation only: the token and addresses of its nodes.
+    """Return the variables of this allocation: the path of Ray's token, and addresses of nodes.
 
     ``address_names`` are the variables from which the trainer reads the address of its node.
     """

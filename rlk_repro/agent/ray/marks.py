@@ -1,6 +1,6 @@
-"""Exchange messages about Ray by files of the run directory: the leader's order and the followers' reports.
+"""Exchange messages about Ray through files in the run directory: the leader's order and the followers' reports.
 
-An order describes a wanted state.  So an order has the same effect if a follower reads the order late, or twice.
+An order describes the wanted state of Ray, so it has the same effect if a follower reads it late, or twice.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SCHEMA: Final = 1
 
 
 class Want(StrEnum):
-    """What a follower shall do with Ray.
+    """What a follower must do with Ray.
 
-    ``join``: start Ray, and start Ray again if Ray ends.  ``hold``: keep Ray, but do not restart Ray if Ray ends,
+    ``join``: start Ray, and restart Ray if it ends.  ``hold``: keep Ray running, but do not restart Ray if it ends,
     because all nodes have joined.  ``down``: end Ray.
     """
 

@@ -1,4 +1,4 @@
-"""Do the Ray work of every node, leader or follower: make this node's part of a Ray cluster, and clean up after it."""
+"""Do the work with Ray that leader and followers share: prepare Ray on this node, and clean up after Ray ended."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
-SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (its size alone)
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (only its size is read)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayMember:
-    """The parts that an agent's work with Ray needs: plan, run directory, the agent's place, and functions to call."""
+    """What an agent needs for its work with Ray: plan, run directory, the agent's place, and functions to call."""
 
     plan: Plan
     run_dir: RunDir
@@ -66,7 +66,7 @@ class RayMember:
         return render_env(seat, str(self.run_dir.ray_token.absolute()), command.address_names)
 
     def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
-        """End Ray on this node and collect its logs.  Return the GPUs that are still busy after the allowed time."""
+        """End Ray on this node and collect Ray's logs.  Return the GPUs that are still busy after ``idle_s``."""
         node.end()
         scrubber = Scrubber.from_environment(named=self.find_command(order.use).from_env.values())
         node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)

@@ -1,4 +1,4 @@
-"""Run Ray on this node during one command: start it, keep it up, end it completely, and collect its logs.
+"""Run Ray on this node during one command: start Ray, end all its processes, and collect its logs.
 
 Only processes that this node's agent started are ended: all of them descend from one guard.  ``ray stop`` is never
 called, because it ends every Ray on the machine.
@@ -30,14 +30,14 @@ MAX_LOGS: Final = 1000
 NUM_FILES: Final = 65535
 _TAIL_BYTES: Final = 8192
 # the path is short because paths of Unix sockets below it may have at most 107 bytes
-_TEMP_ROOT: Final = "/tmp"  # noqa: S108 (a folder of its own is made in it)
+_TEMP_ROOT: Final = "/tmp"  # noqa: S108 (only a new folder in it is used)
 _PREFIX: Final = "rlk-ray-"
-# an agent may be about to lock a younger folder
+# an agent may have made a younger folder and not locked it yet
 _LEFT_AFTER_S: Final = 60.0
 
 
 class RayNode:
-    """The process ``ray start --block`` and its guard.  While the cluster forms, a process that ends is restarted."""
+    """The process ``ray start --block`` and its guard.  Until all nodes have joined, Ray is restarted if it ends."""
 
     def __init__(self, seat: RaySeat, env: Mapping[str, str], *, retry_s: float, grace_s: float) -> None:
         self.reason = ""
@@ -64,7 +64,7 @@ class RayNode:
         return None if self._guarded is None else self._guarded.pid
 
     def keep(self, *, is_joining: bool) -> None:
-        """Note whether Ray has ended; while the cluster forms, start Ray again.  ``reason`` says why Ray is not up."""
+        """Find out whether Ray has ended; if ``is_joining``, restart it.  ``reason`` then says why Ray is not up."""
         if self.is_up:
             return
         if self._guarded is not None:
@@ -76,7 +76,7 @@ class RayNode:
             self._start()
 
     def end(self) -> None:
-        """Ask Ray to end, wait, then kill the processes that remain."""
+        """Ask Ray to end, wait for the grace time, then kill the processes that remain."""
         if self._guarded is not None:
             self._guarded.end(self._grace_s)
             self._guarded = None
@@ -107,7 +107,7 @@ class RayNode:
         return f"ray start ended with {guarded.code or 0}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
 
     def _find_logs(self) -> Iterator[tuple[Path, Path]]:
-        """Yield each log file of Ray's last start and of ``ray start`` itself, with the path under which it is kept."""
+        """Yield each log file of Ray's last start and of ``ray start`` itself, with the path at which it is kept."""
         if self._log.is_file():
             yield self._log, Path(START_LOG)
         for latest in sorted(self._folder.glob("*/session_latest"), key=lambda path: path.lstat().st_mtime)[-1:]:
@@ -117,7 +117,7 @@ class RayNode:
 
 
 def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
-    """Remove the folders that killed agents left; the lock of such a folder is free."""
+    """Remove the folders that killed agents left; such a folder is no longer locked."""
     for folder in root.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # the folder belongs to another user, is removed already, or is locked
             found = folder.lstat()
