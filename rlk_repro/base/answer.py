@@ -1,4 +1,4 @@
-"""Define the base class of answers that commands print with ``--json``: a field becomes a key of the JSON object."""
+"""Define the base class of answers that commands print with ``--json``: each field becomes a key of the JSON object."""
 
 from __future__ import annotations
 

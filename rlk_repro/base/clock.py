@@ -1,4 +1,4 @@
-"""Convert times from and to the form that rlk-repro's files use."""
+"""Convert times between Unix seconds and the text that rlk-repro's files use."""
 
 from __future__ import annotations
 

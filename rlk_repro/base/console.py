@@ -1,4 +1,4 @@
-"""Show progress: on a terminal each line replaces the line before it; elsewhere the lines follow each other."""
+"""Show progress: on a terminal each line replaces the line before it; elsewhere all lines stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def silence(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveLine:
-    """The place where progress lines are printed; with ``is_live`` each line replaces the line before it."""
+    """Where progress lines are printed; with ``is_live`` each line replaces the line before it."""
 
     tell: Tell
     is_live: bool

@@ -1,6 +1,6 @@
-"""Report failed writes: an error names the path and the file system, and no partial file stays.
+"""Report failed writes: an error names the path and the file system, and no partial file is left.
 
-Every writer of the package uses this module or ``rlk_repro.base.files``, so a full disk gives one kind of message.
+Every writer of the package uses this module or ``rlk_repro.base.files``, so all errors about a full disk look alike.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def open_stream(path: Path, mode: str) -> BinaryIO:
 
 @contextmanager
 def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
-    """Make a folder that is renamed to ``path`` when the block ends without an error; after an error it is removed.
+    """Make a folder that is renamed to ``path`` when the block ends without an error; after an error, remove it.
 
     Raises:
         FileExistsError: ``path`` exists already.
@@ -128,7 +128,7 @@ def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """Make a folder in the machine's temporary directory and remove it after the block."""
-    place = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  (what Python asks first)
+    place = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  (only to name the folder in errors)
     with writing(place, hint=MORE_ROOM):
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
@@ -138,7 +138,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def describe_file_system(path: Path) -> str:
-    """Say where the file system of a path is mounted, and how much space it has left."""
+    """Return a text that says where the file system of a path is mounted, and how much space is free."""
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()).resolve()
     device = there.stat().st_dev
     mount = there

@@ -1,7 +1,7 @@
 """Define every error that a user can meet, with its exit code.  Any other exception is a bug and keeps its traceback.
 
-An error holds one or more problems, so that a check of a file reports all of them at once.  Each problem says where,
-what is wrong, what was found, what was expected, and at most one next step.
+An error holds one or more problems, so that a check of a file reports all of them at once.  Each problem says where
+and what is wrong, what was found, what was expected, and at most one next step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TEXT: Final = 10_000
 class Problem:
     """One thing that is wrong, printed as ``where: what, got X, expected Y`` and a hint line.
 
-    ``quoted`` are lines that another program printed.  Line breaks are escaped, because strangers can write the texts.
+    ``quoted`` holds lines of another program.  Line breaks are escaped, because texts may come from untrusted files.
     """
 
     where: str
@@ -47,7 +47,7 @@ class Problem:
 
 
 def shorten(text: str, limit: int = MAX_TEXT) -> str:
-    """Cut a text that is too long to read, and say how long it is."""
+    """Cut a text to ``limit`` characters, and append its length if it was longer."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
@@ -66,10 +66,10 @@ class RlkReproError(Exception):
 
 
 class CheckFailed(RlkReproError):
-    """The command ran and its answer is no: for example a changed bundle, a failed trial, or a void pair."""
+    """The command ran, but a check failed: for example a bundle was changed, a trial failed, or a pair is void."""
 
     exit_code = 1
-    title = "the answer is no"
+    title = "check failed"
 
 
 class NotReproduced(RlkReproError):
@@ -87,7 +87,7 @@ class SpecError(RlkReproError):
 
 
 class EnvironmentMissing(RlkReproError):
-    """This machine cannot run the command: a tool is absent, or no cluster is here."""
+    """This machine cannot run the command: for example a tool is not installed, or a cluster is not reachable."""
 
     exit_code = 3
     title = "this machine cannot"
@@ -108,7 +108,7 @@ class BundleUnreadable(RlkReproError):
 
 
 def finish(work: Callable[[], int | None]) -> int:
-    """Run ``work`` and return its exit code, by default 0; print an error and return the error's exit code."""
+    """Run ``work`` and return its exit code (None counts as 0); after an error, print it and return its exit code."""
     try:
         return work() or 0
     except RlkReproError as error:
@@ -117,5 +117,5 @@ def finish(work: Callable[[], int | None]) -> int:
 
 
 def code_after(signal_number: int | None) -> int:
-    """Return the exit code of a process that a signal told to end: the code that a shell reports for this signal."""
+    """Return 128 + n for a process that signal n ended, as a shell does; return 0 without a signal."""
     return 0 if signal_number is None else 128 + signal_number

@@ -1,4 +1,4 @@
-"""Escape text from outside for a terminal, so that the text cannot move the cursor, hide words or begin a line.
+"""Escape untrusted text for a terminal, so that the text cannot move the cursor, hide words or begin a line.
 
 A character that cannot be printed (control characters, escape sequences, direction marks, zero-width characters,
 lone surrogates) is shown by its escape, such as ``\\x1b`` or ``\\u202e``.

@@ -20,7 +20,7 @@ from rlk_repro.base.units import canonical, format_bytes
 
 CHUNK_BYTES: Final = 1 << 20
 
-# Limits for a stranger's JSON: Python values take up to 40 times the bytes of their text; lists and objects take most.
+# Limits for untrusted JSON: Python values take up to 40 times the bytes of their text; lists and objects take most.
 MAX_JSON_BYTES: Final = 4 << 20
 MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
@@ -36,8 +36,8 @@ MAX_JSON_DIGITS: Final = 20
 def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Open a seekable stream whose content replaces ``path`` when the block ends without an error.
 
-    After a kill or a power cut, ``path`` has the old or the new content.  Without ``is_durable`` this holds for kills
-    only, but the call does not wait for the disk.
+    After a kill or a power cut, ``path`` has the old or the new content.  Without ``is_durable``, this is so after
+    a kill only, but the call does not wait for the disk.
 
     Raises:
         Unwritable: the file cannot be written.
@@ -63,7 +63,7 @@ def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
 def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # a file has this name
+    except FileExistsError as error:  # a file has the folder's name
         raise Unwritable.at(path, error) from error
 
 
@@ -96,7 +96,7 @@ def load_json(path: Path, *, schema: int | None = None, max_bytes: int = MAX_JSO
     """Read a JSON file that rlk-repro wrote.
 
     Raises:
-        BundleUnreadable: the file is absent, not JSON or beyond the limits, or its ``schema`` is too new.
+        BundleUnreadable: the file is absent, not JSON or too large, or its ``schema`` is too new.
     """
     return parse_json(str(path), read_limited(path, max_bytes), schema=schema, max_bytes=max_bytes)
 
@@ -137,8 +137,8 @@ def _open_at_once(path: str, flags: int) -> int:
 def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Parse JSON bytes, such as a member of a bundle.
 
-    The parser refuses what rlk-repro never writes and what would cost a reader too much: NaN and infinities, numbers
-    of more than 20 digits, a key twice in one object, too many bytes, lists or levels.
+    The parser refuses what rlk-repro never writes and what would take too much memory: NaN and infinities, numbers of
+    more than 20 digits, a key twice in one object, and too many bytes, lists or levels.
 
     Raises:
         BundleUnreadable: the bytes are not such JSON, or their ``schema`` is too new.
@@ -153,7 +153,7 @@ def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes:
 
 
 def decode_json(data: bytes, max_bytes: int) -> Any:
-    """Decode JSON within the limits, for callers that skip a broken line and read on.
+    """Decode JSON within the limits, for callers that skip a broken line and read the next one.
 
     Raises:
         ValueError: the message says what is wrong.

@@ -1,7 +1,7 @@
 """Fetch with git: over https only, without credentials, and without running any program that a repository names.
 
-A site with mirrors configures git itself: ``url.<mirror>.insteadOf``, and the variable ``GIT_ALLOW_PROTOCOL`` where
-a mirror uses another protocol.
+A site with mirrors configures git with ``url.<mirror>.insteadOf``, and sets ``GIT_ALLOW_PROTOCOL`` if a mirror does not
+use https.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIONS: Final = (
 
 
 def ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
-    """Run git in a folder; of git's environment variables only the one for protocols is passed on.
+    """Run git in a folder; of git's environment variables, pass on only ``GIT_ALLOW_PROTOCOL``.
 
     Raises:
         EnvironmentMissing: git is not installed.
@@ -34,13 +34,13 @@ def ask_git(folder: Path, *arguments: str, timeout_s: float) -> proc.Completed:
 
 
 def fetch(folder: Path, repository: str, ref: str, *, timeout_s: float) -> proc.Completed:
-    """Fetch one commit without its history; git takes neither argument for an option."""
+    """Fetch one commit without its history; ``repository`` and ``ref`` cannot act as options of git."""
     options = ("--quiet", "--depth=1", "--no-tags")
     return ask_git(folder, "fetch", *options, "--", repository, ref, timeout_s=timeout_s)
 
 
 def explain(done: proc.Completed) -> str:
-    """Return git's error message on one line."""
+    """Return the first line of git's error message."""
     complaints = (line for line in done.stderr.splitlines() if line.startswith(("fatal:", "error:")))
     return done.last_words if done.is_timeout else next(complaints, done.last_words)
 

@@ -1,4 +1,4 @@
-"""Run between node agent and trainer, and end the whole trial when the agent dies.  This script uses only the stdlib.
+"""Start the trainer for the node agent, and end the whole trial when the agent dies.  Only the stdlib is used.
 
 ``python -I -S guard.py PROGRAM ARGUMENT…`` leads the trainer's process group.  Standard input is a socket to the agent:
 the guard writes the trainer's wait status into the socket and continues to run.  When the socket closes, the agent has
@@ -25,7 +25,7 @@ CANNOT_START = 127
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)  # a handler, because the trainer would inherit SIG_IGN
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, because the trainer would inherit it
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
@@ -78,7 +78,7 @@ def _end_descendants(guard: int) -> None:
 def _find_descendants(guard: int) -> list[int]:
     children: dict[int, list[int]] = {}
     ended = set()
-    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 (pathlib takes as long to import as all of this)
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 (pathlib takes as long to import as this script)
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stream:  # noqa: PTH123
             state, parent = stream.read().rpartition(b") ")[2].split()[:2]
             children.setdefault(int(parent), []).append(int(name))
@@ -92,10 +92,10 @@ def _find_descendants(guard: int) -> list[int]:
 
 def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guard:  # the agent died before this watch began
+    if os.getppid() != guard:  # the guard died before prctl
         os._exit(CANNOT_START)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and the trainer would inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the trainer would inherit that Python ignores these signals
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)  # noqa: S606 (an argument list, no shell)

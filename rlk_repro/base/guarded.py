@@ -1,6 +1,6 @@
 """Run a command under the guard: start, poll and end the command together with all its descendants.
 
-Trainers, Ray, and a pod's agent run this way.  The caller reads the output and sets the time limit.
+Trainers, Ray, and a pod's agent run under the guard.  The caller reads the output and sets the time limit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Guarded:
     def poll(self, timeout_s: float = 0.0) -> int | None:
         """The command's wait status; None while it runs."""
         if self.status is None and select.select([self], [], [], timeout_s)[0]:
-            # A killed guard writes no status; its command was killed with it.
+            # A killed guard writes no status; the kernel kills the command with the guard.
             self.status = int(self._socket.recv(_STATUS_BYTES) or signal.SIGKILL)
         return self.status
 
@@ -75,13 +75,13 @@ class Guarded:
         return proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
 
     def end(self, grace_s: float) -> None:
-        """Ask the command to end, wait for its end, then kill its remaining processes."""
+        """Send SIGTERM to the command, wait ``grace_s`` for its end, then kill its remaining processes."""
         self.ask_command()
         self.poll(grace_s)
         self.release()
 
     def kill(self) -> None:
-        """Tell the guard to kill all processes and then itself; ``poll`` then gives the status."""
+        """Tell the guard to kill all its processes and then itself; ``poll`` then returns the status."""
         with contextlib.suppress(OSError):  # the guard is gone already
             self._socket.shutdown(socket.SHUT_WR)
 

@@ -1,4 +1,4 @@
-"""Find values that must not be written, in every form that programs print: plain, encoded, wrapped and coloured."""
+"""Remove secret values from text, in every form that programs print: plain, encoded, wrapped and coloured."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ESCAPES: Final = re.compile(_ANSI)
 # A wrapped value may contain these gaps: a line end with Ray's prefix of the next line, or a colour.
 _GAP: Final = rb"(?:[\r\n]+(?:A*\([^()\r\n]{0,200}\bpid=\d+[^()\r\n]{0,200}\)A* ?)?|A)".replace(b"A", b"(?:%s)" % _ANSI)
 _GAPS: Final = re.compile(_GAP)
-# The search for an incomplete value looks back this far: no value is wrapped to more lines.
+# The search for an incomplete value reads only this many bytes back; a wrapped value has fewer.
 _REACH_BYTES: Final = 4096
 _MAX_OPEN_BYTES: Final = 1024
 
 
 class KnownValues:
-    """Secret values to look for in a text, of six characters and more; shorter values are ignored.
+    """Secret values to look for in a text; values of fewer than six characters are ignored.
 
     Encoded forms are base64 (at each of its three alignments), hexadecimal, percent-encoding and JSON escapes.
     """
@@ -69,7 +69,7 @@ class KnownValues:
 
 
 def _join_lines(block: bytes) -> bytes:
-    """Join lines without colours and Ray's prefixes; ten times faster than substitution by the regex ``_GAPS``."""
+    """Join lines without colours and Ray's prefixes, ten times faster than the regex ``_GAPS`` could."""
     plain = ESCAPES.sub(b"", block) if b"\x1b" in block else block
     lines = plain.replace(b"\r", b"").split(b"\n")
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])

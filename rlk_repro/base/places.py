@@ -1,6 +1,6 @@
-"""Replace this machine's folders by names: records say ``{run_dir}``, ``{python}`` and ``~`` instead.
+"""Replace this machine's folders by names such as ``{run_dir}``, ``{python}`` and ``~`` in records.
 
-Records of two runs can then be compared, and no record shows a user's home.  ``secrets`` handles secrets.
+Records of two runs can then be compared, and no record shows a user's home folder.  ``secrets`` handles secrets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HOME: Final = "~"
 _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 # These variables name checkouts of the code under test.
 _CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "RLK_COMMITS")
-# These folders are equal on every machine, so they need no name.
+# These folders exist on every machine, so they need no name.
 _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 
 
@@ -31,7 +31,7 @@ def hide_places(text: str, run_dir: Path | None = None) -> str:
 
 
 def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
-    """Make a function that replaces folders like ``hide_places``, but in bytes; it finds the folders only once."""
+    """Make a function that replaces folders like ``hide_places``, but in bytes; the folders are found only once."""
     names = {
         os.fsencode(path): name.encode()
         for path, name in _list_places(run_dir)

@@ -1,8 +1,8 @@
-"""Start other processes; no other module does.
+"""Start other processes; no other module starts any.
 
-Every command is an argument list; no command passes through a shell.  ``run`` is for short questions (nvidia-smi, git):
-it drains both pipes and has a time limit.  ``start`` is for trials: output goes to a file descriptor, the child
-leads its own process group, and only that group is ever signalled.
+Every command is an argument list; no command passes through a shell.  ``run`` is for short commands (nvidia-smi, git):
+it reads both pipes to their end and has a time limit.  ``start`` is for trials: output goes to a file descriptor, the
+child leads its own process group, and only that group is ever signalled.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 
-# The output of a killed command is readable at once; only a process that left its group can still hold the pipes open.
+# The output of a killed command is readable at once; only a process outside its group can still keep the pipes open.
 DRAIN_S: Final = 0.5
-# How long a long command may take to end what it has started.
+# How long a command may take to end its processes after SIGTERM.
 END_S: Final = 10.0
 
 
@@ -98,9 +98,9 @@ def start(
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Tell whether a command from ``start`` ended in time.
+    """Wait for a command from ``start``; return whether it ended within ``timeout_s``.
 
-    The system gives the command's process id to no other process before this call.
+    Before this call, the kernel gives the command's process id to no other process.
     """
     try:
         process.wait(timeout_s)
@@ -110,7 +110,7 @@ def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> int | None:
-    """Run a long command, show its output on standard error, return its exit code; None where the time limit ended it.
+    """Run a long command, show its output on standard error, return its exit code; None if the time limit ended it.
 
     SIGTERM and an interrupt end the command before they end this process.
 

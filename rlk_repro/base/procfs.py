@@ -14,7 +14,7 @@ _STAT_BYTES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStat:
-    """The facts in /proc/<pid>/stat.
+    """The values of a process in /proc/<pid>/stat.
 
     ``start_ticks`` counts ticks from boot to the start of the process, and so tells two processes with one pid apart.
     """
@@ -32,7 +32,7 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Read the facts of a process; return None if no such process runs."""
+    """Read the values of a process; return None if no such process runs."""
     try:
         handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:

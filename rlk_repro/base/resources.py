@@ -1,4 +1,4 @@
-"""Find the shipped data: runs, hardware, stacks, profiles.  A wheel has the data in the package, a checkout beside it.
+"""Find the shipped data: runs, hardware, stacks, profiles.  A wheel holds them in the package, a checkout beside it.
 
 A name is looked up as a path, then in the user's folder (profiles only), then among the shipped files.
 """
@@ -20,7 +20,7 @@ def data_dir(name: str) -> Path:
 
 
 def display_name(path: Path) -> str:
-    """Return the name of a file for messages: a shipped file by its place in the project, others by the user's path."""
+    """Return a file's name for messages: the path in the project for a shipped file, else the user's path."""
     absolute = path.resolve()
     for base in (PACKAGE / "_data", PACKAGE.parent, Path.cwd()):
         if absolute.is_relative_to(base):
@@ -45,7 +45,7 @@ def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
     """Find a file by path (a text with a slash or ending in .yaml) or by name in ``folders``.
 
     Raises:
-        SpecError: there is no such file, and the message lists what exists; or a folder cannot be read.
+        SpecError: there is no such file (the message lists what exists), or a folder cannot be read.
     """
     try:
         return _find_yaml(kind, name, folders)
@@ -68,7 +68,7 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
     hint = suggest(name, known) or listing
     if kind == "hardware" and known:
         example = folders[0] / f"{(_find_near(name, known) or known)[0]}.yaml"
-        hint = f"to add hardware, copy {example}, change its facts and give its path"
+        hint = f"to add hardware, copy {example}, change its values and give its path"
     raise SpecError(
         Problem(f"--{kind}", f"no {kind} of this name", got=name, expected=f"one of {', '.join(known) or '(none)'}",
                 hint=hint)
@@ -106,6 +106,6 @@ def profile_folders(cluster: str) -> list[Path]:
 
 
 def all_profile_folders() -> list[Path]:
-    """The folders of profiles for all clusters, for commands that learn the cluster from a profile."""
+    """Return the profile folders of all clusters, for commands that read the cluster from a profile."""
     shipped = [data_dir("jobs"), data_dir("slurm"), data_dir("k8s")]
     return [user_profiles_dir(), *(folder / "profiles" for folder in shipped)]

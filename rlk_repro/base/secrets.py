@@ -1,12 +1,12 @@
 """Recognise what looks like a secret, and remove it from text and log lines.
 
-A secret is recognised by its shape (the prefixes that token issuers chose for this purpose), its name (``HF_TOKEN``) or
-its value (what this process's environment holds).  The search finds most secrets that were written by accident, not
-all: it finds a password that looks like a word only if its variable is known.
+A secret is recognised by its form (issuers give tokens a prefix for this purpose), by its variable (``HF_TOKEN``), or
+by its value (if this process's environment holds it).  The search finds most secrets that were written by accident,
+not all: it finds a password that looks like a word only if its variable is known.
 
-The patterns are our own.  ``tests/security`` has 46 secrets; the patterns find 46 at 60 to 130 MB/s.  gitleaks' 222
-rules (July 2026) find 24 at 1.4 MB/s, with three false alarms.  detect-secrets 1.5.0 finds 7 at 0.6 MB/s.  One core
-read a training log at these speeds.
+The patterns are rlk-repro's own.  ``tests/security`` has 46 secrets; the patterns find 46 at 60 to 130 MB/s.  The 222
+rules of gitleaks (July 2026) find 24 at 1.4 MB/s, with three false alarms.  detect-secrets 1.5.0 finds 7 at 0.6 MB/s.
+These are the speeds of one core for a training log.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 class Pattern:
     """One kind of secret.
 
-    ``hint`` is found wherever ``regex`` matches, and consists of alternatives without groups; each alternative begins
-    with an uncommon letter.  Ordinary lines are scanned for hints only, which is fast.  The text of a group named
+    Every match of ``regex`` contains a match of ``hint``: alternatives without groups, each beginning with an uncommon
+    letter.  Lines without a hint are not searched for ``regex``, which saves time.  The text of a group named
     ``keep`` stays in front of the redacted part.
     """
 
@@ -128,7 +128,7 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
         + _NOT_A_NUMBER
         + _PASSWORD,
     ),
-    # In usage texts, a word in capitals or brackets follows a flag and stands for its value.
+    # In usage texts, the word after a flag is a placeholder, in capitals or brackets.
     _pattern(
         "password",
         rb"word[ =]|wd[ =]|hrase[ =]|cret[ =]",
@@ -189,7 +189,7 @@ _USER_INFO: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 def looks_secret(name: str, value: str) -> str | None:
-    """Say why a setting looks like a secret (``github-token``, ``named like one``); return None if it does not.
+    """Return why a setting looks like a secret (``github-token``, ``named like one``); None if it does not.
 
     ``name`` may have any case and style: ``hfToken``, ``hf-token`` and ``HF_TOKEN`` count as one name.
     """
@@ -231,7 +231,7 @@ def scrub_bytes(block: bytes) -> bytes:
 
 
 class Scrubber:
-    """Removes what looks like a secret, and known values that are plain, encoded or wrapped; see ``known_values``."""
+    """Remove from text what looks like a secret, and known secret values in any form (see ``known_values``)."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._known = KnownValues(values)
@@ -239,9 +239,9 @@ class Scrubber:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
-        """Learn the values of variables with the name of a secret, from ``environ`` or this process's environment.
+        """Collect known values from ``environ``, or from this process's environment.
 
-        Learn also the values of ``named``, and the passwords in the addresses (URLs) that variables hold.
+        They are the values of variables named like a secret or in ``named``, and the passwords in URLs of any variable.
         """
         variables = os.environ if environ is None else environ
         secret = {*named, *filter(is_secret_name, variables)}
@@ -249,7 +249,7 @@ class Scrubber:
         return cls([*values, *(found for value in variables.values() for found in _USER_INFO.findall(value))])
 
     def bytes(self, block: bytes) -> bytes:
-        """Scrub whole lines.  A value that spans lines is removed whole only if one call has all its lines."""
+        """Remove secrets from whole lines; a value that spans lines is removed only if one call has all its lines."""
         return scrub_bytes(self._known.scrub(block))
 
     def text(self, text: str) -> str:
@@ -257,7 +257,7 @@ class Scrubber:
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:
-    """Scrub a command line for the record; ``--api-key VALUE`` and ``--api-key=VALUE`` lose their value too."""
+    """Remove secrets from a command line; ``--api-key VALUE`` and ``--api-key=VALUE`` lose their value too."""
     clean: list[str] = []
     flag = ""
     for argument in argv:
@@ -273,7 +273,7 @@ def scrub_argv(argv: Iterable[str]) -> list[str]:
 
 
 def _scrub_word(before: list[str], word: str) -> str:
-    """Scrub one word; the words ``before`` it decide whether ``-p`` takes a password, as after ``docker login``."""
+    """Scrub one word; the words before it show whether ``-p`` takes a password, as after ``docker login``."""
     line = " ".join([*before, word]).encode(errors="surrogatepass")
     if before and before[-1] in _SHORT_FLAGS:
         found = [match.end() for pattern in SECRET_PATTERNS for match in pattern.regex.finditer(line)]
@@ -308,7 +308,7 @@ def _scrub_line(line: bytes) -> bytes:
 
 
 def _is_opaque(value: str) -> bool:
-    """Tell whether a value may be secret; switches, numbers, paths, plain addresses and phrases never are."""
+    """Whether a value may be a secret: switches, numbers, paths, URLs without password and phrases are not."""
     return _can_be_known(value) and re.search(r"\s", value.strip()) is None
 
 

@@ -39,7 +39,7 @@ def hash_python(package: Path) -> str:
 def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return git's hash of the files in ``names`` alone, relative to ``folder``; absent files are left out.
 
-    ``links`` are folders with a hash of their own: the commit of a repository inside ``folder``.
+    ``links`` maps each repository inside ``folder`` (a submodule) to its commit, which git hashes instead of the files.
     """
     linked = {folder / name: digest for name, digest in links.items()}
     listed = {*(folder / name for name in names), *linked}
@@ -66,7 +66,7 @@ def _tree_entry(path: Path, is_wanted: _Choice, links: _Links) -> Iterator[tuple
     elif stat.S_ISREG(found):
         mode = b"100755" if found & 0o100 else b"100644"
         digest = _hash_object("blob", path.read_bytes())
-    else:  # a pipe or device: git does not track them, and reading one may never end
+    else:  # git does not track pipes and devices, and reading one may never end
         return
     yield name + (b"/" if mode == b"40000" else b""), mode + b" " + name + b"\0" + digest
 

@@ -1,4 +1,4 @@
-"""Format numbers for people and for files.  Only this module decides how many digits are kept."""
+"""Format numbers for people and for files.  No other module decides how many digits are kept."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Parse authors' YAML into plain data, with the line of every key; every problem names its line.
+"""Parse YAML that people write into plain data, with the line of every key; every problem names its line.
 
-Scalars follow the YAML 1.2 core schema, so that ``1e-6`` is a number, ``no`` is text and ``1:30`` is not ninety.
+Scalars follow the YAML 1.2 core schema, so that ``1e-6`` is a number, and ``no`` and ``1:30`` are text.
 Anchors, tags and duplicate keys are refused, because a reader can misread a file that uses them.
 """
 
@@ -17,7 +17,7 @@ from rlk_repro.base.errors import Problem, SpecError
 
 Path_: TypeAlias = "tuple[str | int, ...]"
 
-MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; the slowest file of this size takes a second
+MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; a file of this size is parsed within about a second
 MAX_DEPTH: Final = 40
 
 _INT: Final = re.compile(r"[-+]?[0-9]{1,40}\Z|0x[0-9a-fA-F]{1,16}\Z")
