@@ -31,12 +31,12 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a directory that `rlk-repro submit` staged")
     parser.add_argument("--node", default=platform.node(), help="name of this node (default: its host name)")
-    parser.add_argument("--nodes", metavar="A,B,…", help="all nodes; the first one leads (default: this node only)")
+    parser.add_argument("--nodes", metavar="A,B,…", help="names of all nodes, leader first (default: this node)")
     parser.add_argument("--allocation", metavar="ID", help="id that the agents of one allocation share")
     parser.add_argument(
         "--until", type=float, default=0.0, metavar="SECONDS", help="Unix time at which the last pair must have ended"
     )
-    parser.add_argument("--resume", action="store_true", help="redo the incomplete pairs of an earlier agent")
+    parser.add_argument("--resume", action="store_true", help="run the incomplete pairs of an earlier agent again")
     return parser.parse_args(argv)
 
 

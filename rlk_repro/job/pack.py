@@ -1,4 +1,4 @@
-"""Pack the run directory of killed agents, without a seal: ``python -m rlk_repro.job.pack RUN_DIR``."""
+"""Pack a run directory whose agents were killed, without a seal: ``python -m rlk_repro.job.pack RUN_DIR``."""
 
 from __future__ import annotations
 

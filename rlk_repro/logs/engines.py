@@ -28,7 +28,7 @@ LIMITS: Final = {"engine": 8, "case": 16, "step": 1_000, "point": 2_000}
 
 Name: TypeAlias = Annotated[str, Field(max_length=200)]
 Token: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-# sums of squares of such numbers are finite
+# the limits keep sums of squares of these numbers finite
 Row: TypeAlias = tuple[Annotated[float, Field(ge=-1e100, le=1e100)] | None, ...]
 Rows: TypeAlias = tuple[Row, ...]
 
@@ -42,7 +42,7 @@ class Begin:
 
 @record(**RECORD)
 class SampleInput:
-    """One sample that an engine was given; ``padding`` is the number of positions before its first token."""
+    """One input sample of an engine; ``padding`` is the number of positions before its first token."""
 
     tokens: tuple[Token, ...]
     loss_mask: tuple[Token, ...]
@@ -51,7 +51,7 @@ class SampleInput:
 
 @record(**RECORD)
 class Inputs:
-    """The samples that an engine was given; ``special`` maps the names of special tokens to their ids."""
+    """The input samples of an engine; ``special`` maps the names of special tokens to their ids."""
 
     event: Literal["inputs"]
     step: Count
@@ -64,7 +64,7 @@ class Inputs:
 class Weights:
     """Hashes of all tensors of a model, in the model's order, after conversion to the rollout engine's data type.
 
-    ``note`` names tensors of the engine that have no hash of their own.
+    ``note`` names tensors of the engine that are not hashed separately.
     """
 
     event: Literal["weights"]
@@ -104,8 +104,8 @@ class Layer:
 class Routing:
     """The experts that each layer chose for each token: a tuple of ids for each token of each of ``layers``.
 
-    A token is given as two numbers: its sample, and the row that predicts the token.  An engine with ``is_replayed``
-    copies the choice of the rollout.
+    A token is given as two numbers: its sample, and the row that predicts the token.  ``is_replayed`` says that
+    the engine did not choose, but copied the experts of the rollout.
     """
 
     event: Literal["routing"]
@@ -137,7 +137,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine; log-probs and layers are also by case, such as ``alone``.
+    """The record of one rank, by step and engine; log-probs, layers and routing are also by case, such as ``alone``.
 
     ``num_dropped`` counts the lines that could not be read.
     """
@@ -157,7 +157,7 @@ class EngineLog:
         return sorted({*self.inputs, *self.weights, *self.log_probs, *self.layers})
 
     def find_inputs(self, step: int) -> Inputs | None:
-        """Return the inputs of the engine that recorded them first; engines with other inputs fail an earlier check."""
+        """Return a step's first recorded inputs; another check fails engines whose inputs differ from them."""
         return next(iter(self.inputs.get(step, {}).values()), None)
 
     def add(self, line: Inputs | Weights | LogProbs | Layer | Routing | Skipped) -> None:
@@ -193,7 +193,7 @@ def read_engines(folder: TrialDir) -> EngineLog | None:
     """Return the record of a trial's first rank, or None if the trial has no such record.
 
     Raises:
-        BundleUnreadable: the record is too new or too large, holds no contract, or cannot be read.
+        BundleUnreadable: the record is too new or too large, holds no agreement contract, or cannot be read.
     """
     path = next(iter(folder.engines_files().values()), None)
     if path is None:
@@ -211,10 +211,10 @@ def read_engines(folder: TrialDir) -> EngineLog | None:
 
 
 def read_contract(folder: TrialDir) -> AgreementContract | None:
-    """Return the contract in the first line of a trial's record, or None without such a record.
+    """Return the agreement contract in the first line of a trial's record, or None if there is no record.
 
     Raises:
-        BundleUnreadable: the line holds no contract.
+        BundleUnreadable: that line holds no agreement contract.
     """
     for path in list(folder.engines_files().values())[:1]:
         for line in _read_lines(path):

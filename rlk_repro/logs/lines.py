@@ -1,7 +1,7 @@
 """Find the few relevant lines of a huge log, by byte search over blocks.
 
-This module does not interpret the lines, and needs memory for one block plus one line.  A line is bounded too: an
-endless line (a progress bar, or NULs that a crashed node leaves in a file) comes in pieces.
+This module does not interpret the lines, and needs memory for one block plus one line.  The length of a line is
+limited too: an endless line (a progress bar, or NULs that a crashed node leaves in a file) is read in pieces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_LINE_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a log, up to ``\\n``; ``is_continued`` marks a later piece of a line that is too long for memory."""
+    """One line of a log, up to ``\\n``; ``is_continued`` marks the second and later pieces of an over-long line."""
 
     number: int
     text: bytes
@@ -54,9 +54,9 @@ def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]
 class LineScanner:
     """Iterates over the lines of ``stream`` that hold one of ``needles``.
 
-    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  A line
-    with a needle after other bytes is skipped.  An unfinished last line and every piece of an over-long line are always
-    given.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
+    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  A line whose
+    needles all follow other bytes is skipped.  An unfinished last line and every piece of an over-long line are
+    never skipped.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ _SEPARATOR: Final = re.compile(r"\s*(?P<mark>[,}])")
 
 
 class NotADict(ValueError):
-    """The text is not a dict literal of the accepted form."""
+    """The text is not a dict of the accepted form."""
 
 
 class CutOff(NotADict):
@@ -47,7 +47,7 @@ def read_numbers(text: str) -> tuple[dict[str, float], int]:
         key = _KEY.match(text, position)
         if key is None:
             raise _failure(text, position, "no key")
-        name = sys.intern(key["key"][1:-1])  # the same few keys in thousands of rows
+        name = sys.intern(key["key"][1:-1])  # thousands of rows have the same few keys
         if name in seen:
             raise NotADict(f"{name!r} twice")
         seen.add(name)

@@ -1,4 +1,4 @@
-"""Define the metrics that are reported: the printed number behind each, and its series over rollouts.
+"""Define the reported metrics: the number in the log that each metric comes from, and its series over rollouts.
 
 This module has only data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparisons are in the analysis.
 """
@@ -16,7 +16,7 @@ from rlk_repro.logs.vime import LogSample, ParsedLog, Rows
 
 ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
 CLOCKED: Final = "perf/"
-"""Prefix of vime's keys of times and rates."""
+"""Prefix of the keys under which vime prints times and rates."""
 
 
 class LogRow(StrEnum):
@@ -37,13 +37,13 @@ class Better(StrEnum):
 class Metric:
     """One reported metric.
 
-    A source is (row, vime's key).  Without a ``formula`` the sources are alternatives.  The first source in the log
-    serves the whole series, because alternatives have different definitions.  With a ``formula`` all sources are its
-    operands, and the value's line number is that of the last operand.  Numbers of STEP rows are averaged over the steps
-    of the rollout.  ``offset`` is added to the rollout id to find the row.
+    A source is (row, vime's key).  Without a ``formula`` the sources are alternatives.  The whole series comes from
+    the first source that the log has, because alternatives have different definitions.  With a ``formula`` all sources
+    are its operands, and the value's line number is that of the last operand.  Numbers of STEP rows are averaged over
+    the steps of the rollout.  ``offset`` is added to the rollout id to find the row.
 
     ``lowest`` is the smallest possible number, and with ``is_positive`` 0 is impossible: a phase that did not happen
-    takes time 0, but a whole step never does.  An impossible number voids its rollout.
+    takes 0 s, but a whole step never does.  A rollout with an impossible number has no metrics.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Metric:
     is_positive: bool = False
 
     def is_impossible(self, key: str, value: float) -> bool:
-        """Whether no correct log has this number, such as NaN as a time; a skipped step may print NaN as a loss."""
+        """Whether this number cannot be correct, such as NaN as a time; a skipped step may print NaN as a loss."""
         if key.startswith(CLOCKED) and not math.isfinite(value):
             return True
         return value < self.lowest or (self.is_positive and value <= 0)
@@ -64,7 +64,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSeries:
-    """One metric's values for rollouts 0, 1, …; ``None`` for a rollout without a recorded value."""
+    """One metric's values for rollouts 0, 1, …; ``None`` for a rollout without a value."""
 
     metric: Metric
     samples: tuple[LogSample | None, ...]
@@ -139,9 +139,9 @@ METRICS: Final[tuple[Metric, ...]] = (
 def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout: int) -> Mapping[str, SampleSeries]:
     """Compute every metric of ``METRICS``, for rollouts ``0 … num_rollouts - 1``.
 
-    A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of them is another
-    quantity.  The value's line number is that of the last step.  A NaN that vime printed stays NaN.  A void rollout has
-    no metric.
+    A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of the steps is
+    another quantity.  The value's line number is that of the last step.  A NaN that vime printed stays NaN.  A rollout
+    with an impossible number has no metric.
     """
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
@@ -162,7 +162,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
 
 
 def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict[int, str]:
-    """Describe the impossible number of each rollout that has one; such a number shows a wrong clock or log."""
+    """Return the first impossible number of each rollout that has one; the cause is a wrong clock or log."""
     found: dict[int, str] = {}
     for metric in METRICS:
         for row, key in metric.sources:
@@ -175,7 +175,7 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
 
 
 def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, LogSample]:
-    """Return the samples of ``key`` by rollout id; leave out a rollout without all its ``num_rows`` rows."""
+    """Return the samples of ``key`` by rollout id; leave out a rollout with fewer than ``num_rows`` rows."""
     found: defaultdict[int, list[LogSample]] = defaultdict(list)
     for index in sorted(rows):
         if key in rows[index]:
@@ -193,7 +193,7 @@ def _rows(parsed: ParsedLog, row: LogRow) -> Rows:
 
 def _mean(samples: list[LogSample]) -> LogSample:
     values = [sample.value for sample in samples]
-    is_tame = max(map(abs, values)) < 1e300  # fsum raises on inf - inf and on overflow; sum says nan or inf
+    is_tame = max(map(abs, values)) < 1e300  # fsum raises on inf - inf and on overflow; sum returns nan or inf
     total = math.fsum(values) if is_tame else sum(values)
     return LogSample(total / len(values), samples[-1].line)
 

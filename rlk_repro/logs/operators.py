@@ -1,7 +1,7 @@
 """Read the operator tier's log: the device's rates, the times of each cell in each sweep, and a check of each cell.
 
-A cell is one implementation in one case; a sweep times every cell once.  ``bench.operators`` writes the lines.  A
-stranger's log may hold anything, so sizes and counts are limited, and unreadable lines are refused with their number.
+A cell is one implementation in one case; a sweep times every cell once.  ``bench.operators`` writes the lines.  A log
+may come from a stranger, so sizes and counts are limited, and unreadable lines are refused with their number.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Time(_Cell):
 
 
 class OracleCheck(_Cell):
-    """The check of one cell after the last sweep: differences from float64 and from a second call, and its kernels."""
+    """The check of one cell after the last sweep: differences from float64 and from a second call, and kernel names."""
 
     event: Literal["check"]
     status: OperatorStatus
@@ -155,7 +155,7 @@ class _Reader:
             return
         try:
             event = _EVENTS.validate_json(body)
-            decode_json(body, MAX_RECORD_BYTES)  # pydantic does not notice a duplicate key
+            decode_json(body, MAX_RECORD_BYTES)  # pydantic accepts duplicate keys
         except ValueError as error:
             reason = "not an operator record" if body.rstrip().endswith(b"}") else "the record is cut off"
             self.rejects.add(line.number, reason, describe(error))

@@ -1,6 +1,6 @@
 """Read the ops files of a trial: module timers, peak memory, energy, decisions, call counts, shadow steps.
 
-Damaged lines are rejected with their number and never stop the reading.  ``integration.measure.ledger`` writes the
+A damaged line is refused with its number, and the next line is read.  ``integration.measure.ledger`` writes the
 files; this module imports no torch.
 """
 
@@ -38,7 +38,7 @@ _KERNELS: Final = b'{"event":"kernels",'
 
 @dataclass(frozen=True, kw_only=True)
 class RankOps:
-    """One rank's file.  Each entry of ``decisions``, ``steps`` and ``shadows`` has its line, counted from 1."""
+    """One rank's file.  Each entry of ``decisions``, ``steps`` and ``shadows`` has its line number, counted from 1."""
 
     rank: int
     source: str
@@ -76,10 +76,9 @@ class ShadowSample(NamedTuple):
 class OpsLog:
     """All ranks of a trial.
 
-    ``timers`` and ``memory`` are metric -> step -> the largest value over ranks, because the slowest rank sets the time
-    of a step, and the rank with the most memory sets its memory.  A step that no rank wrote is absent.  ``energy`` is
-    step -> joules of all ranks together, with the first rank's file and line; a step is absent if one rank has no
-    energy.
+    ``timers`` and ``memory`` map metric -> step -> the largest value over ranks, because the slowest rank sets the time
+    of a step.  A step that no rank wrote is absent.  ``energy`` maps step -> joules of all ranks together, with the
+    first rank's file and line; a step is absent if one rank has no energy.
     """
 
     ranks: tuple[RankOps, ...]
@@ -91,7 +90,7 @@ class OpsLog:
 
     @property
     def shadows(self) -> tuple[ShadowSample, ...]:
-        """The shadows of all ranks, in the order of the files."""
+        """The shadow comparisons of all ranks, in the order of the files."""
         return tuple(
             ShadowSample(rank.rank, item.step, item.case, item, rank.source, line)
             for rank in self.ranks
@@ -114,12 +113,12 @@ class OpsLog:
         return sum(found, OpCount())
 
     def variant_of(self, step: int) -> str | None:
-        """Return the variant of a session's step; None where its ranks disagree."""
+        """Return the variant of a session's step, or None if the ranks disagree."""
         found = {rank.steps[step][1].variant for rank in self.ranks if step in rank.steps}
         return found.pop() if len(found) == 1 else None
 
     def counts_in(self, step: int) -> dict[str, int]:
-        """Return torch's counts in a session's step, such as ``compilations``: the largest over ranks."""
+        """Return torch's counts in a session's step, such as ``compilations``: each is the largest over ranks."""
         found: dict[str, int] = {}
         for rank in self.ranks:
             for name, count in rank.steps[step][1].counts.items() if step in rank.steps else ():
@@ -184,7 +183,7 @@ def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
 
 
 def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
-    """Yield the rank and the step of each record that compares log-probs of training and rollout; read nothing else.
+    """Yield the rank and the step of each record that compares log-probs of training and rollout; skip other records.
 
     Raises:
         BundleUnreadable: a file cannot be read.
@@ -252,7 +251,7 @@ def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"
             try:
                 limit = MAX_KERNELS_BYTES if text.startswith(_KERNELS) else MAX_LINE_BYTES
                 event = EVENTS.validate_json(text[:limit])
-                decode_json(text, limit)  # pydantic does not notice a duplicate key
+                decode_json(text, limit)  # pydantic accepts duplicate keys
             except ValueError as error:
                 rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", describe(error))
                 continue

@@ -17,7 +17,7 @@ Timers: TypeAlias = Annotated[dict[Timer, Seconds], Field(max_length=64)]
 Memory: TypeAlias = Annotated[dict[Timer, Count], Field(max_length=64)]
 
 
-# Thousands of steps of many ranks are in memory at once; classes with slots take a third of a model's memory.
+# Thousands of steps of many ranks are in memory at once; classes with slots take a third of the memory of models.
 RECORD: Final[Any] = {
     "config": ConfigDict(strict=True, extra="ignore", allow_inf_nan=False),
     "frozen": True,
@@ -59,7 +59,7 @@ class Install:
 
 @record(**RECORD)
 class Dispatch:
-    """RL-Kernel's own report on the backend that it chose for an operator."""
+    """What RL-Kernel itself reports about the backend that it chose for an operator."""
 
     requested_backend: str
     actual_backend: str
@@ -87,7 +87,7 @@ Classes: TypeAlias = Annotated[tuple[Count, ...], Field(min_length=NUM_CLASSES, 
 
 @record(**RECORD)
 class Largest:
-    """The token with the largest difference on a rank: its place among the step's microbatches and their samples."""
+    """The token with the largest difference on a rank: its microbatch, sample, position in the response, and id."""
 
     abs: Seconds
     microbatch: Count
@@ -121,11 +121,11 @@ class Tokens:
 
 @record(**RECORD)
 class Step:
-    """One rollout's training on a rank: seconds, bytes, counts, and what was invalid in an operator's results.
+    """One rollout's training on a rank: seconds, bytes, counts, and invalid results of operators (``odd``).
 
-    Only sessions have ``variant`` and ``counts``: the step's variant, or None if the step did not begin, and counts of
-    torch, such as ``compilations``.  ``energy_j`` is the energy of the rank's device; None if it is unknown.
-    ``gc_frozen`` is the number of Python objects that the process froze after this step.
+    Only sessions have ``variant`` (None if the step did not begin) and ``counts`` (counts of torch, such as
+    ``compilations``).  ``energy_j`` is the energy of the rank's device; None if it is unknown.
+    ``gc_frozen`` is the number of Python objects that ``gc.freeze`` left out of garbage collection after this step.
     """
 
     event: Literal["step"]
@@ -143,7 +143,7 @@ class Step:
 
 @record(**RECORD)
 class Gap:
-    """The difference of ``n`` numbers of RL-Kernel from the trainer's numbers; a value is None if it is not finite."""
+    """The differences between ``n`` numbers of RL-Kernel and of the trainer; a value is None if it is not finite."""
 
     max_abs: Seconds | None
     mean_abs: Seconds | None
@@ -164,7 +164,7 @@ class Losses:
 class Shadow:
     """One microbatch that a rank computed with RL-Kernel and without it, or the ``error`` of this comparison.
 
-    ``calls`` counts RL-Kernel's calls in the comparison; without calls, both sides are the trainer's own function.
+    ``calls`` counts RL-Kernel's calls in the comparison; if it is empty, the trainer's function computed both sides.
     """
 
     event: Literal["shadow"]

@@ -1,4 +1,4 @@
-"""Collect the lines that a parser refused: a bounded list with line numbers, and exact totals per reason."""
+"""Collect the lines that a parser refused: the first 100 with line numbers, and exact totals per reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reject:
 
 
 class RejectLog:
-    """Collects rejects: keeps the first ``KEPT`` of them and counts all."""
+    """Keeps the first ``KEPT`` refused messages and counts all."""
 
     def __init__(self) -> None:
         self._kept: list[Reject] = []

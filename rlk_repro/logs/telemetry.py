@@ -29,7 +29,7 @@ THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTelemetry:
-    """The number of samples of a trial with throttle reasons, and the number in which a device was slowed down."""
+    """How many samples of a trial have throttle reasons, and in how many of them a device was slowed down."""
 
     num_throttle_samples: int = 0
     num_throttled: int = 0
@@ -87,7 +87,7 @@ def _describe_bytes(line: bytes) -> str:
 
 
 def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
-    """Join the samples of all nodes, by trial."""
+    """Add up the counts of all nodes, by trial."""
     merged: dict[str, TrialTelemetry] = {}
     for node in nodes:
         for trial, summary in node.trials.items():

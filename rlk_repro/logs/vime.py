@@ -1,6 +1,6 @@
 """Read the output of vime's trainer and RolloutManager into rows of numbers; each number has its line.
 
-This module knows only the dialect (docs/log-dialect.md); ``rlk_repro.logs.metrics`` maps keys to metrics.
+This module knows only the form of vime's lines (docs/log-dialect.md); ``rlk_repro.logs.metrics`` maps keys to metrics.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LogReject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogSample:
-    """One printed number and its 1-based line.  The number may be NaN, which a skipped step prints."""
+    """One printed number and its line, counted from 1.  vime prints NaN for a skipped step."""
 
     value: float
     line: int
@@ -66,11 +66,11 @@ Rows = Mapping[int, Mapping[str, LogSample]]
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLog:
-    """The content of one trial's log.  Rows are found by the number that the line prints.
+    """The content of one trial's log.  The key of a row is the number N that its line prints.
 
-    ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` counts also the rejects
-    beyond those kept, and the lines that Ray dropped as duplicates.  Ray compares lines without their digits, so it may
-    drop lines with values of other steps.
+    ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` counts all
+    rejects, also those not kept, and the lines that Ray dropped as duplicates.  Ray compares lines without their
+    digits, so it may drop lines with values of other steps.
     """
 
     step_rows: Rows
@@ -133,7 +133,7 @@ class _LogReader:
                 start, is_message = prefix.end(), True
 
     def _read_message(self, piece: bytes) -> bool:
-        """Read the text after a logging prefix; return False if it is not a message of the dialect."""
+        """Read the text after a logging prefix; return False if it is not one of vime's messages with numbers."""
         if table := _TABLE.match(piece):
             if self._is_ours(table[0]):
                 self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
@@ -148,12 +148,12 @@ class _LogReader:
         found = [position for keys in _KEYS if (position := piece.find(keys)) >= 0]
         if found:
             self._reject(LogReject.NO_PREFIX, _decode(piece[min(found) + 2 :][:80].strip()))
-        # A message that prints text quotes it (``First rollout sample: ['…``): such quotes are not messages.
+        # A message may quote text of a rollout (``First rollout sample: ['…``); metrics in the quotes are not vime's.
         if is_message and any(quote in piece for quote in _QUOTES):
             self._is_quoted = True
 
     def _is_ours(self, message: bytes) -> bool:
-        """Whether the trainer or the RolloutManager printed a line; a trainer without Ray has no actor name."""
+        """Whether the trainer or the RolloutManager printed a line; without Ray, a line has no actor name."""
         name = _decode(message.rstrip(b": "))
         if self._is_quoted:
             self._reject(LogReject.QUOTED, name)
@@ -165,7 +165,7 @@ class _LogReader:
 
     def _read_table(self, kind: str, index: int, body: bytes) -> None:
         families = _FAMILIES.get(kind)
-        if families is None:  # keys of the critic, evaluations, multi_turn and passrate are known but not used
+        if families is None:  # the metrics of the critic, evaluations, multi_turn and passrate are not used
             return
         where = f"{kind} {index}"
         numbers = self._read_dict(where, body)
@@ -201,7 +201,7 @@ class _LogReader:
             self._reject(reason, f"{where}: {error}")
             return None
         if repeated := _REPEATED.match(text, end):
-            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # one of them is the line that was read
+            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray counts the printed line too
         return numbers
 
     def _reject(self, reason: LogReject, detail: str) -> None:

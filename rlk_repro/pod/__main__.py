@@ -1,4 +1,4 @@
-"""Do a pod's work, or answer a client's ``kubectl exec``: ``python -m rlk_repro.pod VERB RUN_DIR``."""
+"""Run a pod's work, or answer a ``kubectl exec`` of a client: ``python -m rlk_repro.pod VERB RUN_DIR``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlk_repro.base.files import dump_json
 from rlk_repro.clusters.k8s.pod import answers
 from rlk_repro.rundir.paths import RunDir
 
-# "take-part" leads or follows according to the index that a Job gives the pod
+# a pod with "take-part" leads if the index that the Job gives it is 0, and follows otherwise
 _AGENTS: Final = ("lead", "follow", "take-part")
 _ANSWERS: Final = ("show", "block", "stop")
 
@@ -37,7 +37,7 @@ def _answer(run_dir: RunDir, args: argparse.Namespace) -> int:
 
 
 def _work(run_dir: RunDir, args: argparse.Namespace) -> int:
-    # imported here: an answer must not wait for imports that only the work needs
+    # imported here, because the commands in _ANSWERS must not wait for imports that they do not need
     from rlk_repro.clusters.k8s.naming import INDEX_VARIABLE
     from rlk_repro.clusters.k8s.pod import supervise
 
@@ -71,7 +71,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
                 "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes to stay after the agent has ended"
             )
             verb.add_argument(
-                "--restarts", type=int, default=0, metavar="N", help="how often the agents may start again"
+                "--restarts", type=int, default=0, metavar="N", help="how many times the agents may restart"
             )
         if name == "block":
             verb.add_argument("what", metavar="FILE", help="the bundle, or trials/NAME")
