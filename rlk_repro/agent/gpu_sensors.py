@@ -78,7 +78,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs. amdsmi needs 0.1 s to read a GPU's throttling, so each call reads one GPU's."""
+    """Read the GPUs from sysfs.  Each call reads the throttling of one GPU only, because amdsmi takes 0.1 s for it."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

@@ -1,6 +1,6 @@
 """Write the agent's own log, ``agent.jsonl``: each event with its time, and each error with its traceback.
 
-A failed phase is recorded and does not stop the next phase, so the run directory is always packed.
+An error that ends a phase is recorded and not raised, so the run directory is always packed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Journal:
             self._run_dir.reserve.unlink()
 
     def record(self, event: str, **details: Any) -> None:
-        """Append an event.  On a full disk the event is lost, and the current phase ends with an error."""
+        """Append an event; on a full disk the event is lost, and no error is raised."""
         if self._run_dir.is_sealed:
             return
         clean = {name: self.clean(item) if isinstance(item, str) else item for name, item in details.items()}

@@ -40,7 +40,7 @@ def _explain(run_dir: RunDir, handle: int, error: OSError) -> Exception:
     where = str(run_dir.root)
     if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
         other = os.pread(handle, 4096, 0).decode(errors="replace") or "unknown"
-        return SpecError(Problem(where, f"another agent runs here ({other})", hint="wait until it ends, or cancel it"))
+        return SpecError(Problem(where, f"another agent runs here ({other})", hint="wait for that agent, or cancel it"))
     return EnvironmentMissing(
         Problem(where, f"cannot be locked ({error.strerror})", expected="a file system with flock")
     )

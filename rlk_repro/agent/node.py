@@ -57,7 +57,7 @@ def describe_node(
 
 
 def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
-    """Add the properties of the run directory's file system; other manifests have no run directory."""
+    """Add the run directory's file system to a job's manifest; other manifests have no run directory."""
     facts = folder.probe_folder(run_dir.root)
     return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
 

@@ -60,7 +60,7 @@ def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: Rollo
     """Make a folder with one stored rollout for each rollout of a session; yield the names of these stored rollouts.
 
     In each half of a block, both variants train on the same stored rollouts.  A rollout outside all blocks
-    trains on one of the largest files, because the warm-up must run the largest shapes in both variants.
+    trains on one of the largest files, because the warm-up must run the largest tensor shapes in both variants.
 
     Raises:
         CheckFailed: a stored rollout is missing.

@@ -24,7 +24,7 @@ MAX_TEXT: Final = 10_000
 class Problem:
     """One thing that is wrong, printed as ``where: what, got X, expected Y`` and a hint line.
 
-    ``quoted`` holds lines of another program.  Line breaks are escaped, because texts may come from untrusted files.
+    ``quoted`` are lines that another program printed.  Line breaks are escaped: texts may come from untrusted files.
     """
 
     where: str

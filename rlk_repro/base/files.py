@@ -36,8 +36,8 @@ MAX_JSON_DIGITS: Final = 20
 def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Open a seekable stream whose content replaces ``path`` when the block ends without an error.
 
-    After a kill or a power cut, ``path`` has the old or the new content.  Without ``is_durable``, this is so after
-    a kill only, but the call does not wait for the disk.
+    After a kill or a power cut, ``path`` has the old or the new content.  Without ``is_durable``, the call does
+    not wait for the disk, and a power cut may damage the file.
 
     Raises:
         Unwritable: the file cannot be written.

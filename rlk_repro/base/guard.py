@@ -1,4 +1,4 @@
-"""Start the trainer for the node agent, and end the whole trial when the agent dies.  Only the stdlib is used.
+"""Start the trainer for the node agent, and end the trial when the agent dies.  This script imports only the stdlib.
 
 ``python -I -S guard.py PROGRAM ARGUMENT…`` leads the trainer's process group.  Standard input is a socket to the agent:
 the guard writes the trainer's wait status into the socket and continues to run.  When the socket closes, the agent has
@@ -92,7 +92,7 @@ def _find_descendants(guard: int) -> list[int]:
 
 def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guard:  # the guard died before prctl
+    if os.getppid() != guard:  # the guard died before the call of prctl
         os._exit(CANNOT_START)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the trainer would inherit that Python ignores these signals

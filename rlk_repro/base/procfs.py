@@ -1,4 +1,4 @@
-"""Read facts about processes from /proc. The module ``proc`` starts and signals processes."""
+"""Read the state of processes from /proc.  The module ``proc`` starts and signals processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the shipped data: runs, hardware, stacks, profiles.  A wheel holds them in the package, a checkout beside it.
+"""Find the shipped runs, hardware, stacks and profiles: in the package (wheel), or beside the package (checkout).
 
 A name is looked up as a path, then in the user's folder (profiles only), then among the shipped files.
 """

@@ -6,7 +6,7 @@ not all: it finds a password that looks like a word only if its variable is know
 
 The patterns are rlk-repro's own.  ``tests/security`` has 46 secrets; the patterns find 46 at 60 to 130 MB/s.  The 222
 rules of gitleaks (July 2026) find 24 at 1.4 MB/s, with three false alarms.  detect-secrets 1.5.0 finds 7 at 0.6 MB/s.
-These are the speeds of one core for a training log.
+Each speed is that of one core on a training log.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 class Pattern:
     """One kind of secret.
 
-    Every match of ``regex`` contains a match of ``hint``: alternatives without groups, each beginning with an uncommon
-    letter.  Lines without a hint are not searched for ``regex``, which saves time.  The text of a group named
-    ``keep`` stays in front of the redacted part.
+    ``hint`` matches every line that ``regex`` matches.  It consists of alternatives without groups, and each begins
+    with an uncommon letter.  Lines without a hint are not searched for ``regex``, which saves time.  The text of a
+    group named ``keep`` stays in front of the redacted part.
     """
 
     kind: str
@@ -241,7 +241,7 @@ class Scrubber:
     def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
         """Collect known values from ``environ``, or from this process's environment.
 
-        They are the values of variables named like a secret or in ``named``, and the passwords in URLs of any variable.
+        Known are the values of variables in ``named`` or named like a secret, and passwords in URLs of any variable.
         """
         variables = os.environ if environ is None else environ
         secret = {*named, *filter(is_secret_name, variables)}

@@ -13,7 +13,7 @@ GIB: Final = 1 << 30
 
 
 def canonical(value: float) -> float:
-    """Round to 12 significant digits, so that the bytes are equal for every numpy, libm and processor."""
+    """Round to 12 significant digits, so that every numpy, libm and processor gives the same bytes."""
     if value == 0 or not math.isfinite(value):
         return value
     return float(f"{value:.{SIGNIFICANT_DIGITS - 1}e}")

@@ -56,7 +56,7 @@ class Metric:
     is_positive: bool = False
 
     def is_impossible(self, key: str, value: float) -> bool:
-        """Whether this number cannot be correct, such as NaN as a time; a skipped step may print NaN as a loss."""
+        """Whether this number is impossible, such as NaN as a time; a skipped step may print NaN as a loss."""
         if key.startswith(CLOCKED) and not math.isfinite(value):
             return True
         return value < self.lowest or (self.is_positive and value <= 0)

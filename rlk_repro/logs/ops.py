@@ -1,4 +1,4 @@
-"""Read the ops files of a trial: module timers, peak memory, energy, decisions, call counts, shadow steps.
+"""Read the files in a trial's ``ops`` folder: module timers, peak memory, energy, decisions, call counts, shadow steps.
 
 A damaged line is refused with its number, and the next line is read.  ``integration.measure.ledger`` writes the
 files; this module imports no torch.

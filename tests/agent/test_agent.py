@@ -205,7 +205,7 @@ def test_a_second_agent_is_refused_while_the_first_one_runs(tmp_path: Path) -> N
     with locked(run_dir, "node a, allocation 1"), pytest.raises(SpecError) as caught:
         run_example(run_dir)
     assert str(caught.value) == (
-        f"{run_dir.root}: another agent runs here (node a, allocation 1)\n  hint: wait until it ends, or cancel it"
+        f"{run_dir.root}: another agent runs here (node a, allocation 1)\n  hint: wait for that agent, or cancel it"
     )
     assert run_example(run_dir) == 0
 

@@ -1,6 +1,6 @@
 """Find out whether this machine can run rlk-repro, and what would improve it.  Each problem has one next step.
 
-``look_around`` collects the facts that no manifest holds; ``diagnose`` collects nothing.  The doctor changes nothing
+``look_around`` collects the facts that no manifest holds; ``diagnose`` evaluates all facts.  The doctor changes nothing
 and submits nothing.
 """
 
@@ -178,7 +178,7 @@ def _rl_kernel(node: Situation, _: Surroundings) -> Diagnosis:
         return _warn("rl-kernel", compiled, advice)
     symbols = rl_kernel.get("extension_symbols")
     if compiled:
-        return _ok("rl-kernel", f"compiled with {', '.join(symbols) if isinstance(symbols, list) else symbols}")
+        return _ok("rl-kernel", f"compiled functions: {', '.join(symbols) if isinstance(symbols, list) else symbols}")
     if node.fact("gpu", "vendor") == "nvidia":
         advice = "build RL-Kernel where a GPU is visible: without the extension, logp is plain PyTorch"
         return _warn("rl-kernel", "installed without its compiled extension", advice)

@@ -41,7 +41,7 @@ def check_load(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_stale_processes(situation: Situation) -> Iterator[Complaint]:
-    """Check for Ray or engine processes.  This job has not started any, so they belong to another job."""
+    """Check for Ray or engine processes: before the first trial, such processes belong to another job."""
     names = situation.fact("host", "trainer_processes")
     if isinstance(names, list) and names:
         yield Complaint("host.trainer_processes", "no such process before the first trial", ", ".join(map(str, names)))

@@ -49,7 +49,7 @@ class Service:
 class RayClusters:
     """Start a new Ray cluster for each command.
 
-    ``lost`` gives, for each node that can run no more commands, the reason.
+    ``lost`` maps each node that can run no more commands to the reason.
     """
 
     def __init__(self, member: RayMember, record: Callable[..., object]) -> None:

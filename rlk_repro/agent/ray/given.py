@@ -1,7 +1,7 @@
 """Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents may not restart Ray's head.
 
-Ray starts before every trial, so its workers do not inherit a trial's environment.  The trial's Ray job passes that
-environment to the workers as its runtime environment.
+Ray starts before every trial, so its workers do not inherit a trial's environment.  The trial's Ray job passes
+its runtime environment to the workers instead.
 """
 
 from __future__ import annotations

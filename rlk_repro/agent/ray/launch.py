@@ -83,7 +83,7 @@ def require_tokens() -> None:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return  # without Ray, no Ray process starts that would need a token
+        return  # Ray is not installed, so no Ray process needs a token
     if not knows_tokens(version):
         raise EnvironmentMissing(Problem("python module ray", "has no authentication", got=version,
                                          expected="2.52 or later, which authenticates by token"))  # fmt: skip
