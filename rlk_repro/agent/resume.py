@@ -1,4 +1,4 @@
-"""Find the pairs that an earlier agent completed, and set the other pairs aside.
+"""Find the pairs that an earlier agent completed, and move the trials of all other pairs out of the way.
 
 A pair is complete when both trials ended by themselves in one allocation.  The trials of an incomplete pair are moved
 to ``interrupted/<n>/`` as evidence and run again; so is an unfinished session.

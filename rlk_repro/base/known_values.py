@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_plus
 MIN_LENGTH: Final = 6
 MARKER: Final = b"<redacted:known-value>"
 
-# These are terminal control sequences: colours, and what an operating system command writes into a title or a link.
+# These are terminal control sequences: colours, and operating system commands (OSC), which set titles and links.
 _ANSI: Final = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))"
 ESCAPES: Final = re.compile(_ANSI)
 # A wrapped value may contain these gaps: a line end with Ray's prefix of the next line, or a colour.
@@ -91,7 +91,7 @@ def _list_forms(value: bytes) -> Iterator[bytes]:
             yield re.sub(r"%..", lambda match: match[0].lower(), text).encode()
     yield value.hex().encode()
     yield value.hex().upper().encode()
-    for shift, begun in enumerate((0, 2, 3)):  # these characters also hold bits of the text before the value
+    for shift, begun in enumerate((0, 2, 3)):  # the characters left out also hold bits of the text before the value
         whole = base64.b64encode(bytes(shift) + value)[begun : (shift + len(value)) * 8 // 6]
         yield whole
         yield whole.translate(bytes.maketrans(b"+/", b"-_"))

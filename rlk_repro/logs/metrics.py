@@ -37,10 +37,10 @@ class Better(StrEnum):
 class Metric:
     """One reported metric.
 
-    A source is (row, vime's key).  Without a ``formula`` the sources are alternatives.  The whole series comes from
-    the first source that the log has, because alternatives have different definitions.  With a ``formula`` all sources
-    are its operands, and the value's line number is that of the last operand.  Numbers of STEP rows are averaged over
-    the steps of the rollout.  ``offset`` is added to the rollout id to find the row.
+    A source is a pair: kind of line, and vime's key.  Without a ``formula`` the sources are alternatives.  The whole
+    series comes from the first source that the log has, because alternatives have different definitions.  With a
+    ``formula`` all sources are its operands, and the value's line number is that of the last operand.  Numbers of STEP
+    rows are averaged over the steps of the rollout.  ``offset`` is added to the rollout id to find the row.
 
     ``lowest`` is the smallest possible number, and with ``is_positive`` 0 is impossible: a phase that did not happen
     takes 0 s, but a whole step never does.  A rollout with an impossible number has no metrics.

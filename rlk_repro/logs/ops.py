@@ -74,7 +74,7 @@ class ShadowSample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OpsLog:
-    """All ranks of a trial.
+    """The content of the ops files of all ranks of a trial.
 
     ``timers`` and ``memory`` map metric -> step -> the largest value over ranks, because the slowest rank sets the time
     of a step.  A step that no rank wrote is absent.  ``energy`` maps step -> joules of all ranks together, with the

@@ -190,7 +190,7 @@ def _trainer_path(plan: Plan) -> str:
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
-    """Check that the machine and its GPUs match the plan.  A GPU that the manifest does not describe does not count."""
+    """Check that the machine and its GPUs match the plan.  Only GPUs that the manifest describes count."""
     machine = manifest.sections.get("host", {}).get("machine")
     if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
         yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)

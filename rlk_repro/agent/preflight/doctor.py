@@ -40,7 +40,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "clock_source": "boot with clocksource=tsc: the current clock source makes every timer slow",
     "gpu_errors": "drain the node and reset the GPU before measuring on it",
     "gpu_memory_repair": "drain the node and reset the GPU; replace the GPU if its memory repair failed",
-    "gpu_ecc_mode": "switch error correction on (nvidia-smi -e 1), or off on every node",
+    "gpu_ecc_mode": "switch ECC on (nvidia-smi -e 1), or switch ECC off on every node",
     "gpu_partition": "ask for whole GPUs: switch MIG off (nvidia-smi -mig 0), or set the modes SPX and NPS1",
     "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
@@ -161,13 +161,13 @@ def _python(node: Situation, _: Surroundings) -> Diagnosis:
 def _torch(node: Situation, around: Surroundings) -> Diagnosis:
     if "torch" in around.modules:
         return _ok("torch", _package(node, "torch"))
-    return _warn("torch", "not installed", "for the reference trainer: pip install 'rlk-repro[local]'")
+    return _warn("torch", "not installed", "the reference trainer needs it: pip install 'rlk-repro[local]'")
 
 
 def _git(_: Situation, around: Surroundings) -> Diagnosis:
     if "git" in around.tools:
         return _ok("git", "on PATH")
-    return _warn("git", "not found on PATH", "install git: without it no bundle can say which commit ran")
+    return _warn("git", "not found on PATH", "install git, which finds out which commit runs, for the bundle")
 
 
 def _rl_kernel(node: Situation, _: Surroundings) -> Diagnosis:
@@ -180,7 +180,7 @@ def _rl_kernel(node: Situation, _: Surroundings) -> Diagnosis:
     if compiled:
         return _ok("rl-kernel", f"compiled functions: {', '.join(symbols) if isinstance(symbols, list) else symbols}")
     if node.fact("gpu", "vendor") == "nvidia":
-        advice = "build RL-Kernel where a GPU is visible: without the extension, logp is plain PyTorch"
+        advice = "build RL-Kernel where a GPU is visible: without the extension, RL-Kernel computes logp in PyTorch"
         return _warn("rl-kernel", "installed without its compiled extension", advice)
     return _ok("rl-kernel", "installed without a compiled extension (pure Python)")
 

@@ -94,7 +94,7 @@ def _check_xgmi(situation: Situation, expected: int) -> Iterator[Complaint]:
 
 
 def check_fabric(situation: Situation) -> Iterator[Complaint]:
-    """Check that the fabric manager has registered each GPU; before that, collectives fail or use PCIe."""
+    """Check that the fabric manager has registered each GPU; otherwise collectives fail or use PCIe."""
     fabric = situation.mapping("gpu", "fabric")
     state, status = fabric.get("state"), fabric.get("status")
     if isinstance(state, str) and state not in {"N/A", "Completed"}:

@@ -58,7 +58,7 @@ def list_ports(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
-    """Check GPUDirect: it needs nvidia_peermem, or dma-buf with the open kernel module."""
+    """Check GPUDirect: it needs nvidia_peermem, or dma-buf with NVIDIA's open kernel module."""
     kernel_module = situation.fact("gpu", "kernel_module")
     modules = situation.mapping("network", "modules")
     is_nvidia = situation.fact("gpu", "vendor") == gpu_nvidia.VENDOR
@@ -66,7 +66,7 @@ def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
         return
     if "Open Kernel Module" not in kernel_module and all(modules.get(name) == "absent" for name in PEER_MODULES):
         yield Complaint(
-            "network.modules.nvidia_peermem", "this module loaded, or NVIDIA's open kernel module", "absent"
+            "network.modules.nvidia_peermem", "nvidia_peermem loaded, or NVIDIA's open kernel module", "absent"
         )
 
 
@@ -89,7 +89,7 @@ def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Fi
     for item in diff_manifests(first, other):
         if item.level is Level.BLOCKING:
             level = find_level("nodes_alike", limits)
-            yield Finding(level, f"{where}.{item.where}", f"as on {first.node}: {item.expected}", item.found)
+            yield Finding(level, f"{where}.{item.where}", f"the same as on {first.node}: {item.expected}", item.found)
     ours, theirs = find_domain(first), find_domain(other)
     if ours and theirs and ours != theirs and _has_channels(first) and _has_channels(other):
         yield Finding(find_level("nvlink_domain", limits), f"{where}.gpu.fabric", ours, theirs)

@@ -32,7 +32,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
         yield Finding(Level.BLOCKING, "prepared", "readable records", str(error.problems[0]))
         return
     for kind in folders.keys() - found.keys():
-        expected = f"prepared: rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
+        expected = f"prepared with: rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
         yield Finding(Level.BLOCKING, f"prepared.{kind}", expected, f"no complete folder {folders[kind].name}")
     yield from diff_contents({kind: recorded[kind] for kind in recorded.keys() & found.keys()},
                              {kind: found[kind] for kind in recorded.keys() & found.keys()})  # fmt: skip
@@ -50,7 +50,7 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
     absent = [name for name in wanted if name not in stored.files]
     if absent:
         expected = f"{len(wanted)} files, one per rollout of a trial"
-        yield Finding(Level.BLOCKING, f"prepared.{ROLLOUTS}", expected, f"{len(absent)} missing, first {absent[0]}")
+        yield Finding(Level.BLOCKING, f"prepared.{ROLLOUTS}", expected, f"{len(absent)} missing, such as {absent[0]}")
 
 
 def record_prepared(plan: Plan, run_dir: RunDir) -> None:

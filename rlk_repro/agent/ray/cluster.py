@@ -212,7 +212,7 @@ class _Cluster:
         report = self._read_report(node)
         has_left = report is not None and report.condition is Condition.LEFT
         if has_left or has_ended(self._member.run_dir, node, self._order.allocation):
-            return "its agent has ended"
+            return "the node's agent has ended"
         silence_s = self._pulses[node].measure_silence_s()
         return f"no sign of life for {silence_s:.0f} s" if silence_s > self._member.parts.deadlines.lost_s else ""
 

@@ -80,7 +80,7 @@ class GivenRay:
 
     def _find_trouble(self) -> str:
         """Name the nodes whose agents have ended because their pods were evicted, or return an empty text."""
-        self.lost |= dict.fromkeys(self._find_left(), "its agent has ended")
+        self.lost |= dict.fromkeys(self._find_left(), "the node's agent has ended")
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:

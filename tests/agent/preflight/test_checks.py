@@ -242,7 +242,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "gpudirect_rdma": (
         {"gpu": {"kernel_module": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03"}},
         Level.WARNING,
-        ("network.modules.nvidia_peermem", "this module loaded, or NVIDIA's open kernel module", "absent"),
+        ("network.modules.nvidia_peermem", "nvidia_peermem loaded, or NVIDIA's open kernel module", "absent"),
     ),
     "ephemeral_ports": (
         {"network": {"ephemeral_ports": "1024-60999"}},
@@ -452,8 +452,8 @@ def test_nodes_must_share_the_facts_of_the_experiment() -> None:
     other = node("b", gpu={"count": 7}, code={"vime": {"commit": "2" * 40}})
     found = compare_nodes([node("a", gpu={"count": 8}, code={"vime": {"commit": "1" * 40}}), other], Preflight())
     assert found == [
-        Finding(Level.BLOCKING, "nodes.b.code.vime.commit", f"as on a: {'1' * 40}", "2" * 40),
-        Finding(Level.BLOCKING, "nodes.b.gpu.count", "as on a: 8", "7"),
+        Finding(Level.BLOCKING, "nodes.b.code.vime.commit", f"the same as on a: {'1' * 40}", "2" * 40),
+        Finding(Level.BLOCKING, "nodes.b.gpu.count", "the same as on a: 8", "7"),
     ]
     lenient = Preflight(policy={"nodes_alike": "warn"})
     found = compare_nodes([node("a", gpu={"count": 8}), node("b", gpu={"count": 7})], lenient)

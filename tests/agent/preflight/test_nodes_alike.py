@@ -23,7 +23,7 @@ def test_nodes_are_compared_with_the_leader(tmp_path: Path) -> None:
     plan, run_dir = make_staged(tmp_path / "run")
     for name, machine in (("a", "x86_64"), ("b", "x86_64"), ("c", "aarch64")):
         write_node(run_dir, name, machine)
-    expected = Finding(Level.BLOCKING, "nodes.c.host.machine", "as on a: x86_64", "aarch64")
+    expected = Finding(Level.BLOCKING, "nodes.c.host.machine", "the same as on a: x86_64", "aarch64")
     assert find_unlike_nodes(plan, run_dir, PLACE) == [expected]
 
 

@@ -144,7 +144,7 @@ def test_a_folder_that_is_gone_or_half_made_blocks(run_dir: RunDir) -> None:
     staged(plan, run_dir)
     folder.rename(WorkDir.of(folder).path)
     assert blocking(plan, run_dir) == [
-        f"prepared.data: prepared: rlk-repro prepare vime-smoke --hardware h200 / no complete folder {folder.name}"
+        f"prepared.data: prepared with: rlk-repro prepare vime-smoke --hardware h200 / no complete folder {folder.name}"
     ]
 
 
@@ -181,7 +181,7 @@ def test_fewer_stored_rollouts_than_steps_block(run_dir: RunDir, tmp_path: Path)
     prepare_for(plan, run_dir, tmp_path / "mirror")
     staged(plan, run_dir)
     assert blocking(plan, run_dir) == [
-        f"prepared.rollouts: {NUM_STEPS} files, one per rollout of a trial / {NUM_STEPS - 8} missing, first 8.pt"
+        f"prepared.rollouts: {NUM_STEPS} files, one per rollout of a trial / {NUM_STEPS - 8} missing, such as 8.pt"
     ]
 
 

@@ -78,13 +78,13 @@ def test_a_trial_that_lost_a_node_is_interrupted() -> None:
         assert service.find_trouble() == ""
         assert service.settle(failed) == failed
         left.append("node-1")
-        assert service.find_trouble() == "node node-1 is lost: its agent has ended"
+        assert service.find_trouble() == "node node-1 is lost: the node's agent has ended"
         settled = service.settle(failed)
     assert (settled.status, settled.reason) == (
         TrialStatus.INTERRUPTED,
-        "node node-1 is lost: its agent has ended; exit code 1",
+        "node node-1 is lost: the node's agent has ended; exit code 1",
     )
-    assert ray.lost == {"node-1": "its agent has ended"}
+    assert ray.lost == {"node-1": "the node's agent has ended"}
 
 
 def test_what_a_command_asks_of_ray_s_workers_is_kept_beside_its_environment() -> None:
