@@ -37,7 +37,7 @@ WHERE: Final = f"{network.SECTION}.{CHECK}"
 
 
 def measure_all_reduce(member: RayMember) -> list[Finding]:
-    """Measure the all-reduce, record it in every node's manifest, and find a bandwidth below the hardware's floor."""
+    """Measure the all-reduce, record it in every node's manifest, and return a finding if it failed or is too slow."""
     reason = find_obstacle(member)
     fact = Unknown(reason) if reason else _lead(member)
     _record(member, fact)
@@ -50,7 +50,7 @@ def find_obstacle(member: RayMember) -> str:
     if layout.num_nodes * max(layout.gpus_per_node, 1) == 1:
         return "skipped: there is one rank"
     if not layout.gpus_per_node and CHECK not in member.plan.profile.preflight.policy:
-        return f"skipped: without GPUs, the measurement needs {CHECK} in preflight.policy of the profile"
+        return f"skipped: the run has no GPUs, and preflight.policy of the profile does not name {CHECK}"
     if find_spec("torch") is None:
         return "skipped: torch is not installed"
     return "" if member.parts.deadlines.all_reduce_s else "skipped: the time limit of the all-reduce is 0 s"
@@ -154,7 +154,7 @@ def _record(member: RayMember, fact: Fact) -> None:
 
 
 def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
-    """Yield a finding if the measurement failed, or if the bandwidth is below the hardware's floor.
+    """Yield a finding if the measurement failed, or if the bandwidth is below the lowest accepted one.
 
     On one node, a failed measurement is a warning only, because the trials may still succeed.
     """

@@ -36,7 +36,7 @@ class KnownValues:
         self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
 
     def scrub(self, block: bytes) -> bytes:
-        """Remove the values from whole lines.  A value that spans lines is found only if one call has all its lines."""
+        """Remove secrets from whole lines.  A secret that spans lines is found only if one call has all its lines."""
         if self._forms:
             joined = _join_lines(block)
             for form in self._forms:

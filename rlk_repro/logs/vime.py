@@ -1,4 +1,4 @@
-"""Read the output of vime's trainer and RolloutManager into rows of numbers; each number has its line.
+"""Read the output of vime's trainer and RolloutManager into rows of numbers, with the line of each number.
 
 This module knows only the form of vime's lines (docs/log-dialect.md); ``rlk_repro.logs.metrics`` maps keys to metrics.
 """
