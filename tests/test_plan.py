@@ -290,13 +290,13 @@ def test_sessions_and_design_may_change_without_exploratory() -> None:
     ("settings", "message"),
     [
         (["measure.pairs=4"], "--set measure.pairs: has no effect in design crossover, got 4, "
-         "expected no such key, or measure.design parallel"),
+         "expected this key left out, or measure.design parallel"),
         (["measure.control_pairs=1"], "--set measure.control_pairs: has no effect in design crossover, got 1, "
-         "expected no such key, or measure.design parallel"),
+         "expected this key left out, or measure.design parallel"),
         (["measure.scored_steps=20"], "--set measure.scored_steps: has no effect in design crossover, got 20, "
-         "expected no such key, or measure.design parallel"),
+         "expected this key left out, or measure.design parallel"),
         (["measure.design=parallel", "measure.blocks=3"], "--set measure.blocks: has no effect in design parallel, "
-         "got 3, expected no such key, or measure.design crossover"),
+         "got 3, expected this key left out, or measure.design crossover"),
         (["measure.warmup_steps=1"], "--set measure.warmup_steps: is too small to warm up both variants, got 1, "
          "expected 2 or more"),
         (["measure.blocks=200", "measure.sessions=16"], "--set measure.blocks: 16 sessions of 1620 steps, got 200, "

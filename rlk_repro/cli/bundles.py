@@ -42,7 +42,7 @@ def verify(
         for line in _id_lines(found, expected_id):
             say(line)
         say_findings(found.findings)
-        say(f"{bundle}: {'every file is what was sealed' if is_ok else 'does not verify'}")
+        say(f"{bundle}: {'every file is what was sealed' if is_ok else 'verification failed'}")
     if not is_ok:
         raise typer.Exit(1)
 
@@ -121,7 +121,7 @@ def _write_pages(sources: tuple[Path, Path], output: Path) -> None:
     from rlk_repro.report.side_by_side import write_side_by_side
 
     written = []
-    with writing(output, hint="-o names another folder"):
+    with writing(output, hint="name another folder with -o"):
         for number, source in enumerate(sources, start=1):
             analysis, context = load_result(source, is_linked=False)
             written.append((analysis, context, write_report(analysis, output / str(number), context)))

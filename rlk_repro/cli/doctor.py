@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Show the facts of this machine, and which of them would make a run fail."""
+    """Check this machine, and show what would make a run fail."""
     from rlk_repro.agent.preflight.doctor import Diagnoses, diagnose, look_around
     from rlk_repro.clusters.local import guess_hardware
     from rlk_repro.clusters.registry import list_clients

@@ -33,12 +33,12 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a stack's environment from its lock and commits; a repeated call continues. No GPU is needed."""
+    """Create a stack's environment from lock file and commits; a repeated call resumes the work. No GPU is needed."""
     from rlk_repro.images import environment
     from rlk_repro.images.stacks import get_stack
 
     environment.create(get_stack(stack), platform, folder, bundle=bundle)
-    _answer(folder, f"ready; container.host_python of a profile can be {folder.absolute()}/bin/python", as_json)
+    _answer(folder, f"ready; in a profile, set container.host_python to {folder.absolute()}/bin/python", as_json)
 
 
 def check(

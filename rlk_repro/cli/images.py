@@ -167,7 +167,7 @@ def pin(
 
         say_json(Pinned(stack=known.stack, is_changed=bool(lines), diff=tuple(lines)))
         return
-    for line in lines or [f"stack {known.stack}: no pin has moved"]:
+    for line in lines or [f"stack {known.stack}: no pin has changed"]:
         say(line)
     if lines and output is None:
         note(f"review the difference, then write the renewed stack: -o {display_name(path)}")

@@ -58,12 +58,12 @@ def status(
             sending.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = sending.poll(launched)
     is_waiting = answer is not None and answer.state is JobState.PENDING
-    # a requeued run that waits still has the state of its first attempt
+    # A requeued run that waits still has the progress of its first attempt.
     progress = None if is_waiting else read_state(run_dir)
     is_over = answer is not None and answer.state.is_final
     is_done = answer is not None and answer.state is JobState.DONE
     if is_over and progress is not None:
-        # the progress of a job that is done and never told its end was read before that end
+        # If the job is done and its progress has no end, the progress is older than the end of the job.
         is_outdated = is_done and progress.phase is not Phase.ENDED
         progress = None if is_outdated else drop_forecast(progress)
     if as_json:
@@ -100,7 +100,7 @@ def _advise(run_dir: RunDir, job: JobState, progress: Progress | None) -> str:
     if job is JobState.DONE:
         return f"the bundle is not on this machine yet; fetch it with rlk-repro collect {run_dir.run_id}"
     if job is JobState.FAILED and finishing.is_uncollected(run_dir, progress):
-        collect_first = f"fetch what the run left with rlk-repro collect {run_dir.run_id}"
+        collect_first = f"fetch the run's files with rlk-repro collect {run_dir.run_id}"
         return f"nothing was collected yet; {collect_first}, then rlk-repro submit --resume {run_dir.run_id}"
     end = "cancelled" if job is JobState.CANCELLED else "killed from outside"
     return f"the run was {end}; resume with rlk-repro submit --resume {run_dir.run_id}"

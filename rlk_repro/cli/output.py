@@ -65,7 +65,7 @@ def show(print_on: Callable[[Console], None]) -> None:
 def _write(text: str) -> None:
     """Write to standard output; a failure becomes EnvironmentMissing, except for a closed pipe."""
     try:
-        typer.echo(text, nl=False, color=True)  # without color=True, typer changes text for a pipe
+        typer.echo(text, nl=False, color=True)  # without color=True, typer removes escape sequences in a pipe
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise

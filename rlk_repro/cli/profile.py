@@ -41,7 +41,7 @@ def init(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the cluster for its facts, and write a profile with them."""
+    """Write a profile from what the cluster reports."""
     from rlk_repro.clusters.profiles import make_name, render_profile, take_likeliest
     from rlk_repro.clusters.registry import get_backend
 
@@ -61,7 +61,7 @@ def init(
         say_json(NewProfile(file=str(output), profile=proposal.values, remarks=tuple(proposal.remarks)))
         return
     for remark in proposal.remarks:
-        note(f"look at: {remark}")
+        note(f"check: {remark}")
     say(f"wrote {output}")
     say(as_typed(f"next: rlk-repro profile check {output}"))
 
@@ -94,7 +94,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
     profile = _load(name)
     value: dict[str, Any] = profile.model_dump(mode="json", by_alias=True)
     policies = {**default_policies(), **profile.preflight.policy}
-    # A dump leaves out later keys that have their default; the fields of the model are all keys.
+    # ``model_dump`` leaves out later keys that have their default; the model's fields include them.
     value["preflight"] = dict(profile.preflight) | {"policy": {str(key): str(item) for key, item in policies.items()}}
     if as_json:
         say_json(value)

@@ -52,7 +52,7 @@ def report(
                 say_text(render_summary(analysis, context))
             continue
         folder = _folder(source, output, number if len(sources) > 1 else None)
-        with writing(folder, hint="-o names another folder"):
+        with writing(folder, hint="name another folder with -o"):
             page = write_report(analysis, folder, context)
         written.append((analysis, context, page))
         results.append(make_record(analysis, context, source=str(source), report=str(page)))
@@ -60,7 +60,7 @@ def report(
             show(partial(print_summary, analysis, context=context))
             show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(page)))
     if len(written) > 1 and output is not None:
-        with writing(output, hint="-o names another folder"):
+        with writing(output, hint="name another folder with -o"):
             page = write_side_by_side(written, output)
         note(f"side by side: {page}")
     if as_json:
@@ -89,7 +89,7 @@ def index(
                 Problem(str(bundle), "is not sealed", expected="a bundle with an id, which the page names")
             )
         entries.append(Entry(analysis=analysis, context=context))
-    with writing(output, hint="-o names another folder"):
+    with writing(output, hint="name another folder with -o"):
         page = write_index(entries, output)
     if as_json:
         from rlk_repro.cli.answers import Index

@@ -44,8 +44,8 @@ def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None
         use_checkouts({source: folder for source, folder in named.items() if folder is not None})
         return
     problems = [
-        Problem(FLAGS[source], "is for the local cluster only", got=cluster, expected="folders of the nodes",
-                hint="name them in the profile: env: {PYTHONPATH: /shared/vime:/shared/Megatron-LM}")
+        Problem(FLAGS[source], "works on the local cluster only", got=cluster, expected="--cluster local",
+                hint="set the paths in the profile: env: {PYTHONPATH: /shared/vime:/shared/Megatron-LM}")
         for source, folder in given.items()
         if folder is not None
     ]  # fmt: skip
@@ -78,7 +78,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     if hidden:
         where = f"profile {plan.profile.profile}: env.PYTHONPATH"
         raise SpecError(
-            *(Problem(where, f"hides {FLAGS[source]}", expected=f"only one of env.PYTHONPATH and {source.variable}")
+            *(Problem(where, f"hides {FLAGS[source]}", expected=f"either env.PYTHONPATH or {source.variable}, not both")
               for source in hidden)
         )  # fmt: skip
     own = set() if plan.run.rl_kernel.commits is None else {RL_KERNEL.module}
@@ -99,4 +99,4 @@ def note_switches() -> None:
     for name, setting in SWITCHES.items():
         value = os.environ.get(name)
         if value:
-            note(f"{name}={value} is set here and has no effect; use {setting}")
+            note(f"{name}={value} is set in this shell but has no effect; use {setting}")

@@ -31,7 +31,7 @@ class UnknownLayoutError(Exception):
 
 
 def hash_weights(model: Any, dtype: str) -> dict[str, Any]:
-    """Return ``tensors``, the name, hash and shape of each tensor, and ``shared``, further names of hashed parameters.
+    """Return ``tensors`` (name, hash and shape of each) and ``shared`` (another name of a tensor, and the hashed name).
 
     Tensors are converted to ``dtype`` first.
 

@@ -128,7 +128,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """A quantity that both results have: its values in words, and whether the two values are compatible."""
+    """A quantity that both results have: its two values as text, and whether they are compatible."""
 
     is_compatible: bool
     text: str
@@ -141,12 +141,12 @@ def compare_analyses(
     code: Sequence[Finding] = (),
     margin: float | None = None,
 ) -> Comparison:
-    """Compare two results bitwise where all seeded metrics are equal, else by speed and training levels.
+    """Compare two results: bitwise if all seeded metrics are equal, otherwise by speed and training metrics.
 
     Operators are never compared bitwise, because the record of an operator is a time.
-    ``code`` lists how the code that ran differs.  ``margin`` is a fraction, the run's margin for replays; by default,
-    the smallest effect of interest.  A trial that failed on either side, or whose proof differs, makes the results not
-    comparable.
+    ``code`` lists how the code that ran differs.  ``margin`` is the run's margin for replays, as a fraction; default:
+    the smallest effect of interest.  The results are not comparable if a trial failed on either side, or if its proof
+    that RL-Kernel ran differs.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
@@ -355,7 +355,7 @@ def _mean_speedup(cell: OperatorResult) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectDifference:
-    """The differences between two bundles; ``comparison`` is None unless both hold an analysis."""
+    """The differences between two bundles; ``comparison`` is None if a bundle has no analysis."""
 
     findings: tuple[Finding, ...]
     comparison: Comparison | None

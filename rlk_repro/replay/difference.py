@@ -1,4 +1,4 @@
-"""Compute how far apart two independent estimates of one ratio lie, and whether their own spread explains it."""
+"""Compute the difference of two independent estimates of one ratio, and whether their spread explains it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class RatioDifference:
         return abs(self.estimate) + self.half_width <= math.log1p(margin)
 
     def find_needed(self, margin: float) -> int | None:
-        """Return how many pairs on each side would put the interval inside the margin, at the present spread.
+        """Return how many pairs on each side would put the interval inside the margin, if the spread stays the same.
 
         The estimate assumes the measured difference if that lies inside the margin, and otherwise a difference of 0.
-        The result is None if more pairs would be needed than rlk-repro ever suggests.
+        The result is None if more than ``MAX_PAIRS_SUGGESTED`` pairs would be needed.
         """
         limit, seen = math.log1p(margin), abs(self.estimate)
         room = limit - seen if seen < limit else limit
@@ -76,7 +76,7 @@ def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
     return RatioDifference(
         estimate=math.log(new.ratio) - math.log(old.ratio),
         error=math.sqrt(total),
-        # The small addition makes ten degrees of freedom of a computed 9.999999999.
+        # Without the small addition, a computed 9.999999999 would give 9 degrees of freedom, not 10.
         df=max(1, math.floor(total * total / rest + 1e-9)) if rest else 1,
         n=max(old.n, new.n),
     )
@@ -94,7 +94,7 @@ def _standard_error(effect: Effect) -> float | None:
 
 
 def compare_fabric(recorded: Analysis, new: Analysis) -> tuple[tuple[str, ...], bool]:
-    """Return both runs' bus bandwidths in words, if measured, and whether noise alone explains their difference."""
+    """Return both runs' bus bandwidths as text, if measured, and whether they agree within BANDWIDTH_TOLERANCE."""
     try:
         was, now = (float(analysis.facts[BANDWIDTH]) for analysis in (recorded, new))
     except (KeyError, ValueError):

@@ -97,7 +97,7 @@ def _find_obstacles(plans: Sequence[Plan], was: Analysis, now: Analysis) -> Iter
     yield from find_other_hardware(was, now)
     for which, result in (("reference", was), ("later result", now)):
         if not result.verdict.word.is_of_speed:
-            yield f"the {which} is {result.verdict.word}"
+            yield f"the {which} has the verdict {result.verdict.word}"
 
 
 def _list_same(plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Identify the code that ran in a bundle's trials: sources of vime, Megatron-LM and RL-Kernel, and operators' choices.
+"""Identify the code that ran in a bundle's trials: sources of vime, Megatron-LM and RL-Kernel, and chosen operators.
 
 Two equal results confirm each other only if the same code made them and both bundles name that code.
 """
@@ -53,7 +53,7 @@ class Identity:
 
 
 def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
-    """Read the identity from what the ranks loaded, else from the manifests of their nodes."""
+    """Read which code ran: from the libraries that the ranks loaded, else from the manifests of their nodes."""
     folders = [run_dir.trial(trial.name) for trial in plan.trials]
     decisions = _read_decisions(folders)
     records = [record for folder in folders for record in _read_libraries(folder)]
@@ -120,9 +120,9 @@ def compare_identities(old: Identity, new: Identity) -> list[Finding]:
 def find_source_drift(
     recorded: Identity, here: Manifest, known: Iterable[Finding], left_out: Collection[str] = ()
 ) -> list[Finding]:
-    """Yield a finding for each module whose sources on this machine differ from the sources that ran.
+    """Return a finding for each module whose sources on this machine differ from the sources that ran.
 
-    Ranks may have loaded sources that their node's manifest did not see.  A finding in ``known`` is not repeated.
+    Ranks may have loaded sources that their node's manifest does not describe.  A finding in ``known`` is not repeated.
     Modules in ``left_out`` are not compared, because a replay takes them from another place.
     """
     places = {finding.where for finding in known}
@@ -150,7 +150,7 @@ def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Compare each operator's class, and its version only where equal source files do not prove equal versions."""
+    """Compare each operator's class, and its version if RL-Kernel's source files are unknown or differ."""
     has_same_files = bool(files := old.sources.get(RL_KERNEL.module)) and files == new.sources.get(RL_KERNEL.module)
     for op in sorted(old.decisions.keys() | new.decisions.keys()):
         where = f"{DECISIONS}.{op}"

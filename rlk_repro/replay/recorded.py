@@ -75,7 +75,7 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     apply = f"git apply {source}/{name}" if is_folder(bundle) else f"tar xzOf {source} {name} | git apply"
     lines = [f"rlk-repro ran with changes; in a clone of rlk-repro: git checkout {commit} && {apply}"]
     if patch != PATCH_IS_WHOLE:
-        lines.append("  secrets were taken out of these changes, so they may not apply, or give code that never ran")
+        lines.append("  secrets were removed from these changes: the patch may fail, or give code that never ran")
     return lines
 
 
@@ -126,8 +126,8 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     """Return where the sealed analysis differs from ``analysis``, or None where the bytes are the same.
 
-    Another version may word gates, headline and reasons in its own way: the words follow from numbers that are
-    compared, and a report shows this version's words.  The same version must have the same words.
+    Another version may word gates, headline and reasons differently: these sentences follow from numbers that are
+    compared, and a report shows this version's sentences.  The same version must write the same sentences.
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())
@@ -141,12 +141,12 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
 
 
 def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
-    """Tell whether the bytes of the sealed analysis and of ``analysis`` are equal, words included."""
+    """Tell whether the bytes of the sealed analysis and of ``analysis`` are equal, sentences included."""
     return _read_sealed(run_dir) == dump_json(analysis.to_json())
 
 
 def _is_by_another_version(run_dir: RunDir) -> bool:
-    """Tell whether the rlk-repro that recorded a node has another version number, other files or another git commit.
+    """Tell whether the rlk-repro that recorded a node differs from this one in version number, files or git commit.
 
     An installed package knows its files but no commit.
     """
@@ -165,7 +165,7 @@ def _read_sealed(run_dir: RunDir) -> bytes:
 
 
 def _without_words(data: bytes) -> Any:
-    """Return an analysis without the words of gates, headline and reasons; other data are returned unchanged."""
+    """Return an analysis without the sentences of gates, headline and reasons; other data are returned unchanged."""
     try:
         value = parse_json("", data, max_bytes=len(data))
         gates = [{**gate, "detail": ""} for gate in value["gates"]]

@@ -1,6 +1,6 @@
 """Replay a bundle in steps: analyse its logs again, prepare the job, check how the machine differs, run, compare.
 
-A result's level is ``re-analysis`` if only the logs were analysed again, otherwise a level of ``compare``.
+A result's level is ``re-analysis`` if only the logs were analysed again, otherwise a level of ``compare.Match``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recorded:
     identity: Identity
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
-    """Whether the sealed analysis has other words than this version writes; all values are the same."""
+    """Whether the sealed analysis has other sentences than this version writes; all values are the same."""
 
     def describe(self) -> Reanalysis:
         verdict = self.analysis.verdict
@@ -67,7 +67,7 @@ class PreparedReplay:
 
     ``drift`` lists how this machine differs from the recorded nodes; it is None where a scheduler chooses the nodes.
     ``parts`` lists how model, data and stored rollouts differ, where this machine sees the run's files.  ``missing``
-    lists facts about the recorded nodes that the bundle lacks.
+    lists manifests of recorded nodes, and sections of manifests, that the bundle lacks.
     """
 
     recorded: Recorded
@@ -86,7 +86,7 @@ class PreparedReplay:
 
 
 def reanalyse(bundle: Path) -> Recorded:
-    """Verify a bundle, analyse its logs again, and require the sealed analysis; another version may use other words.
+    """Verify a bundle and analyse its logs again; the result must match the sealed analysis (``find_difference``).
 
     Raises:
         CheckFailed: a file differs from what was sealed, the logs do not give the sealed analysis, or the author's
@@ -115,7 +115,7 @@ def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> L
     """Return the profile of this machine's user; the bundle only names the default cluster.
 
     Raises:
-        SpecError: a real cluster needs a profile, no such profile exists, or the profile is for another cluster.
+        SpecError: the cluster needs a profile, no such profile exists, or the profile is for another cluster.
     """
     return planning.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
@@ -220,7 +220,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """Return the recorded analysis, with the hash of the reduced plan if the local cluster reduced the plan."""
+    """Return the recorded analysis; on the local cluster, with the experiment hash of the plan from ``_fit_here``."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis
@@ -233,7 +233,7 @@ def _probe_here(plan: Plan) -> Manifest:
 
 
 def _find_missing(recorded: Recorded) -> Iterator[Finding]:
-    """Yield a finding for each missing manifest or fact, because a comparison finds no difference in a missing fact."""
+    """Yield a finding for each missing manifest or section, because a comparison skips what is missing."""
     num_nodes, found = recorded.plan.layout.num_nodes, recorded.manifests
     if len(found) < num_nodes:
         yield Finding(Level.BLOCKING, "nodes", f"a manifest of each of {num_nodes} node(s)", f"{len(found)}")

@@ -20,7 +20,7 @@ DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 class Bound(Model):
     """The largest difference that counts as agreement: absolute for log-probs, relative to the norm for layers.
 
-    For routing, the bound is on a share of tokens: those whose experts differ at one layer and at no earlier layer.
+    For routing, the bound limits the share of tokens whose experts differ at one layer and at no earlier layer.
     """
 
     compares: Compared
@@ -50,12 +50,12 @@ def parse_contract(where: str, text: str) -> AgreementContract:
     """Read a contract from its text.
 
     Raises:
-        BundleUnreadable: the text is no contract.
+        BundleUnreadable: the text is not a valid contract.
     """
     try:
         value = parse_yaml(where, text.encode()).value
         return AgreementContract.model_validate_json(json.dumps(value))
     except (SpecError, ValidationError) as error:
         raise BundleUnreadable(
-            Problem(where, "holds no contract of agreement", got=str(error).split("\n")[0])
+            Problem(where, "is not a valid contract of agreement", got=str(error).split("\n")[0])
         ) from None

@@ -1,8 +1,8 @@
 """Name what a run needs on disk before its first trial: a model, a data set, stored rollouts.
 
-These are names, not paths: ``rlk_repro.prepare.layout`` says where they are below a site's ``prepared_dir``, and
-``rlk-repro prepare`` puts them there.  A revision or digest that was not resolved is left out, never invented.
-``prepare`` then takes what the hub serves, and the bundle records what it took.
+This module has names, not paths: ``rlk_repro.prepare.layout`` gives the path of each below a site's ``prepared_dir``,
+and ``rlk-repro prepare`` puts the files there.  An unknown revision is left out, never invented.  Without a revision,
+``prepare`` takes the revision that the hub serves, and the bundle records this revision.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ DataSource: TypeAlias = Annotated[HubData | ArithmeticData, Field(discriminator=
 class StoredRollouts(Model):
     """Rollouts that were stored before this run, for lanes that do not generate rollouts.
 
-    The files ``0.pt`` … have the form of vime's ``--save-debug-rollout-data``.  ``digest`` is the sha256 of the text
-    that ``sha256sum 0.pt 1.pt …`` prints for them, in the order of their numbers.  Without this key a run of such a
-    lane stores its own rollouts before its first trial.
+    The files ``0.pt`` … have the format of vime's ``--save-debug-rollout-data``.  ``digest`` is the sha256 of what
+    ``sha256sum 0.pt 1.pt …`` prints for the files, in the order of their numbers.  Without the keys ``rollouts`` and
+    ``rollouts_seed``, a run of lane fixed-rollout or train-only stores its own rollouts before its first trial.
     """
 
     name: Name
@@ -101,6 +101,6 @@ class StoredRollouts(Model):
     digest: Digest
     made_by: Text = Field(description="how the rollouts were made: run, hardware, bundle id")
     fetch: tuple[Url, ...] = Field(
-        (), description="archives that hold the files; tried in turn where the files are absent"
+        (), description="archives with the files; if files are absent, prepare tries each archive in turn"
     )
     is_packed: bool = Field(False, description="whether the bundle holds the files themselves, not only their digest")

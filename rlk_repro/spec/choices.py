@@ -1,4 +1,4 @@
-"""Check what a submission chooses in addition to the files (hardware, variants, design, overrides) against the run."""
+"""Check a submission's choices (hardware, variants, design, overrides) against the run that it submits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 DESIGN: Final = "design"
 FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
-"""Keys of a measurement plan that are not rules: the number of pairs or sessions, and the power estimate's assumptions.
+"""Keys of ``measure`` that any submission may set: number of pairs or sessions, assumptions of the power estimate.
 
-The design is free too: it chooses which question the run answers (speed and memory, or reward).
+A submission may also choose the design, which decides what the run measures: speed and memory, or reward.
 """
 
 
@@ -62,7 +62,7 @@ def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Proble
     other = run.measure.other_design.design
     return [
         Problem(item.flag, f"has no effect in design {run.measure.design}", got=item.value,
-                expected=f"no such key, or measure.design {other}")
+                expected=f"this key left out, or measure.design {other}")
         for item in overrides
         if item.path[0] == "measure" and item.path[-1] in run.measure.unused
         and item.value != Measure.model_fields[item.path[-1]].default

@@ -27,7 +27,7 @@ Operators: TypeAlias = Annotated[tuple[Name, ...], Field(min_length=1)]
 
 
 class Commits(Model):
-    """Two commits of RL-Kernel; both variants then switch RL-Kernel on."""
+    """Two commits of RL-Kernel to compare; both variants switch RL-Kernel on."""
 
     baseline: Commit
     enabled: Commit
@@ -40,7 +40,7 @@ class RlKernel(GrowingModel):
 
     mode: Mode = "require"
     ops: Operators = ("logp", "ratio_kl")
-    ops_on: dict[Name, Operators] = Field({}, description="operators on named hardware, in place of ops")
+    ops_on: dict[Name, Operators] = Field({}, description="operators by hardware, which replace ops on this hardware")
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 
     def find_commit(self, variant: str) -> str:
@@ -68,7 +68,7 @@ class OwnSwitch(Model):
 def find_compared_problems(
     rl_kernel: RlKernel, switch: OwnSwitch | None, *, design: str, has_rollout_log_probs: bool
 ) -> Iterator[PathProblem]:
-    """Find settings that cannot be compared; a switch of the log-prob record needs rollouts that hold log-probs."""
+    """Find settings that cannot be compared; the switch ``AGREEMENT_RECORD`` needs rollouts that hold log-probs."""
     if switch is not None:
         yield from _switch_problems(switch, design)
         if not has_rollout_log_probs and AGREEMENT_RECORD in {*switch.baseline, *switch.enabled}:

@@ -1,6 +1,6 @@
 """The files that authors write (run, stack, hardware and profile) and the rules that tie their values together.
 
-The rules are in ``run_problems``; they return paths, so that errors can name the line.
+``run_problems`` checks these rules and returns the path of each wrong value, so that an error can name its line.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
 
 MAX_STEPS: Final = 20_000
-"""Limit for the steps of all trials together: an analysis holds about forty numbers for each step."""
+"""Limit for the steps of all trials together, because an analysis holds about forty numbers for each step."""
 
 Workload: TypeAlias = Annotated[
     ReferenceWorkload | ModuleWorkload | OperatorsWorkload | VimeWorkload, Field(discriminator="kind")
 ]
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
-"""Limit for the blocks of a session: the effect of a session is a median over all pairs of its blocks."""
+"""Limit for the blocks of a session, because the session's effect is a median over all pairs of blocks."""
 LIMIT_PER_ESTIMATE: Final = 1.5
 SHORTEST_LIMIT_MIN: Final = 10.0  # the first trial also compiles, and may wait for stored rollouts
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
@@ -72,7 +72,7 @@ class Measure(GrowingModel):
     )
     pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="number of pairs of baseline and enabled trials")
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")
-    warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="number of unscored first rollouts")
+    warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="unscored rollouts at the start")
     scored_steps: Annotated[int, Field(ge=1, le=10**5)] = Field(10, description="rollouts scored per trial")
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1234, description="pair i uses seed + i")
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
@@ -103,12 +103,12 @@ class Measure(GrowingModel):
         0.5, description="assumed standard deviation of block effects, in percent, for the power estimate"
     )
     shadow_steps: Annotated[int, Field(ge=0, le=1000)] = Field(
-        2, description="number of last rollouts of a session, run by the baseline and not scored"
+        2, description="number of rollouts at a session's end, run by the baseline and not scored"
     )
 
     @property
     def unused(self) -> frozenset[str]:
-        """The keys of a measurement plan that its own design does not use, but the other design does."""
+        """The keys of a measurement plan that only the other design uses."""
         return self.of_parallel if self.design == CROSSOVER else self.of_crossover
 
     @property
@@ -176,8 +176,8 @@ class Run(GrowingModel):
     )
     expected_session_minutes: dict[Name, Minutes] = Field(
         {},
-        description="estimated minutes of a session, for runs of both designs; expected_trial_minutes then count "
-        "trials only",
+        description="estimated minutes of a session, if a run supports both designs; expected_trial_minutes then "
+        "count trials only",
     )
     time_limit_min: Minutes | None = Field(
         None,
@@ -200,7 +200,7 @@ class Run(GrowingModel):
 
     @property
     def switch_title(self) -> str:
-        """The commit or switch in which the variants differ; empty if they differ in RL-Kernel on and off."""
+        """The commit or switch in which the variants differ; empty if only one variant has RL-Kernel on."""
         commits = self.rl_kernel.commits
         if commits is not None:
             return f"RL-Kernel {commits.enabled[:12]}"
@@ -261,7 +261,7 @@ class Profile(GrowingModel):
     settings: dict[Name, Word | float | bool] = Field(
         {},
         max_length=100,
-        description="settings of a cluster that has no section of its own in this schema; its backend defines the keys",
+        description="settings of a cluster without its own section in profiles; the cluster's backend defines the keys",
     )
     prepared_dir: AbsolutePath | None = Field(
         None, description="where `rlk-repro prepare` puts models and data; the path must be equal on all nodes"

@@ -1,4 +1,4 @@
-"""Facts of one hardware target: what an author writes in ``jobs/hardware/<name>.yaml``."""
+"""Define hardware targets: what an author writes in ``jobs/hardware/<name>.yaml``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platfo
 
 
 class AllReduceFloor(Model):
-    """The least bus bandwidth, in GB/s, of an all-reduce of 1 GiB; without a floor the bandwidth is not judged."""
+    """The least bus bandwidth, in GB/s, of an all-reduce of 1 GiB; without a limit, preflight accepts any bandwidth."""
 
     one_node_gb_s: Positive | None = Field(None, description="least bandwidth in GB/s over all GPUs of one node")
     nodes_gb_s: Positive | None = Field(None, description="least bandwidth in GB/s over all GPUs of several nodes")
@@ -20,7 +20,7 @@ class AllReduceFloor(Model):
 
 
 class Hardware(GrowingModel):
-    """Facts of one hardware target, ``jobs/hardware/<name>.yaml``."""
+    """The properties of one hardware target, ``jobs/hardware/<name>.yaml``."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"links_per_gpu", "node_labels", "all_reduce"})
 
@@ -32,10 +32,10 @@ class Hardware(GrowingModel):
     gpus_per_node: Annotated[int, Field(ge=0, le=72)]
     gpu_memory_gib: NonNegative = Field(0.0, description="memory of one GPU, as its driver reports it")
     name_part: Annotated[str, Field(max_length=40)] = Field(
-        "", description="part of the GPU's name that the driver reports"
+        "", description="text that must occur in the driver's name of the GPU"
     )
     refused_name_parts: tuple[Text, ...] = Field(
-        (), description="parts of names of similar products that are different hardware"
+        (), description="texts that must not occur in the driver's name of the GPU: they name similar products"
     )
     driver_floor: Annotated[str, Field(max_length=40)] = ""
     links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="number of NVLink or xGMI links of a GPU")

@@ -1,4 +1,4 @@
-"""Define the settings of a Kubernetes site: the ``kubernetes`` part of a profile.
+"""Define the settings of a Kubernetes site: the ``kubernetes`` section of a profile.
 
 ``clusters.k8s`` makes objects from these values and refuses values that a controller of Kubernetes would refuse.
 """
@@ -36,7 +36,7 @@ class SecretKey(Model):
 
 
 class Results(Model):
-    """The place of run directories.  Without a claim, run directories are in the leading pod and are lost with it."""
+    """The storage of run directories.  Without a claim, run directories are in the leading pod and are lost with it."""
 
     claim: ObjectName | None = Field(
         None, description="name of a PersistentVolumeClaim that several nodes can write (ReadWriteMany)"
@@ -53,7 +53,7 @@ class VolumeClaim(Model):
 
 
 class Rdma(Model):
-    """How pods request RDMA devices.  Pods then need the capability IPC_LOCK, so the namespace must be privileged."""
+    """How pods request RDMA devices.  RDMA needs IPC_LOCK, which only the Pod Security level ``privileged`` allows."""
 
     resource: LabelKey = Field(description="name of the resource, such as rdma/ib or rdma/hca_shared_devices_a")
     count: Annotated[int, Field(ge=1, le=64)] = 1
@@ -61,7 +61,7 @@ class Rdma(Model):
 
 
 class RunAs(Model):
-    """A user other than root, for images that support one; pods then meet the level ``restricted``."""
+    """A user other than root, for images that support one; pods then meet the Pod Security level ``restricted``."""
 
     user: UserId
     group: UserId
@@ -150,10 +150,10 @@ class KubernetesSettings(GrowingModel):
         None, description="minutes after which the job is ended, including the wait for nodes"
     )
     restarts: Annotated[int, Field(ge=0, le=100)] = Field(
-        6, description="how often the run continues with new pods after an eviction; this needs a results claim"
+        6, description="how many times the run continues with new pods after an eviction; this needs a results claim"
     )
     grace_s: Annotated[int, Field(ge=60, le=3600)] = Field(
-        120, description="seconds from the request to end a pod to its end; the agents pack their results in that time"
+        120, description="seconds between stop request and forced end of a pod; in this time the agents pack results"
     )
     ttl_s: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         86_400,

@@ -14,7 +14,7 @@ class LayerCount(NamedTuple):
 
 
 def is_layer_pattern(value: Any, num_layers: int) -> bool:
-    """Tell whether a value is a pattern of ``num_layers`` layers: a number n for every n-th layer, or a list of all."""
+    """Tell whether a value is a pattern of ``num_layers`` layers: a number n for each n-th layer, or a full list."""
     if isinstance(value, str) and "[" in value:
         found = read_layer_pattern(value)
         return found is not None and found.num_layers == num_layers
@@ -31,7 +31,7 @@ def read_layer_pattern(text: str) -> LayerCount | None:
 
 
 def _count(node: ast.expr) -> LayerCount:
-    """Count one part of a pattern; raise ValueError for a part that no pattern has."""
+    """Count the layers of one term of a pattern; raise ValueError for an unknown term."""
     match node:
         case ast.List(elts=items):
             values = [item.value if isinstance(item, ast.Constant) else None for item in items]

@@ -96,7 +96,7 @@ def load_stack(name: str) -> Loaded[Stack]:
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
-    """Check a stack's parts.  If an argument contract exists for its vime commit, compare Megatron-LM and its patch."""
+    """Check a stack; if its vime commit has an argument contract, Megatron-LM and its patch must match the contract."""
     problems = stack_problems(stack)
     pin = stack.pins.get("vime")
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
@@ -223,9 +223,9 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
                 inner = target[part] = {}
             target = inner
         if not isinstance(target, dict):
-            raise SpecError(Problem(override.flag, "there is no such path", expected="keys of the run, dotted"))
+            raise SpecError(Problem(override.flag, "there is no such path", expected="a path such as measure.pairs"))
         if override.path[-1] in target and target[override.path[-1]] == override.value:
-            continue  # the file has this value already, and stays its source
+            continue  # the file already has this value, so it stays the recorded source
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin

@@ -51,7 +51,7 @@ CheckName: TypeAlias = Literal[
     "nvlink_domain",
     "all_reduce",
 ]
-# pass: only the record has it; warn: the report shows it; fail: the job stops before its first trial.
+# pass: a finding is only recorded; warn: the report also shows it; fail: the job stops before its first trial.
 Policy: TypeAlias = Literal["pass", "warn", "fail"]
 
 
@@ -70,5 +70,5 @@ class Preflight(GrowingModel):
     )
     on_blocking: Literal["stop", "continue"] = "stop"
     policy: dict[CheckName, Policy] = Field(
-        {}, description="what a check's finding does, for checks that do not keep their default (docs/preflight.md)"
+        {}, description="effect of each check's findings, if it differs from the check's default (docs/preflight.md)"
     )

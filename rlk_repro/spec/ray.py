@@ -1,4 +1,4 @@
-"""Define a site's settings for Ray: the ``ray`` part of a profile, for workloads that use Ray."""
+"""Define a site's settings for Ray: the ``ray`` section of a profile, for workloads that use Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the settings of a Slurm site and its container runtime: the ``slurm`` and ``container`` parts of a profile.
+"""Define the settings of a Slurm site and its container runtime: the ``slurm`` and ``container`` sections of a profile.
 
 ``clusters.slurm`` makes a script from these values and refuses values that the container runtime cannot use.
 """
@@ -19,7 +19,7 @@ Option = Annotated[str, Field(pattern=rf"^--?[A-Za-z][^{UNSEEN}]*$", max_length=
 
 
 class SlurmSettings(Model):
-    """How a job is requested at this site.  For keys that are not set Slurm's own defaults apply."""
+    """How a job is requested at this site.  If a key is not set, Slurm's own default applies."""
 
     account: Word | None = None
     partition: Word | None = None
@@ -41,7 +41,7 @@ class SlurmSettings(Model):
     )
     max_time_min: Positive | None = Field(None, description="longest time limit that the partition accepts")
     stop_before_s: Annotated[int, Field(ge=60, le=3600)] = Field(
-        300, description="how long before the time limit the agents are asked to stop"
+        300, description="seconds before the time limit at which the agents are asked to stop"
     )
     requeue: bool = Field(True, description="whether Slurm starts the job again after a node failure or preemption")
     setup: tuple[Line, ...] = Field(
@@ -66,7 +66,7 @@ container inside srun, and docker leaves files that root owns.
 
 
 class ContainerSettings(GrowingModel):
-    """The program that starts the stack's image on a node; ``host`` uses the node's own software, no image."""
+    """The program that starts the stack's image on a node; ``host`` uses the node's own software without an image."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"fabric", "host_python"})
 

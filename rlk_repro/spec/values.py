@@ -56,8 +56,8 @@ class Model(BaseModel):
 class GrowingModel(Model):
     """A model that got new keys after plans had been recorded.
 
-    A recorded plan is hashed again whenever it is read.  A key that its author could not know must not change the hash,
-    so the keys in ``added_later`` are left out while they have their default.
+    A recorded plan is hashed again whenever it is read.  A key that the plan's author could not know must not change
+    the hash, so the keys in ``added_later`` are left out while they have their default.
     """
 
     added_later: ClassVar[frozenset[str]] = frozenset()

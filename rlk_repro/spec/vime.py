@@ -128,13 +128,13 @@ class Placement(Model):
 Purpose: TypeAlias = Literal["timing", "agreement", "deterministic", "profiler", "memory-history"]
 """The purpose of a run of vime; a run has one purpose, and only ``timing`` measures speed.
 
-``deterministic`` asks vime and vLLM for equal bits, ``agreement`` also records what the engines compute of the same
-tokens, ``profiler`` records torch's trace of three steps, and ``memory-history`` records the allocator's history.
+``deterministic`` asks vime and vLLM for bitwise equal results, ``agreement`` also records what the engines compute for
+the same tokens, ``profiler`` records a trace of three steps, and ``memory-history`` records the allocator's history.
 """
 
 
 Profiler: TypeAlias = Literal["torch", "nsys", "rocprofv3"]
-"""``nsys`` is NVIDIA's Nsight Systems, ``rocprofv3`` AMD's; both trace the same three steps as torch's own."""
+"""``nsys`` is NVIDIA's Nsight Systems, ``rocprofv3`` AMD's profiler; both trace the same three steps as ``torch``."""
 
 
 class VimeWorkload(AnyWorkload):
@@ -189,7 +189,7 @@ class VimeWorkload(AnyWorkload):
         return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
 
     def generates(self, lane: Lane) -> bool:
-        """Tell whether the run starts inference servers; in lane train-only it does only to store its own rollouts."""
+        """Tell whether the run starts inference servers; lane train-only needs them only to store its own rollouts."""
         return lane != "train-only" or (self.rollouts is None and self.rollouts_seed is None)
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:
@@ -223,7 +223,7 @@ class VimeWorkload(AnyWorkload):
             yield ("placements", name, "arguments"), placement.arguments
 
     def arguments_on(self, hardware: str) -> Arguments:
-        """Return the flags in addition to the model's flags; flags of the hardware's placement win."""
+        """Return the run's flags except the model's; flags of the hardware's placement replace flags of the run."""
         return {**self.arguments, **self.placements[hardware].arguments}
 
 
@@ -267,7 +267,7 @@ RANGES: Final[Mapping[str, Range]] = {
     "moe-router-bias-update-rate": (0, 1),
     **dict.fromkeys(("train-memory-margin-bytes", "vllm-kv-cache-memory-bytes"), NOT_NEGATIVE),
 }
-"""These ranges are far wider than any real model and catch typing errors: Megatron-LM mostly checks only for a number.
+"""These ranges are far wider than any real model and catch typing errors: Megatron-LM mostly accepts any number.
 """
 
 
@@ -292,7 +292,7 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
         values = value if isinstance(value, tuple) else (value,)
         if False in [item for item in values if isinstance(item, bool)]:
             yield (*place, flag), "cannot switch a flag off", value, "true, or leave the key out"
-        elif isinstance(value, tuple) and len(value) < 2:  # rules about sizes read numbers, not lists
+        elif isinstance(value, tuple) and len(value) < 2:  # the rules about sizes cannot read a list
             expected = "two or more values, or one value without a list"
             yield (*place, flag), "is a list with fewer than two values", list(value), expected
         elif flag == "spec" and len(values) != 2:

@@ -84,9 +84,9 @@ class AnyWorkload(GrowingModel):
     ``lanes`` are the workload's possible lanes; ``lane_limit`` says why other lanes are refused.  Without
     ``has_variants`` the workload has no enabled variant.  Without ``has_output_layer`` there is no model, and logits
     are random.  ``modules`` are the Python modules that the trainer needs; before the first trial a child process
-    imports the modules in ``imports``.  ``gpus_per_engine`` is, by hardware, the number of consecutive GPUs of one
-    inference server; 0 without servers.  With ``needs_prepared`` the trials read what ``rlk-repro prepare`` put on
-    disk.
+    imports the modules in ``imports``.  ``gpus_per_engine`` returns, for one hardware, the number of consecutive
+    GPUs of an inference server, or 0 without servers.  With ``needs_prepared`` the trials read what ``rlk-repro
+    prepare`` put on disk.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
@@ -153,7 +153,7 @@ class ReferenceWorkload(AnyWorkload):
 
     kind: Literal["reference"]
     what_for: Literal["timing", "agreement"] = Field(
-        "timing", description="agreement: compare what the engines compute of the same tokens, and measure no time"
+        "timing", description="agreement: compare what the engines compute for the same tokens, and measure no time"
     )
     model: ReferenceModel = ReferenceModel()
     task: ReferenceTask = ReferenceTask()
@@ -200,11 +200,11 @@ class ModuleBatch(Model):
     num_samples: Count = Field(16, description="samples per microbatch")
     num_tokens: Count = Field(9216, description="packed tokens per microbatch, prompts and responses")
     prompt_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.25, description="share of a sample's tokens that are prompt; prompt and response have at least one token each"
+        0.25, description="share of the prompt in a sample's tokens; prompt and response have at least one token each"
     )
     num_microbatches: Count = Field(1, description="microbatches per optimizer step")
     vocab_size: Annotated[int, Field(ge=16, le=10**7)] = Field(
-        description="vocabulary size before padding to 128 x tensor parallel"
+        description="vocabulary size before padding to a multiple of 128 x tensor parallel"
     )
 
 
@@ -261,7 +261,7 @@ class Grid(Model):
 
 
 class OperatorsWorkload(AnyWorkload):
-    """Single operators, each implementation in each case; a rollout is one sweep over all of them."""
+    """Single operators, with each implementation in each case; one sweep over all cases counts as one rollout."""
 
     lanes = ("train-only",)
     lane_limit = "the operator tier has no rollouts"

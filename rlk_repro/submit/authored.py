@@ -32,14 +32,14 @@ MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
 PROFILE: Final = "profile."
 """Paths of a profile's values begin with this text in ``Plan.sources``; paths of a run's values do not."""
-# These settings say how much is measured; the other settings say how it is judged.
+# These settings say how much is measured; the other settings say how the measurement is judged.
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 
 
 def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
     """Return a blocking finding for each plan value that neither the bundled files nor a recorded flag gives.
 
-    Of a long list, the last finding counts the findings that are left out.
+    If there are too many findings, the last one says how many are left out.
     """
     found = list(_find_rewritten(plan, run_dir))
     rest = found[MAX_FINDINGS:]
@@ -110,7 +110,7 @@ def _choose_design(plan: Plan) -> Override:
 
 def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
     try:
-        data = read_start(path, MAX_BYTES + 1)  # a larger file is refused by its size
+        data = read_start(path, MAX_BYTES + 1)  # one byte more shows that a file is too large
     except BundleUnreadable as error:
         raise SpecError(replace(error.problems[0], where=path.name)) from error
     return load_bytes(model, path.name, data, overrides).model

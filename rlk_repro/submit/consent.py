@@ -1,8 +1,8 @@
 """List what a recorded experiment would run on this machine.
 
-A replay shows the list and asks the user to agree.  Code from outside this package and the
-stack's pins also needs ``--trust``.
-A bundle brings its run, stack and hardware.  The profile of the bundle's author, with paths and variables, is not used.
+A replay shows the list and asks the user to agree.  Code from outside this package and the stack's pins also needs
+``--trust``.  A bundle defines its run, stack and hardware.  The profile of the bundle's author, with paths and
+variables, is not used.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def find_foreign(plan: Plan) -> list[Code]:
 
 
 def require_trust(plan: Plan) -> None:
-    """Raise CheckFailed where a plan names foreign code; the error lists each place and name."""
+    """Raise CheckFailed, with a list, if a plan names code from outside this package and the pinned sources."""
     problems = [
         Problem(item.where, "may run code from outside this package and the pinned sources", got=item.value,
-                hint="review it; --trust runs it")
+                hint="review this code; --trust allows it")
         for item in find_foreign(plan)
     ]  # fmt: skip
     if problems:
@@ -37,7 +37,7 @@ def require_trust(plan: Plan) -> None:
 
 
 def list_what_runs(plan: Plan, recorded: Profile) -> dict[str, str]:
-    """Return one line for each topic of what would run; the site's line names the recorded cluster and profile."""
+    """Return what would run, by topic; the topic ``site`` also names the recorded cluster and profile."""
     shown = dict(_list_experiment(plan))
     site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
     return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}

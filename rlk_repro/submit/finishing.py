@@ -67,7 +67,7 @@ class Result:
 
 
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
-    """Return what a report shows in addition to the analysis: manifests, the run's own claims, links to the logs.
+    """Return what a report shows in addition to the analysis: manifests, what the run may claim, links to the logs.
 
     ``bundle`` is the path that the report's commands show.
     """

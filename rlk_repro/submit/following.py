@@ -19,7 +19,7 @@ NUM_UNKNOWN: Final = 5
 
 
 def drop_forecast(state: Progress) -> Progress:
-    """Return an ended submission's state without step and forecast: after the end of a killed agent both are wrong."""
+    """Return an ended submission's state without step and forecast: both are wrong after an agent was killed."""
     return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
 
 
@@ -49,8 +49,8 @@ def follow(
 ) -> JobStatus:
     """Report progress until the submission ends, and return its last status.
 
-    ``poll`` asks the cluster, at most every two seconds.  A submission that is unknown five times in a row counts as
-    ended.  ``tell`` gets a line when phase or trial change, and every ten seconds; with ``is_live``, at every
+    ``poll`` asks the cluster, at most every two seconds.  A submission with an unknown state five times in a row counts
+    as ended.  ``tell`` gets a line when phase or trial change, and every ten seconds; with ``is_live``, at every
     change.
     """
     told = _Told(tell, is_live=is_live)
@@ -63,7 +63,7 @@ def follow(
         is_over = status.state.is_final or num_unknown == NUM_UNKNOWN
         if is_over and state is not None:
             state = drop_forecast(state)
-            if state.exit_code and not run_dir.is_sealed:  # the error after this wait prints the reason
+            if state.exit_code and not run_dir.is_sealed:  # the error that follows prints the message
                 state = dataclasses.replace(state, message="")
         told.see(state, status, is_last=is_over)
         if is_over:

@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A planned and rendered job that is not sent yet.  ``inputs`` is None if its files are already staged.
+    """A planned and rendered job that is not sent yet.  ``inputs`` is None if the author's files are staged.
 
     ``remarks`` say what was chosen without a flag.  ``is_proposed`` says that the profile comes from the
     cluster's facts and not from a file.
@@ -120,7 +120,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
         SpecError: no hardware is named, and a job is to be sent.
     """
     name = request.hardware or found.profile.model.hardware
-    # the shipped profile local has hardware cpu
+    # The shipped profile ``local`` has hardware cpu as a default that a dry run may replace.
     is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}
     is_open = request.hardware is None and (name is None or is_shipped_local)
     if request.is_dry_run and is_open and name not in run.layouts:
@@ -129,7 +129,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
     if name is None:
         choices = sorted(run.layouts)
         hint = f"add --hardware {choices[0]}, or set hardware in the profile"
-        reason = "the nodes show no known hardware" if found.is_proposed else "the profile has no hardware"
+        reason = "no known hardware matches the nodes" if found.is_proposed else "the profile has no hardware"
         raise SpecError(Problem("--hardware", f"missing; {reason}", expected=f"one of {', '.join(choices)}", hint=hint))
     return name, ()
 
@@ -156,7 +156,7 @@ def _find_profile(request: Request, run: Run) -> _Found:
     if request.profile is not None or cluster == LOCAL:
         return _Found(profile=resolve_profile(request.profile, request.cluster, overrides))
     client = get_backend(cluster).CLIENT
-    reason = f"this machine has no {client} to ask"
+    reason = f"this machine has no {client}"
     if client is not None and shutil.which(client) is not None:
         try:
             return _propose(cluster, overrides)
@@ -203,9 +203,9 @@ def _propose(cluster: str, overrides: Sequence[Override]) -> _Found:
     words = [f"hardware {values.get('hardware', 'unknown (no hardware file describes it)')}"]
     words += [f"{key} {value}" for key, value in values.get(cluster, {}).items() if isinstance(value, str)]
     remarks = (
-        f"no --profile given: asked {origin} and found {', '.join(words)}",
-        f"look at: {'; '.join(proposal.remarks) or 'nothing special'}",
-        f"to keep this profile: rlk-repro profile init --cluster {cluster}",
+        f"no --profile given: rlk-repro made one from {origin}: {', '.join(words)}",
+        f"check before a run: {'; '.join(proposal.remarks) or 'nothing special'}",
+        f"to save this profile: rlk-repro profile init --cluster {cluster}",
     )
     return _Found(profile=loaded, remarks=remarks, is_proposed=True)
 

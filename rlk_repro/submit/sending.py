@@ -55,7 +55,7 @@ def _require_ended(run_dir: RunDir, status: JobStatus) -> None:
 
 
 def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launched:
-    """Write what the run directory does not have yet, and send exactly the rendered job.
+    """Write the missing files of the run directory, and send exactly the rendered job.
 
     Raises:
         EnvironmentMissing: this machine has no such cluster.
@@ -130,7 +130,7 @@ def poll(launched: Launched) -> JobStatus:
 
 
 def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
-    """Ask for the states of many submissions, with one question per cluster if the cluster can answer for many."""
+    """Ask for the states of many submissions, with one query per cluster if the cluster allows that."""
     found: dict[int, JobStatus] = {}
     for cluster in {item.submission.cluster for item in launched}:
         own = {number: item for number, item in enumerate(launched) if item.submission.cluster == cluster}

@@ -117,7 +117,7 @@ def _find_other_design(plan: Plan) -> dict[str, Any]:
     if minutes is not None and plan.run.expected_session_minutes:
         estimates = plan.run.model_copy(update={"measure": other}).expected_minutes
         minutes = estimates[plan.hardware.hardware] * other.num_trials
-    elif minutes is not None:  # the run has no estimate for the other design
+    elif minutes is not None:  # the run has no separate estimate for the other design
         minutes *= other.num_trials * other.num_steps / (measure.num_trials * measure.num_steps)
     return {
         "design": other.design,
@@ -220,7 +220,7 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Show which operators the layout allows; only preflight in the job knows whether RL-Kernel is installed."""
-    rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; what this layout allows, if RL-Kernel is installed:")]
+    rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; operators of this layout, if RL-Kernel is installed:")]
     for item in summary["operators"]:
         rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
     return rows
@@ -234,7 +234,7 @@ def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "" if number else "variants differ", f"{item['name']}: {what}"
     kinds = {item["kind"] for item in summary["differences"]}
     if kinds:
-        yield "", "which is not declared" if Kind.UNDECLARED in kinds else "and in nothing else"
+        yield "", "a difference is not declared" if Kind.UNDECLARED in kinds else "the variants differ in nothing else"
 
 
 def _duration(summary: dict[str, Any]) -> str:

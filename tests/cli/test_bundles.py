@@ -40,7 +40,7 @@ def test_another_id_does_not_verify(call: Call, run_dir: RunDir) -> None:
     assert call("verify", root, "--id", bundle_id[:12])[0] == 0
     told = f"id {bundle_id}\n  but --id expects {'0' * 64}\n"
     finding = f"  blocking: id: expected {'0' * 64}, found {bundle_id}\n"
-    assert call("verify", root, "--id", "0" * 64) == (1, f"{told}{finding}{root}: does not verify\n", "")
+    assert call("verify", root, "--id", "0" * 64) == (1, f"{told}{finding}{root}: verification failed\n", "")
     assert call("verify", root, "--id", "short")[0] == 2
 
 

@@ -166,7 +166,7 @@ def test_a_report_that_cannot_be_written_says_so(call, sealed: RunDir, tmp_path:
     (tmp_path / "file").write_text("")
     code, _, err = call("report", str(sealed.bundle), "-o", str(tmp_path / "file" / "x"))
     assert code == 3
-    assert "cannot be written (Not a directory)\n  hint: -o names another folder" in err
+    assert "cannot be written (Not a directory)\n  hint: name another folder with -o" in err
 
 
 def test_commands_without_any_run_say_what_to_do(call) -> None:

@@ -122,7 +122,7 @@ def test_a_failed_job_of_which_nothing_was_collected_is_not_called_killed(
     monkeypatch.setattr(local, "poll", lambda *_: JobStatus(state=JobState.FAILED))
     assert (
         "  hint: nothing was collected yet; "
-        f"fetch what the run left with rlk-repro collect {run_dir.run_id}, "
+        f"fetch the run's files with rlk-repro collect {run_dir.run_id}, "
         f"then rlk-repro submit --resume {run_dir.run_id}\n"
     ) in call("status")[1]
     write_text(run_dir.bundle, "")

@@ -33,8 +33,8 @@ def test_a_profile_is_written_to_the_folder_where_its_name_is_looked_up(call: Ca
     assert (code, out) == (0, f"wrote {path}\nnext: rlk-repro profile check {path}\n")
     images = home / "rlk-repro-images"
     assert err == (
-        f"look at: images are imported once to {images}, which must be on a file system that the nodes share\n"
-        f"look at: without a container the nodes run {sys.executable}, which must exist on the nodes too\n"
+        f"check: images are imported once to {images}, which must be on a file system that the nodes share\n"
+        f"check: without a container the nodes run {sys.executable}, which must exist on the nodes too\n"
     )
     assert load_profile("dgx", [path.parent]).model.hardware == "h200"
     path.unlink()
@@ -89,7 +89,7 @@ def test_submit_shows_what_the_cluster_said_in_three_lines_and_offers_to_save_it
     monkeypatch.setattr("typer.confirm", confirm)
     code, _, err = call(*words)
     assert (code, asked, len(err.splitlines()), path.exists()) == (0, [], 3, False)
-    assert [line.split(": ")[0] for line in err.splitlines()[:2]] == ["no --profile given", "look at"]
+    assert [line.split(": ")[0] for line in err.splitlines()[:2]] == ["no --profile given", "check before a run"]
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert call(*words)[0] == 0
     assert (asked, path.exists()) == ([f"Save this profile as {path}?"], False)

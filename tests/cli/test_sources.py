@@ -64,7 +64,7 @@ def test_an_exported_switch_is_said_to_have_no_effect(call, monkeypatch: pytest.
     monkeypatch.setenv("VIME_RL_KERNEL_OPS", "logpp")
     code, _, err = call("submit", "--run", "operators-smoke", "--dry-run")
     assert code == 0
-    assert err == ("VIME_RL_KERNEL_OPS=logpp is set here and has no effect; use --set rl_kernel.ops=[…]\n")
+    assert err == ("VIME_RL_KERNEL_OPS=logpp is set in this shell but has no effect; use --set rl_kernel.ops=[…]\n")
 
 
 def test_checkouts_come_from_options(call, tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_options_for_another_cluster_are_refused(call, tmp_path: Path) -> None:
     code, _, err = call("submit", "--cluster", "slurm", "--run", "module-smoke", *arguments)
     assert code == 2
     assert err == (
-        "rlk-repro: --vime-src: is for the local cluster only, got 'slurm', expected folders of the nodes\n"
-        "  hint: name them in the profile: env: {PYTHONPATH: /shared/vime:/shared/Megatron-LM}\n"
+        "rlk-repro: --vime-src: works on the local cluster only, got 'slurm', expected --cluster local\n"
+        "  hint: set the paths in the profile: env: {PYTHONPATH: /shared/vime:/shared/Megatron-LM}\n"
     )
 
 
@@ -96,5 +96,5 @@ def test_a_profile_that_hides_the_checkouts_is_refused(call, tmp_path: Path) -> 
     profile.write_text("profile: site\ncluster: local\nhardware: cpu\nenv: {PYTHONPATH: /shared/vime}\n")
     code, _, err = call("submit", "--run", "module-smoke", "--profile", str(profile), "--vime-src", str(tmp_path / "a"))
     assert code == 2
-    said = "env.PYTHONPATH: hides --vime-src, expected only one of env.PYTHONPATH and VIME_SRC"
+    said = "env.PYTHONPATH: hides --vime-src, expected either env.PYTHONPATH or VIME_SRC, not both"
     assert f"rlk-repro: profile site: {said}" in err

@@ -148,7 +148,7 @@ def test_yes_alone_does_not_trust_foreign_code(
     code, out, err = call("replay", str(bundle), *sources, "--yes")
     assert (code, list(runs_root().glob("*/*/plan.json"))) == (6, [])
     assert "--custom-rm-path evil.reward (FOREIGN: needs --trust)" in out
-    assert "hint: review it; --trust runs it" in err
+    assert "hint: review this code; --trust allows it" in err
 
 
 class Call:

@@ -95,7 +95,7 @@ def test_a_report_names_the_disk_and_not_standard_output(call: Call, disk: Disk,
     code, _, err = call("report", str(bundle), "-o", str(disk.folder / "out"))
     assert code == 3
     assert f"{disk.folder}/out/report.html: {disk.complaint}" in err
-    assert "hint: -o names another folder" in err
+    assert "hint: name another folder with -o" in err
     assert "standard output" not in err
     assert disk.list() == {"ballast"}
 

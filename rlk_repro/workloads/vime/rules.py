@@ -97,10 +97,10 @@ def _check_parallel(plan: Plan, division: Division) -> Iterator[Problem]:
     """Check that the parallel sizes of the dense part and of the experts divide the number of training GPUs."""
     number = division.actor_num_gpus
     if number % division.model_parallel:
-        what = f"tensor x pipeline x context parallel is {division.model_parallel}"
+        what = f"the product of tensor, pipeline and context parallel sizes is {division.model_parallel}"
         yield Problem(_layout_place(plan, "tensor_parallel"), what, expected=f"a divisor of the {number} training GPUs")
     if number % division.expert_model_parallel:
-        what = f"expert x expert tensor x pipeline parallel is {division.expert_model_parallel}"
+        what = f"the product of expert, expert tensor and pipeline parallel sizes is {division.expert_model_parallel}"
         yield Problem(_layout_place(plan, "expert_parallel"), what, expected=f"a divisor of the {number} training GPUs")
 
 
