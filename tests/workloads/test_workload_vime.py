@@ -321,10 +321,12 @@ def test_runs_that_do_not_time_are_separate(what_for: str, flags: set[str], vari
 SETTINGS = [
     ("layouts.h200.tensor_parallel=3", "layouts.h200.tensor_parallel: the product of tensor, pipeline and context "
      "parallel sizes is 3, expected a divisor of the 8 training GPUs"),
-    ("layouts.h200.pipeline_parallel=16", "tensor, pipeline and context parallel sizes is 64"),
+    ("layouts.h200.pipeline_parallel=16", "layouts.h200.tensor_parallel: the product of tensor, pipeline and context "
+     "parallel sizes is 64"),
     ("layouts.h200.expert_parallel=3", "layouts.h200.expert_parallel: the product of expert, expert tensor and "
      "pipeline parallel sizes is 3"),
-    ("layouts.h200.expert_parallel=16", "expert, expert tensor and pipeline parallel sizes is 16"),
+    ("layouts.h200.expert_parallel=16", "layouts.h200.expert_parallel: the product of expert, expert tensor and "
+     "pipeline parallel sizes is 16"),
     ("workload.model.arguments.num-experts=126", "layouts.h200.expert_parallel: does not divide num-experts, got 8, "
      "expected a divisor of 126"),
     ("workload.model.arguments.num-query-groups=2", "layouts.h200.tensor_parallel: does not divide num-query-groups"),
