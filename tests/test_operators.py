@@ -114,7 +114,7 @@ def test_plans_read_the_same_answer_as_words() -> None:
     assert not refused.is_eligible
     assert refused.reason == "needs the whole vocabulary on one rank (tensor parallel size 4)"
     no_platform = find_refusal("logp", Case(platform="rocm"))
-    assert str(no_platform) == "has no implementation that counts on this platform (rocm)"
+    assert str(no_platform) == "has no accepted implementation on this platform (rocm)"
 
 
 def test_an_implementation_counts_by_class_or_backend_name_and_only_on_its_platform() -> None:

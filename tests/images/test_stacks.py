@@ -71,8 +71,8 @@ def test_submit_refuses_an_unpublished_image_and_says_how_to_build_it(
     code, _, error = call(*words)
     assert code == 2
     assert error == (
-        "rlk-repro: stack 2026-07: cuda-amd64: its image is not published (its build was tried only on a small "
-        "stand-in of vime's image), expected an image by digest, or a stack without images, such as "
+        "rlk-repro: stack 2026-07: cuda-amd64: its image is not published (its build was tested only with a "
+        "small test image in place of vime's image), expected an image by digest, or a stack without images, such as "
         "--stack vime-host\n"
         "  hint: rlk-repro images build --stack 2026-07 --platform cuda-amd64\n"
     )

@@ -181,7 +181,7 @@ def test_require_names_every_reason(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing) as caught:
         install(load_loss_module(), make_settings(tmp_path, Mode.REQUIRE, "logp", "ratio_kl"), case=case)
     assert [problem.what for problem in caught.value.problems] == [
-        "logp: has no implementation that counts on this platform (rocm)",
+        "logp: has no accepted implementation on this platform (rocm)",
         "ratio_kl: computes no gradient of the entropy bonus",
     ]
 
@@ -306,8 +306,8 @@ def test_an_error_inside_an_operator_does_not_fall_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "implementation", "reason"),
     [
-        (Case(platform="cuda"), "NativeLogpOp", "resolved to an implementation that does not count (NativeLogpOp)"),
-        (CPU, "FusedLogpGenericOp", "resolved to an implementation that does not count (FusedLogpGenericOp)"),
+        (Case(platform="cuda"), "NativeLogpOp", "resolved to an implementation that is not accepted (NativeLogpOp)"),
+        (CPU, "FusedLogpGenericOp", "resolved to an implementation that is not accepted (FusedLogpGenericOp)"),
     ],
 )
 def test_an_implementation_that_does_not_count_is_a_fallback(case: Case, implementation: str, reason: str) -> None:

@@ -347,7 +347,7 @@ def _image_limits(plans: Plans) -> Iterator[str]:
         if missing is not None:
             why = f"no image is published, because {missing.reason}. `{missing.build}` builds an image"
             found.setdefault(why, []).append(name)
-    yield from (f"For {' and '.join(names)} {why}." for why, names in found.items())
+    yield from (f"For {', '.join(names)}, {why}." for why, names in found.items())
 
 
 def _plan_limits(plans: Plans) -> Iterator[str]:
@@ -362,7 +362,7 @@ def _plan_limits(plans: Plans) -> Iterator[str]:
         {name: item.offload for name, item in workload.placements.items()} if isinstance(workload, VimeWorkload) else {}
     )
     if not offloads.get("mi300x", True) and any(offloads.values()):
-        yield "On mi300x this run switches `offload` off, because on ROCm offloaded memory does not come back complete."
+        yield "On mi300x this run switches `offload` off, because ROCm does not restore offloaded memory completely."
 
 
 def _stack_limits(plans: Plans) -> Iterator[str]:
