@@ -345,9 +345,9 @@ def _image_limits(plans: Plans) -> Iterator[str]:
     for name, plan in plans.items():
         missing = stack.unpublished.get(plan.hardware.image_platform)
         if missing is not None:
-            why = f"no image is published, because {missing.reason}. `{missing.build}` builds an image"
+            why = f"because {missing.reason}. `{missing.build}` builds an image"
             found.setdefault(why, []).append(name)
-    yield from (f"For {', '.join(names)}, {why}." for why, names in found.items())
+    yield from (f"No image is published for {', '.join(names)}, {why}." for why, names in found.items())
 
 
 def _plan_limits(plans: Plans) -> Iterator[str]:
