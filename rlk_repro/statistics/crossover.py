@@ -68,9 +68,9 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 
 
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """Return the median of the slopes between two blocks of one session, over all sessions (Theil 1950, Sen 1968).
+    """Return the median of all slopes between two blocks of the same session (Theil 1950, Sen 1968).
 
-    A block is a pair: the covariate's change from A to B, and the effect.  If no covariates differ, the result is None.
+    Each block has the covariate's change from A to B and the effect.  Equal changes within each session give None.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])
@@ -88,10 +88,10 @@ def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> t
     either for an odd number of blocks (Edgington and Onghena, Randomization Tests).
 
     Args:
-        sessions: order and effect of every block.  A lost block has no effect, but the design drew its order too.
+        sessions: order and effect of every block.  A lost block has the effect None, but the design drew its order too.
 
     Returns:
-        None without an effect, or if the exact count takes too long.
+        None if every effect is 0 or None, or if the exact count would take too long.
     """
     signed = [
         [((1.0 if order[0] == _FIRST_LABEL else -1.0) * (effect or 0.0)) for order, effect in blocks]
@@ -104,7 +104,7 @@ def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> t
         return None
     left, right = (_add_sums(list(map(_list_sums, signed[start::2]))) for start in (0, 1))
     right.sort()
-    # Equal sums must count on every machine, whatever their last digits are.
+    # Sums that differ only by rounding count as equal, so every machine gives the same p.
     least = seen - 1e-9 * scale
     extreme = sum(bisect_right(right, -least - value) + len(right) - bisect_left(right, least - value)
                   for value in left)  # fmt: skip

@@ -109,7 +109,7 @@ def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, .
     """Return every metric of one pair, by name; the mean of the step time is a metric of its own.
 
     The value of a trial is the median for times and rates, the maximum for memory, and the mean for other metrics.  A
-    metric has no values if the trials recorded different numbers of steps, because then different steps were compared.
+    metric has no values if the trials recorded different numbers of steps, because then their steps differ.
     """
     names = {summary.metric for trial in (first, second) for summary in trial.summaries}
     if STEP_TIME in names:
@@ -196,7 +196,7 @@ def sign_flip_p(values: Sequence[float]) -> float | None:
     sums = [values[0]]
     for value in values[1:]:
         sums = [total + value for total in sums] + [total - value for total in sums]
-    # Equal sums must count on every machine, whatever their last digits are.
+    # Sums that differ only by rounding count as equal, so every machine gives the same p.
     seen = abs(math.fsum(values)) - 1e-9 * math.fsum(abs(value) for value in values)
     return sum(abs(total) >= seen for total in sums) / len(sums)
 
