@@ -55,12 +55,12 @@ def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
         if found := next((wrong[trial.name] for trial in trials if trial.name in wrong), ""):
             misfits[name] = found
         elif len(allocations) > 1:
-            misfits[name] = f"its trials are of two allocations, {' and '.join(map(_show, allocations))}"
+            misfits[name] = f"its trials ran in two allocations, {' and '.join(map(_show, allocations))}"
     return misfits
 
 
 def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
-    """Yield a finding for each allocation of these pairs in which a node left no manifest."""
+    """Yield a finding for each allocation of these pairs in which a node has no manifest or no preflight record."""
     by_pair = plan.groups()
     allocations = {read_exit(run_dir.trial(trial.name)).allocation for name in pairs for trial in by_pair[name]}
     described = [_find_allocation(node) for _, node in _list_agents(run_dir)]
@@ -75,7 +75,7 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
 def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
     """Yield a finding if these pairs ran in more than one allocation, with the nodes of each allocation.
 
-    Allocations may differ, and such differences add to the noise between pairs.
+    The nodes of two allocations may differ in speed, which adds to the noise between pairs.
     """
     by_pair = plan.groups()
     found: dict[str, list[str]] = {}
@@ -108,9 +108,9 @@ def _find_wrong_windows(
         before = last.get(record.allocation)
         last[record.allocation] = trial.name, window
         if agent is None:
-            yield trial.name, f"{trial.name}: the agent's log knows no allocation {_show(record.allocation)}"
+            yield trial.name, f"{trial.name}: the agent's log has no allocation {_show(record.allocation)}"
         elif not agent.holds(window):
-            yield trial.name, f"{trial.name}: ran {window}, its agent {agent}"
+            yield trial.name, f"{trial.name}: ran {window}, but its agent ran {agent}"
         elif before is not None and window.begin_s < before[1].end_s - SLACK_S:
             yield trial.name, f"{trial.name}: began before {before[0]} had ended"
 

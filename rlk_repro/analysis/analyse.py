@@ -46,7 +46,7 @@ from rlk_repro.workloads.environment import find_switches
 
 BANDWIDTH: Final = "all-reduce bus bandwidth, GB/s"
 
-# The facts at the head of a report: the label, and the place in the manifest.
+# Each fact at the head of a report: its label, and its dotted path in the manifest.
 HEADLINE_FACTS: Final = (
     ("CPU", "host.cpu_model"),
     ("CPUs", "host.num_cpus"),
@@ -69,7 +69,7 @@ MAX_ALIKE: Final = 20
 def analyse(run_dir: RunDir) -> Analysis:
     """Analyse a run directory, sealed or not.
 
-    A missing file other than the plan gives a status, a reason or a finding.
+    If a file other than the plan is missing, the analysis says so in a status, a reason or a finding.
 
     Raises:
         BundleUnreadable: the plan is missing or unreadable.
@@ -145,7 +145,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
         checks=checks,
     )
-    # A file holds 12 digits of a number, so the analysis that is returned has the same digits as the file.
+    # The analysis file holds 12 digits of each number, so the returned analysis is rounded to 12 digits too.
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
 
 
@@ -207,7 +207,7 @@ def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, 
 def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: str) -> tuple[PairStatus, str]:
     for trial in (first, second):
         if not plan.run.has_rl_kernel(trial.variant) and trial.proof is not ProofStatus.NOT_REQUESTED:
-            return PairStatus.VOID, f"{trial.name}: the baseline is not one ({trial.proof_reason or trial.proof})"
+            return PairStatus.VOID, f"{trial.name}: RL-Kernel may have run ({trial.proof_reason or trial.proof})"
     ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
     if ended_badly:
         return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
@@ -220,7 +220,7 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    """Tell whether a trial ran as planned: RL-Kernel is proved to run, or every call fell back, as the run allows."""
+    """Tell whether a trial counts: RL-Kernel ran, or is off, or in the mode ``auto`` every call fell back."""
     if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"
@@ -236,7 +236,7 @@ def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
 
 
 def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
-    """Return the readable manifests, and findings: those of preflight, unreadable records, and differences of nodes."""
+    """Return the readable manifests, and the findings on preflight, unreadable files and differences between nodes."""
     manifests: list[Manifest] = []
     findings: list[Finding] = []
     for node in run_dir.node_dirs():
@@ -249,13 +249,13 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
             preflight = load_json(node.preflight)
             findings += [Finding.from_json(item) for item in preflight["findings"]]
         except (BundleUnreadable, KeyError, TypeError, ValueError):
-            findings.append(Finding(Level.WARNING, f"nodes.{name}", "a preflight record", "no readable manifest"))
+            findings.append(Finding(Level.WARNING, f"nodes.{name}", "a preflight record", "no readable record"))
     findings += diff_nodes(manifests)
     return manifests, findings
 
 
 def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """Yield a finding for each difference between the trials of a pair that the plan did not declare."""
+    """Yield a finding for each difference between two trials of a pair, unless the plan declared the difference."""
     for pair, record in records.items():
         for part, items in record.differences.items():
             for item in items:
@@ -284,7 +284,7 @@ def _limit(findings: Sequence[Finding]) -> Iterator[Finding]:
     yield from findings[:MAX_ALIKE]
     if rest := findings[MAX_ALIKE:]:
         yield Finding(
-            rest[0].level, rest[0].where, rest[0].expected, f"{rest[0].found}, and {len(rest) - 1} more alike"
+            rest[0].level, rest[0].where, rest[0].expected, f"{rest[0].found}, and {len(rest) - 1} more like this"
         )
 
 

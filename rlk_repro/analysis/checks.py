@@ -1,7 +1,7 @@
 """Compare what engines computed from the same tokens: inputs, weights, experts, layers and log-probs.
 
-An engine is also compared with itself in other cases, such as another batch.  The trial's record holds all values, and
-the contract with the allowed differences.
+An engine is also compared with itself, such as with the same tokens in another batch.  The trial's record holds all
+values and the contract, which sets the allowed differences.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _compare_routing(
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """Yield a check for each two engines, then checks of each engine against itself with another batch or padding."""
+    """Yield a check for every two engines, then for each engine against itself in another batch or with padding."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
     inputs = log.find_inputs(place[2])
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
@@ -156,7 +156,7 @@ def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
         sides = (log_probs[first, AS_RUN], log_probs[second, AS_RUN])
         yield _compare_log_probs(log.contract, place, (first, second), sides, inputs)
     for (engine, case), values in log_probs.items():
-        # a filled cache is compared with an empty cache, because another pass may compute one token otherwise
+        # The base of a filled cache is the empty cache, because the same request gave both values.
         as_run = EMPTY_CACHE if case == PREFIX_CACHE else AS_RUN
         base = log_probs.get((engine, as_run)) or log_probs.get((engine, AS_RUN))
         if case not in {AS_RUN, EMPTY_CACHE} and base is not None:
@@ -194,7 +194,7 @@ def _compare_variants(
 
 
 def _find_other(step: int, one: EngineLog, other: EngineLog) -> str:
-    """Return why the training of two trials cannot be compared at a step; the text is empty where it can.
+    """Return why the training of two trials cannot be compared at a step, or an empty text.
 
     Both trials begin from one checkpoint, so at step 0 their weights are equal even if no hash was recorded.
     """
@@ -205,7 +205,7 @@ def _find_other(step: int, one: EngineLog, other: EngineLog) -> str:
         return "the trials have other tokens at this step"
     mine, theirs = (log.weights.get(step, {}).get(TRAINING) for log in (one, other))
     if isinstance(mine, Weights) and isinstance(theirs, Weights):
-        return "" if mine == theirs else "the trials have other weights at this step"
+        return "" if mine == theirs else "the trials have different weights at this step"
     return "the weights of training are not recorded in both trials" if step else ""
 
 
@@ -342,7 +342,7 @@ def _describe_gap(gap: _Gap, one: LogProbs, inputs: Inputs | None) -> str:
         sample, num = inputs.samples[gap.row], len(one.values[gap.row])
         back = num - gap.position
         token = f", token {sample.tokens[-back]}" if back <= len(sample.tokens) else ""
-        # a record of a response's last tokens only has fewer numbers than the response
+        # If only the last tokens of a response are recorded, the position starts after the tokens without a record.
         position += max(0, len(sample.loss_mask) - num)
     size = "not finite" if gap.largest is None else f"largest {format_number(gap.largest, 3)}"
     return f"{size} at sample {gap.row}, position {position} of its response{token}"
@@ -358,10 +358,10 @@ def _compare_layers(
     one, other = sides
     points = [point for point in one if point in other]
     if not points:
-        return _skip(CheckKind.LAYERS, place, *names, "the engines have no point in common")
+        return _skip(CheckKind.LAYERS, place, *names, "the engines recorded no layer in common")
     odd = next((point for point in points if _find_shape(one[point]) != _find_shape(other[point])), None)
     if odd is not None:
-        found = f"{odd}: different numbers of rows or columns"
+        found = f"{odd}: the engines recorded different numbers of rows or columns"
         return _make(CheckKind.LAYERS, place, names, CheckWord.FAIL, found)
     if not any(map(any, map(_find_shape, one.values()))):
         return _skip(CheckKind.LAYERS, place, *names, "the record of the layers holds 0 numbers")
@@ -387,7 +387,7 @@ def _find_shape(layer: Layer) -> tuple[int, ...]:
 
 
 def _find_distance(one: Layer, other: Layer) -> float | None:
-    """Return the largest difference of a token's output, divided by the second engine's norm; None if not finite."""
+    """Return the largest norm of a token's difference, divided by the second engine's norm; None if not finite."""
     found = 0.0
     for left, right, norm in zip(one.values, other.values, other.norms, strict=False):
         gaps = [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]

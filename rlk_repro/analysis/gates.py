@@ -1,8 +1,8 @@
 """Decide the gates, which are the conditions of a speed verdict: passed, failed, undecided or n/a.
 
 A measured gate reads the mean loss over scored pairs: how much worse enabled is than baseline.  The gate passes when
-the upper bound of this mean is within the margin, and fails when the lower bound is beyond the margin.  A gate that
-fails by chance would condemn a run, so the four measured gates together fail by chance no more often than one test
+the upper bound of this mean is within the margin, and fails when the lower bound is beyond the margin.  One failed
+gate makes the variants not comparable, so the four measured gates together fail by chance no more often than one test
 would.  No gate depends on the speed result.
 """
 
@@ -326,7 +326,7 @@ def _steps_gate(evidence: Evidence) -> Gate:
 def _active_gate(evidence: Evidence) -> Gate:
     """Decide whether RL-Kernel ran in every scored pair; without a scored pair, the gate judges the finished pairs."""
     if evidence.switch:
-        detail = f"the variants differ in {evidence.switch}; RL-Kernel is in neither"
+        detail = f"the variants differ in {evidence.switch}; neither uses RL-Kernel"
         return _plain_gate(ACTIVE, GateStatus.NOT_APPLICABLE, detail, 0)
     finished = [pair for pair in evidence.comparisons if pair.status is not PairStatus.DROPPED]
     pairs, n = evidence.scored or finished, len(evidence.scored)
@@ -341,7 +341,7 @@ def _active_gate(evidence: Evidence) -> Gate:
         detail = f"no proof that RL-Kernel ran in {name_some(by_proof[ProofStatus.MISSING])}"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if ProofStatus.NATIVE in by_proof:
-        detail = "RL-Kernel's operators ran as plain PyTorch, which proves the route but supports no speed verdict"
+        detail = "RL-Kernel's operators ran as plain PyTorch, so this run supports no verdict on speed"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if not n:
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, f"no scored {evidence.unit}", 0)

@@ -1,4 +1,4 @@
-"""Judge memory: whether enabled has a smaller peak of allocated memory in a step than baseline.
+"""Decide whether enabled has a smaller peak of allocated memory in a step than baseline.
 
 No stored analysis has this verdict.  The verdict is computed from the numbers of an analysis, also of older sealed
 bundles.
@@ -35,7 +35,7 @@ WORDS: Final = {
     Place.WITHIN: MemoryWord.SAME,
     Place.ACROSS: MemoryWord.INCONCLUSIVE,
 }
-NOT_RESERVED: Final = "; the variants of a session share reserved memory; only measure.design: parallel compares that"
+NOT_RESERVED: Final = "; a session's variants share reserved memory, which only measure.design: parallel compares"
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:

@@ -1,6 +1,6 @@
-"""Read the cells of an operator run: a cell is one implementation in one case, in every process.
+"""Read the results of an operator run: one result for each implementation in each case, over all processes.
 
-A cell is compared with the trainer's own function in the same process.
+A speedup is relative to the trainer's own function in the same process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BANDWIDTH: Final = "memory bandwidth, measured"
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
-    """The cells of a run, the device's measured bandwidth and matrix rates, and the refused log lines of each trial."""
+    """The results of a run, the device's measured bandwidth and matrix rates, and each trial's refused log lines."""
 
     results: tuple[OperatorResult, ...]
     facts: Mapping[str, str]
@@ -28,7 +28,7 @@ class OperatorTable:
 
 
 def read_operators(plan: Plan, run_dir: RunDir) -> OperatorTable:
-    """Read the cells of all processes, in the order of their lines; a trial without a log has no cells."""
+    """Read the results of all processes, in the order of the log lines; a trial without a log gives no results."""
     folders = [run_dir.trial(trial.name) for trial in plan.trials]
     logs = {folder.name: parse_operators(folder.stdout) for folder in folders if folder.stdout.is_file()}
     warmup = plan.run.measure.warmup_steps
@@ -66,7 +66,7 @@ def _find_status(records: Sequence[Time], check: OracleCheck | None) -> tuple[Op
         if record.status is not OperatorStatus.PASSED:
             return record.status, record.reason
     if not all(record.samples_s for record in records):
-        return OperatorStatus.FAILED, "a sweep without a time"
+        return OperatorStatus.FAILED, "a scored sweep recorded no time"
     return OperatorStatus.PASSED, "" if check is None else check.reason
 
 
@@ -129,7 +129,7 @@ def _make_result(
 
 
 def _find_kind(times: Iterable[Time]) -> OperatorKind:
-    """Return the kind of a cell: ``native`` if any process ran plain PyTorch."""
+    """Return the kind of an implementation: ``native`` if any process ran plain PyTorch."""
     kinds = {time.kind for time in times}
     order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.TRAINER)
     return next(kind for kind in order if kind in kinds)

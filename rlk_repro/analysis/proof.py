@@ -90,7 +90,7 @@ def prove(
     planned: Mapping[int, str] | None = None,
     commit: str = "",
 ) -> Proof:
-    """Judge by the ops files of a trial whether RL-Kernel ran.
+    """Decide from the ops files of a trial whether RL-Kernel ran.
 
     A baseline gets ``not requested`` if its files do not mention RL-Kernel; with any other status, RL-Kernel may have
     run in the baseline.
@@ -114,7 +114,7 @@ def prove(
 
 
 def _find_gap(ops_log: OpsLog) -> str:
-    """Return what is missing in the ops files, without which nothing is proved; empty if nothing is missing."""
+    """Return what the ops files lack for a proof; empty if they lack nothing."""
     if not ops_log.ranks:
         return "the trainer wrote no ops file"
     if missing := _name_missing_ranks(ops_log):
@@ -144,7 +144,7 @@ def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
     """Return why an operator ran from another RL-Kernel commit than ``commit``; empty if all ran from ``commit``."""
     served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
     other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
-    return "" if other is None else f"{other.op} is of RL-Kernel {other.version}, planned is {commit[:12]}"
+    return "" if other is None else f"{other.op} ran from RL-Kernel {other.version}, not from the planned {commit[:12]}"
 
 
 def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None) -> OpProof:
@@ -160,7 +160,7 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
     }
     refused = next((name for name, implementation in found.items() if implementation is None), None)
     if refused is not None:
-        return OpProof(status=ProofStatus.FALLBACK, reason=f"{refused} does not count on {platform}")
+        return OpProof(status=ProofStatus.FALLBACK, reason=f"{refused} is not an accepted implementation on {platform}")
     if ops_log.calls.get(op, OpCount()).fallbacks:
         return OpProof(status=ProofStatus.FALLBACK, reason=f"{ops_log.calls[op].fallbacks} calls fell back")
     odd = next((f"{rank.source}:{line}: {step.odd[op]}" for rank in ops_log.ranks
@@ -175,7 +175,7 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
     if unseen:
         return OpProof(status=ProofStatus.MISSING, reason=unseen)
     is_native = any(implementation is not None and implementation.is_native for implementation in found.values())
-    reason = "plain PyTorch, as everywhere on a CPU" if is_native else ""
+    reason = "RL-Kernel's operator ran as plain PyTorch" if is_native else ""
     return OpProof(status=ProofStatus.NATIVE if is_native else ProofStatus.PROVED, reason=reason)
 
 

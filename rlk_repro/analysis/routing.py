@@ -28,13 +28,13 @@ def compare_routing(
     layers = [name for name in one.layers if name in other.layers]
     sides = [dict(zip(side.layers, side.experts, strict=False)) for side in (one, other)]
     if one.tokens != other.tokens or not one.tokens:
-        return CheckWord.NOT_MEASURED, "the engines recorded the experts of other tokens", {}
+        return CheckWord.NOT_MEASURED, "the engines recorded the experts of different tokens", {}
     if not layers:
         return CheckWord.NOT_MEASURED, "the engines have no layer with experts in common", {}
     choices = {name: [side.get(name, ()) for side in sides] for name in layers}
     short = next((name for name, pair in choices.items() if {len(pair[0]), len(pair[1])} != {len(one.tokens)}), "")
     if short:
-        return CheckWord.NOT_MEASURED, f"{short}: not every token has its experts in the record", {}
+        return CheckWord.NOT_MEASURED, f"{short}: the record lacks the experts of some tokens", {}
     differs = [[set(mine) != set(theirs) for mine, theirs in zip(*choices[name], strict=True)] for name in layers]
     replays = (one.is_replayed and other.engine == GENERATED) or (other.is_replayed and one.engine == GENERATED)
     bound = 0.0 if replays else contract.find_bound("routing", dtype)
@@ -54,9 +54,9 @@ def compare_routing(
 
 
 def _list_shares(differs: Sequence[Sequence[bool]]) -> Iterator[float]:
-    """Yield for each layer the share of tokens that differ there, of the tokens that are equal in all earlier layers.
+    """Yield the share of tokens with other experts in each layer, of the tokens with equal experts in earlier layers.
 
-    A token that went to another expert has other values in all later layers, and differs there for that reason.
+    A token that went to another expert has other values in all later layers, so these layers do not count the token.
     """
     is_equal = [True] * len(differs[0])
     for row in differs:

@@ -1,4 +1,4 @@
-"""Judge the shadow steps, in which RL-Kernel and the trainer's own functions compute the same microbatch."""
+"""Check the shadow steps, in which RL-Kernel and the trainer's own functions compute the same microbatch."""
 
 from __future__ import annotations
 

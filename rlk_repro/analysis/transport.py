@@ -29,7 +29,7 @@ def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -
         ranks = [str(rank) for rank, path in sorted(files.items()) if SOCKET in _read_network(path).split(", ")]
         if ranks:
             where = f"{trial.name}.libraries.transport"
-            expected = f"RDMA, which {count(num_active, 'active port')} of the nodes could carry"
+            expected = f"RDMA over {count(num_active, 'active port')} of the nodes"
             yield Finding(Level.BLOCKING, where, expected, f"{SOCKET}, by rank {', '.join(ranks)}")
 
 

@@ -20,7 +20,7 @@ from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import STEP_TIME, summarise
 
-IMPOSSIBLE: Final = "steps with a time or another number that cannot be"
+IMPOSSIBLE: Final = "steps with an impossible time or another impossible number"
 # The records of peak memory, best first: the allocator's peak on a device, and the peak of the process on a CPU.
 PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
@@ -103,7 +103,7 @@ def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[st
     if not void:
         return series, dict(parsed.reject_counts), ""
     first, what = next(iter(void.items()))
-    return series, {**parsed.reject_counts, IMPOSSIBLE: len(void)}, f"; step {first} is void: {what}, which cannot be"
+    return series, {**parsed.reject_counts, IMPOSSIBLE: len(void)}, f"; step {first} is void: {what} is impossible"
 
 
 def _series(name: str, found: SampleSeries, source: str) -> Series:

@@ -117,7 +117,7 @@ class _Case:
 
 
 def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
-    """Find the verdict of a run; the headline of an exploratory run, whose plan was changed late, says so."""
+    """Find the verdict of a run; if the plan was changed late, the headline begins with ``exploratory``."""
     measure = evidence.measure
     case = _Case(
         evidence=evidence,
@@ -168,7 +168,7 @@ def decline(evidence: Evidence, checks: Sequence[AgreementCheck], *, is_explorat
 
 
 def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
-    """Return the effects: step time, other costs by name with Holm's correction, then metrics that only explain."""
+    """Return the effects: step time, other costs by name with Holm's correction, then diagnostic metrics."""
     names = {item.metric for pair in evidence.scored for item in pair.metrics if is_cost(item.metric)} - {STEP_TIME}
     secondary = [_make_effect(evidence, name, SECONDARY) for name in sorted(names - set(DIAGNOSTICS))]
     corrected = holm([effect.p_t for effect in secondary])
@@ -194,7 +194,7 @@ def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
     log_ratios, n = _log_ratios(evidence.scored, metric), len(evidence.scored)
     note = "" if len(log_ratios) == n else f"comparable in {len(log_ratios)} of {count(n, f'scored {evidence.unit}')}"
     effect = paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
-    # A sign-flip p needs pairs in random order; in sessions the orders of blocks were drawn.
+    # The sign-flip p assumes a random order within each pair.  A session has a random order of blocks instead.
     return replace(effect, p_value=None, p_floor=None) if evidence.is_crossover else effect
 
 
@@ -217,7 +217,7 @@ def _speed_word(effect: Effect, case: _Case) -> VerdictWord:
 
 
 def _mean_disagrees(case: _Case) -> bool:
-    """Tell whether rare slow steps, which change the mean and not the median, change the word."""
+    """Tell whether rare slow steps, which change the mean and not the median, change the verdict."""
     if case.by_mean is None or case.by_mean.n < case.primary.n:
         return False
     word = _speed_word(case.by_mean, case)

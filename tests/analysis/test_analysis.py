@@ -106,7 +106,7 @@ def tear_exit(run_dir: RunDir) -> None:
         (tear_exit, PairStatus.DROPPED, "00-p1-baseline: interrupted"),
         (cut_log, PairStatus.DROPPED, "00-p1-baseline: failed"),
         (remove_ops, PairStatus.VOID, "01-p1-enabled: missing (the trainer wrote no ops file)"),
-        (touch_baseline, PairStatus.VOID, "00-p1-baseline: the baseline is not one"),
+        (touch_baseline, PairStatus.VOID, "00-p1-baseline: RL-Kernel may have run"),
     ],
 )
 def test_a_pair_counts_only_with_every_proof(

@@ -112,7 +112,7 @@ def test_unequal_shapes_of_layers_fail_and_empty_records_are_not_measured(read: 
         lines = make_lines()
         lines[6] |= change
         first = list_failures(check(read(lines)))[0]
-        assert first.found == "layer 0 mlp: different numbers of rows or columns"
+        assert first.found == "layer 0 mlp: the engines recorded different numbers of rows or columns"
     lines = make_lines()
     for line in lines[4:]:
         line |= {"values": [], "norms": []}
@@ -130,7 +130,7 @@ def test_training_of_two_trials_is_compared_only_with_known_equal_weights(read: 
     assert compare(without, without) == "bitwise"
     later = [line | {"step": 1} for line in without]
     assert compare(later, later) == "the weights of training are not recorded in both trials"
-    assert compare(make_lines(), make_lines(hash="ac")) == "the trials have other weights at this step"
+    assert compare(make_lines(), make_lines(hash="ac")) == "the trials have different weights at this step"
     assert compare(make_lines()[1:], make_lines()[1:]) == "the tokens of a trial are not recorded at this step"
 
 
@@ -243,7 +243,7 @@ def make_routing(engine: str, first: list[list[int]], second: list[list[int]], *
         # three tokens went to other experts in layer 0; their experts in layer 1 follow from that
         ([[1, 5]] * 2 + [[1, 2]] * 2, [[3, 4], *[[3, 5]] * 2, [3, 4]], "pass",
          "4 of 8 choices of experts equal; first at layer 0, sample 0, row 0: expert 2 against 5"),
-        ([[1, 2]] * 3, [[3, 4]] * 4, "not measured", "layer 0: not every token has its experts in the record"),
+        ([[1, 2]] * 3, [[3, 4]] * 4, "not measured", "layer 0: the record lacks the experts of some tokens"),
     ],
 )  # fmt: skip
 def test_experts_that_engines_choose_themselves_may_differ_for_half_of_the_tokens(

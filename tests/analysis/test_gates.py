@@ -243,7 +243,7 @@ def test_every_scored_step_must_be_recorded() -> None:
         (
             ProofStatus.NATIVE,
             UNDECIDED,
-            "RL-Kernel's operators ran as plain PyTorch, which proves the route but supports no speed verdict",
+            "RL-Kernel's operators ran as plain PyTorch, so this run supports no verdict on speed",
         ),
         (ProofStatus.MISSING, UNDECIDED, "no proof that RL-Kernel ran in p1, p2, p3 and 3 more"),
         (ProofStatus.FALLBACK, FAILED, "RL-Kernel did not run, or not everywhere, in p1, p2, p3 and 3 more"),

@@ -59,7 +59,7 @@ def test_missing_records_are_named_up_to_a_limit(tmp_path: Path) -> None:
     )
     found = [item.found for item in analysis.findings]
     assert found[:20] == ["missing"] * 20
-    assert found[20:] == ["missing, and 16 more alike"]
+    assert found[20:] == ["missing, and 16 more like this"]
 
 
 def remove(name: str) -> Change:

@@ -60,7 +60,7 @@ def test_trials_of_two_runs_in_one_bundle_are_no_pairs(call, tmp_path: Path) -> 
     text = " ".join(out.split())
     assert (code, "INCONCLUSIVE" in out) == (0, True)
     assert "0 scored, 6 void" in text
-    assert "01-p1-enabled: the agent's log knows no allocation b" in text
+    assert "01-p1-enabled: the agent's log has no allocation b" in text
 
 
 def merge_logs(run_dir: RunDir) -> None:
@@ -77,10 +77,10 @@ def drop_log(run_dir: RunDir) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (merge_logs, "its trials are of two allocations, a and b"),
-        (lambda run_dir: edit_exit(run_dir, ENABLED, allocation="other"), "the agent's log knows no allocation other"),
-        (drop_log, "the agent's log knows no allocation a"),
-        (lambda run_dir: write_text(run_dir.agent_log, "{}\n[]\n{\n"), "the agent's log knows no allocation a"),
+        (merge_logs, "its trials ran in two allocations, a and b"),
+        (lambda run_dir: edit_exit(run_dir, ENABLED, allocation="other"), "the agent's log has no allocation other"),
+        (drop_log, "the agent's log has no allocation a"),
+        (lambda run_dir: write_text(run_dir.agent_log, "{}\n[]\n{\n"), "the agent's log has no allocation a"),
         (
             lambda run_dir: edit_exit(run_dir, ENABLED, allocation=None),
             "its exit record has no consistent allocation and times",
@@ -150,7 +150,7 @@ def test_many_folders_of_no_planned_trial_are_counted(tmp_path: Path) -> None:
 
     findings = analyse(make_run(tmp_path / "id", change=add)).findings
     assert len(findings) == 21
-    assert findings[-1].found.endswith("and 79 more alike")
+    assert findings[-1].found.endswith("and 79 more like this")
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

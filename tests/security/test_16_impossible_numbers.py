@@ -40,7 +40,7 @@ def test_an_impossible_step_time_voids_its_step(tmp_path: Path, value: str) -> N
     trial = analysis.trials[1]
     assert (trial.status, trial.num_steps_found) == (TrialStatus.FAILED, 4)
     assert trial.reason.startswith("ended well, but only 4 of 5 steps are in its log; step 3 is void: perf/step_time ")
-    assert trial.rejects == {"steps with a time or another number that cannot be": 1}
+    assert trial.rejects == {"steps with an impossible time or another impossible number": 1}
     assert analysis.pairs[0].status is PairStatus.DROPPED
     found = trial.summary("step_time_s")
     assert (found.n, found.minimum > 0) == (3, True)
@@ -70,7 +70,7 @@ def test_any_other_impossible_time_or_rate_voids_its_step(tmp_path: Path, key: s
 def test_a_negative_log_prob_difference_voids_its_step(tmp_path: Path) -> None:
     key = "train/train_rollout_logprob_abs_diff"
     trial = analyse_with(tmp_path, key, "-1").trials[1]
-    assert trial.reason.endswith(f"; step 1 is void: {key} -1 on line 16, which cannot be")  # two updates per rollout
+    assert trial.reason.endswith(f"; step 1 is void: {key} -1 on line 16 is impossible")  # two updates per rollout
 
 
 @pytest.mark.parametrize(
