@@ -72,9 +72,7 @@ def plot_agreement(view: View) -> Iterator[Figure]:
         (item.variant, [(x, part / item.num_tokens) for x, part in enumerate(item.beyond) if part]) for item in found
     ]
     labels = [f"{bound:g}" for bound in LADDER]
-    caption = (
-        f"A point is the share of {count(number, 'token')} whose log-probs differ by more than the number on the axis."
-    )
+    caption = f"Each point is the share of {count(number, 'token')} with a difference above the number on the axis."
     yield _draw(f"{KEY}-shares", "Tokens beyond a difference", caption, "share of tokens", "difference", shares, labels)
     means = [
         (item.variant, [(x, mean) for x, mean in enumerate(item.mean_by_position) if mean is not None and mean > 0])
@@ -82,7 +80,7 @@ def plot_agreement(view: View) -> Iterator[Figure]:
     ]
     num_bands = max(len(item.mean_by_position) for item in found)
     labels = [str(2**band - 1) for band in range(num_bands)]
-    caption = "A point is the mean difference over a band of positions; the axis has the first position of each band."
+    caption = "A point is the mean difference over a band of positions; the axis shows the first position of each band."
     where = "position in the response"
     yield _draw(f"{KEY}-positions", "Difference by position", caption, "mean difference", where, means, labels)
 

@@ -45,13 +45,13 @@ def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def find_date(analysis: Analysis) -> str:
-    """Return the day of the run, which is the beginning of the run's id; an id without a date gives an empty text."""
+    """Return the date at the beginning of the run's id, or an empty text if the id begins without a date."""
     day = analysis.run_id[:8]
     return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
 
 
 def find_commit(analysis: Analysis, name: str) -> str:
-    """Return the first digits of each known commit; a key is the title of the source, such as ``RL-Kernel``."""
+    """Return the first digits of a source's commit, or an empty text; ``name`` is a title such as ``RL-Kernel``."""
     return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 
@@ -118,7 +118,7 @@ def describe_threshold(analysis: Analysis) -> str:
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
-    """Return a sentence on the smallest speed-up that these pairs can detect; it is empty for too few pairs."""
+    """Return a sentence on the smallest speed-up that the pairs can detect; for too few pairs, return an empty text."""
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
     if effect is None or not effect.sd_log or effect.n < least:
         return ""

@@ -19,7 +19,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """A cell of a table: HTML links ``text`` to ``target``, shows ``note`` in small type, sets the id ``anchor``."""
+    """A cell of a table: HTML links ``text`` to ``target``, shows ``note`` in small type and sets the id ``anchor``."""
 
     text: str
     note: str = ""

@@ -35,7 +35,7 @@ from rlk_repro.rundir.results import Analysis
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 PLOTS_BEFORE: Final = ("pairs", "cells", "trials")
-"""The plots stand before the first section that has one of these keys."""
+"""The page shows the plots before the first section that has one of these keys."""
 MAX_REASONS: Final = 4
 
 

@@ -45,7 +45,7 @@ class Entry:
 
 
 def write_index(entries: Sequence[Entry], folder: Path) -> Path:
-    """Write the page and the reports, and return the page's path; the bundle's id names the folder of its report."""
+    """Write the page and the reports, and return the page's path; a report's folder has its bundle's id as name."""
     for entry in entries:
         write_report(entry.analysis, folder / entry.shown_id, replace(entry.context, run_directory=""))
     page = folder / INDEX_NAME
@@ -54,7 +54,7 @@ def write_index(entries: Sequence[Entry], folder: Path) -> Path:
 
 
 def render_index(entries: Sequence[Entry]) -> str:
-    """Render the page; the order of the bundles does not change it."""
+    """Render the page; the page does not depend on the order of the bundles."""
     ordered = sorted(entries, key=lambda item: (item.analysis.run, item.analysis.run_id, item.context.bundle_id))
     number = count(len(ordered), "bundle")
     about = f"{number}, analysed again from the logs. A bundle's id is the sha256 of the bundle's checksums."

@@ -48,12 +48,12 @@ _LABELS: Final[dict[str, str]] = {
     "module_optimizer_s": "optimizer",
     "module_step_s": "training of one step",
 }
-# Older sealed analyses have earlier names of these metrics: the present name, by the earlier name.
+# Older sealed analyses call these metrics by an earlier name, which is the key; the value is the present name.
 _TODAY: Final[dict[str, str]] = {
     "module_ratio_kl_forward_s": "module_clip_kl_forward_s",
     "module_ratio_kl_backward_s": "module_clip_kl_backward_s",
 }
-# Labels of pass times in runs of loss functions alone, where a pass holds less than in a training step.
+# Labels of pass times in runs of loss functions alone, in which a pass computes less than in a training step.
 _LABELS_OF: Final[dict[str, dict[str, str]]] = {
     "module": {
         "actor_train_time_s": "GRPO loss, forward and backward",
@@ -124,7 +124,7 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the metric of steps from which a metric of pairs is computed; usually the same metric."""
+    """Return the measured metric behind a metric of pairs, such as the step time behind the mean step time."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 

@@ -54,8 +54,8 @@ TIMES: Final = f"× {REFERENCE}"
 INTRODUCTION: Final = (
     f"Each row is one implementation; all rows of a table have the same input. The row {REFERENCE} is {REFERENCE}'s "
     f"own function, and {TIMES} is a row's speed as a multiple of that function's speed in the same process. fused "
-    "means RL-Kernel's own kernels, by class and compiled symbols; native means RL-Kernel's plain PyTorch; peer means "
-    "another project's function, for comparison only. blocked means that an implementation cannot run here; oom "
+    "means RL-Kernel's own kernels, as class and compiled symbols show; native means RL-Kernel's plain PyTorch; peer "
+    "means another project's function, for comparison only. blocked means that an implementation cannot run here; oom "
     "means that an implementation ran out of memory."
 )
 LEGEND: Final = (

@@ -149,9 +149,9 @@ def plot_steps(view: View, metric: str) -> Figure:
 
 
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Return the values that the axis must show: those of scored steps, and in a session the smallest and the largest.
+    """Return the values of scored steps, which the axis must show.
 
-    In a session, scored steps and other steps alternate.
+    In a session, scored and other steps alternate, so the summaries give the smallest and the largest scored value.
     """
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:

@@ -207,8 +207,8 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
     columns = make_columns(view.analysis.unit, "order", "status", *numbers, "why", numbers=numbers, prose=("why",))
     note = (
         f"Values are those of the metric {view.label(view.primary).label}. The value of a trial is the median of its "
-        "scored steps (times and rates), their maximum (memory) or their mean (other metrics). Order says which of the "
-        "two trials ran first."
+        "scored steps (times and rates), their maximum (memory) or their mean (other metrics). The order says which "
+        "of the two trials ran first."
     )
     if view.analysis.is_crossover:
         note = (
@@ -250,7 +250,7 @@ def make_trials(view: View) -> Section:
     )  # fmt: skip
     rows = tuple(_trial_row(view, trial) for trial in view.analysis.trials)
     note = (
-        f"Trials stand in the order that they ran. Mean and median are those of {view.label(view.primary).label} over "
+        f"Trials are in the order that they ran. Mean and median are those of {view.label(view.primary).label} over "
         "the scored steps. Throttled is the share of telemetry samples in which a device was slowed down. The log of a "
         f"trial is {log_path('<trial>')}."
     )

@@ -55,7 +55,7 @@ def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
                 "Each change is the ratio enabled / baseline, in percent of the baseline.",
             ),
             section("gates", "Gates", _list_gates),
-            section("runs", "What ran", _list_facts, "The mark ≠ stands where the results differ.", is_prose=True),
+            section("runs", "What ran", _list_facts, "The mark ≠ shows where the results differ.", is_prose=True),
         ],
     )
 

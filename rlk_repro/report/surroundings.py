@@ -130,7 +130,7 @@ def make_setup(view: View) -> Section:
 
 
 def make_differences(view: View) -> Iterator[Section]:
-    """Make the section on how the two variants were started differently; without such facts there is no section."""
+    """Make the section on differences between the starts of the two variants; without a difference, yield nothing."""
     differences = view.context.differences
     if not differences:
         return

@@ -113,7 +113,7 @@ def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
 
 
 def format_ticks(ticks: Sequence[float]) -> list[str]:
-    """Format ticks with the fewest digits that tell them apart, or with an exponent if these digits are too many."""
+    """Format ticks with the fewest digits that show each value exactly, or with an exponent if the text is too long."""
     decimals = next((d for d in range(7) if all(math.isclose(round(t, d), t, abs_tol=1e-9) for t in ticks)), None)
     if decimals is not None and any(abs(tick) >= 1e-4 for tick in ticks):
         plain = [f"{value:,.{decimals}f}" for value in ticks]
