@@ -53,7 +53,7 @@ def _read_duration(value: Any) -> float | None:
         return None
     duration_s = float(value)
     if not 0 < duration_s < math.inf:
-        raise ValueError(f"duration_s {duration_s:g} is not a time")
+        raise ValueError(f"duration_s {duration_s:g} is not a positive time")
     return duration_s
 
 

@@ -74,7 +74,7 @@ class Manifest:
         manifest = cls(node=str(value.get("node", "")), sections=sections)
         num_facts = sum(1 for _ in manifest.facts())
         if num_facts > MAX_FACTS:
-            problem = Problem(where, "more facts than a node has", got=num_facts, expected=f"at most {MAX_FACTS}")
+            problem = Problem(where, "too many facts for one node", got=num_facts, expected=f"at most {MAX_FACTS}")
             raise BundleUnreadable(problem)
         return manifest
 
@@ -156,7 +156,7 @@ def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
 def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
     """Yield each difference between a node and the run's first node that may matter; stop after very many differences.
 
-    Comparing a fact takes time.  So a fact that only the first node has is compared only if its level is not ``info``.
+    To save time, the function skips each fact that only the first node has and that has the level ``info``.
     """
     first = dict(manifests[0].facts()) if manifests else {}
     telling = {path for path, fact in first.items() if not isinstance(fact, Unknown)}
@@ -169,7 +169,7 @@ def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
                 yield replace(item, where=f"nodes.{other.node}.{item.where}")
                 num_left -= 1
         if num_left < 0:
-            found = f"more than {MAX_FINDINGS} differences up to node {other.node}, the rest was not compared"
+            found = f"more than {MAX_FINDINGS} differences up to node {other.node}; later nodes were not compared"
             yield Finding(Level.BLOCKING, "nodes", "nodes alike", found)
             return
 
@@ -183,7 +183,7 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
         if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
             level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
         elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
-            level = Level.INFO  # the definition of this fact changed once; equal trees prove equal files
+            level = Level.INFO  # older versions hash the diff otherwise; equal trees prove equal files
         yield Finding(level, path, shorten(str(was)), shorten(str(now)))
 
 

@@ -123,7 +123,7 @@ class RunDir:
         """The name by which commands find the run.  The plan records this name too, because a folder may be moved."""
         return self.root.absolute().name
 
-    # the author's files, byte for byte
+    # These are copies of the author's files, byte for byte.
     run_yaml = Within("run.yaml")
     stack_yaml = Within("stack.yaml")
     hardware_yaml = Within("hardware.yaml")
@@ -204,7 +204,7 @@ class RunDir:
     """The file that lists the pods of a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
-        """Return the file that changes as long as this pod waits to take part in the job."""
+        """Return the file that this pod keeps changing while it waits to take part in the job."""
         return self.root / f"{_POD_JOIN}{pod}"
 
     def pod_joins(self) -> list[Path]:
@@ -213,7 +213,7 @@ class RunDir:
     pod_end = Within(".pod-end.json")
     """The file with the exit code of the work in the leading pod."""
     pod_losses = Within(".pod-losses.json")
-    """The file that counts how often the newest Ray cluster of a RayJob lost its head."""
+    """The file that counts how often the newest Ray cluster of a RayJob lost its head node."""
     pod_note = Within(".pod.json")
     """The file with messages of the leading pod's first process, or of a pod that gives out files after the run."""
     pod_read = Within(".pod-read.json")
@@ -240,7 +240,7 @@ class RunDir:
     """
 
     def pulse(self, node: str) -> Path:
-        """Return a file that changes as long as this node's agent lives."""
+        """Return the file that this node's agent keeps changing while it runs."""
         return self.root / f".pulse-{node}"
 
     all_reduce_order = Within(".all-reduce.json")
@@ -258,7 +258,7 @@ class RunDir:
     """The file with the token by which processes of one Ray cluster recognize each other; the token is a secret."""
 
     again = Within(".again")
-    """The file that names an allocation that completed pairs before its time ran out; the next continues the run."""
+    """The file that names an allocation whose time ran out after some pairs; the next allocation continues the run."""
     lost = Within(".lost")
     """The file that names an allocation that ended because it lost nodes; another allocation may continue the run."""
 
@@ -276,7 +276,7 @@ class RunDir:
         return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
 
 
-# A trainer learns these two folders from its environment, and does not learn the trial's folder.
+# A trainer knows these two folders from its environment, but it does not know the trial's folder.
 def ops_file(folder: Path, rank: int) -> Path:
     return folder / f"{rank}{OPS_SUFFIX}"
 

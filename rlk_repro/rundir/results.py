@@ -60,15 +60,15 @@ class VerdictWord(StrEnum):
 
     @property
     def is_of_speed(self) -> bool:
-        """Whether the run compared the speed of the two variants, decided or not."""
+        """Whether the speed of two variants was compared; an inconclusive verdict counts too."""
         return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
 
 
 class ProofStatus(StrEnum):
     """Whether RL-Kernel ran in a trial, according to its ops files.
 
-    ``native``: RL-Kernel's operator ran, but as plain PyTorch (on CPU, or ``logp`` on ROCm); no verdict on speed
-    follows.
+    ``native``: RL-Kernel's operator ran, but as plain PyTorch (on CPU, or ``logp`` on ROCm), which supports no
+    verdict on speed.
     """
 
     PROVED = "proved"
@@ -227,7 +227,7 @@ class ShadowResult:
 class Effect:
     """A paired effect over scored comparisons (pairs or sessions), as the ratio enabled / baseline.
 
-    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios); below two pairs they are None.
+    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios), or are None below two pairs.
     ``p_value`` is the exact two-sided sign-flip p, and ``p_floor`` is the smallest value that ``p_value`` can have
     (2 / 2^n).  ``p_t`` is the p of the paired t test.  ``p_holm`` is ``p_t`` after Holm's correction for the number of
     secondary metrics; ``p_value`` has no such correction, because six pairs are too few for one.

@@ -21,7 +21,7 @@ CALLED: Final = frozenset(
         ("torch._utils", "_rebuild_tensor_v2"),
         ("numpy", "dtype"),
         *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-        ("_codecs", "encode"),  # pickles for older Pythons hold bytes in this form
+        ("_codecs", "encode"),  # pickle protocol 2 stores bytes as a call of this function
         *((module, name) for module in _BUILTINS for name in ("bytearray", "complex", "frozenset", "set")),
     }
 )
@@ -72,7 +72,7 @@ class _Reader(pickle.Unpickler):
 
 
 def check_file(path: Path) -> None:
-    """Check one file.  Raise BundleUnreadable if it holds more than data, or if torch.save did not write it."""
+    """Check one file.  Raise BundleUnreadable for a file that holds more than data or that torch.save did not write."""
     check_archive(path)
     try:
         with zipfile.ZipFile(path) as archive:

@@ -101,7 +101,7 @@ def _find(name: str | None) -> RunDir:
     ids = [run_dir.run_id for run_dir in known]
     what = "more than one run directory has an id that starts like this" if matches else "no run directory has this id"
     newest = ", ".join(reversed(ids[-5:])) or "(none)"
-    raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id, newest first: {newest}",
+    raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id such as {newest} (newest first)",
                             hint=suggest(name, ids) or "rlk-repro runs list --submitted"))  # fmt: skip
 
 
@@ -119,5 +119,5 @@ def read_plan(path: Path) -> Any:
 def _is_run_dir(path: Path) -> bool:
     try:
         return RunDir(path).plan.is_file()
-    except OSError as error:  # no permission, or the name is too long
+    except OSError as error:  # the user lacks a permission, or the name is too long
         raise SpecError(Problem(str(path), f"cannot be read ({error.strerror})", expected="an id or a path")) from error

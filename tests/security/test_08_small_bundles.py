@@ -24,7 +24,7 @@ from tests.support.verifying import verify_bundle
 NAMED = {
     "plan: 10^9 optimizer steps a rollout": "",
     "plan: 256 trials of 110000 steps": "expected at most 20000 steps in all trials, including warm-up",
-    "nodes: 20000 facts, 2000 others": f"more facts than a node has, got 20000, expected at most {MAX_FACTS}",
+    "nodes: 20000 facts, 2000 others": f"too many facts for one node, got 20000, expected at most {MAX_FACTS}",
     "log: a row that grows with each line": "",
     "command: 100 MB of lists": "refused: a compression bomb, got '100.",
     "command: 30 MB of lists": "",
@@ -97,8 +97,8 @@ def test_nodes_are_compared_up_to_a_limit() -> None:
     found = list(diff_nodes([first, *others]))
     assert len(found) == 2 * 600 + 1
     assert str(found[-1]) == (
-        f"blocking: nodes: expected nodes alike, found more than {MAX_FINDINGS} differences up to node b1, "
-        "the rest was not compared"
+        f"blocking: nodes: expected nodes alike, found more than {MAX_FINDINGS} differences up to node b1; "
+        "later nodes were not compared"
     )
     alike = Manifest(node="c", sections=first.sections)
     assert list(diff_nodes([first, alike, alike])) == []
