@@ -92,7 +92,7 @@ def test_1_the_extension_is_missing(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing) as caught:
         install(load_loss_module(), tmp_path, case=case)
     assert caught.value.problems[0].what.startswith(
-        "logp: resolved to an implementation that is not accepted (NativeLogpOp, because rl_engine._C cannot be imported"
+        "logp: resolved to an implementation that is not accepted (NativeLogpOp, because rl_engine._C cannot be"
     )
     found = resolve("ratio_kl", RouteContext(case=case, native=print, args=None), ROUTES)
     assert isinstance(found, Refusal)
