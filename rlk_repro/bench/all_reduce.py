@@ -1,4 +1,4 @@
-"""Run one rank of a short all-reduce before the trials; torch's launcher starts a rank for each GPU of every node.
+"""Measure all-reduce bandwidth before the trials; torch's launcher runs this module for each GPU of every node.
 
 ``python -m torch.distributed.run … -m rlk_repro.bench.all_reduce BACKEND MAX_BYTES RESULT``: rank 0 writes RESULT.
 """
@@ -26,7 +26,7 @@ SIZES: Final = tuple(2**10 * GROWTH**number for number in range(5))
 NUM_WARMUPS: Final = 2
 NUM_REPEATS: Final = 5
 BUDGET_S: Final = 60.0
-"""Limit in seconds for all messages.  After this time larger messages are left out: the network is clearly slow."""
+"""Limit in seconds for all messages.  On a slow network, messages that would exceed this limit are left out."""
 TIMEOUT: Final = timedelta(seconds=120)
 
 
@@ -67,7 +67,6 @@ def measure(max_bytes: int, device: torch.device) -> dict[str, float]:
 
 
 def _time_one(message: torch.Tensor) -> float:
-    """Return the seconds of one all-reduce of this message."""
     for _ in range(NUM_WARMUPS):
         distributed.all_reduce(message)
     synchronize(message.device)

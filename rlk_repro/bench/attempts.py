@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt to measure gave no number: its status, and the reason."""
+    """The status of an attempt to measure that gave no number, and the reason."""
 
     status: OperatorStatus
     reason: str
@@ -34,10 +34,10 @@ class Attempts:
         self._failures = find_failures()
 
     def attempt(self, action: Callable[[], R]) -> R | Failure:
-        """Run ``action``, or turn the error that it raises into a status.
+        """Run ``action`` and return its result; if ``action`` raises an error, return a failure.
 
         Raises:
-            CheckFailed: the device is in an error state that every later call would meet.
+            CheckFailed: the device is in an error state, in which every later call would fail.
         """
         try:
             return action()

@@ -1,7 +1,7 @@
 """Make random packed batches in the form that vime's loss functions take.
 
-The same seed gives the same bytes in every process.  The CPU draws the numbers per token, so all ranks have equal
-numbers.  The device draws the logits, and each rank has other logits.
+The same seed and rank give the same bytes in every process.  The CPU draws the values of each token, which are equal on
+all ranks.  The device draws the logits, which differ between ranks.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rlk_repro.refengine.core import cut_responses
 
 # Megatron-LM's default of --make-vocab-size-divisible-by
 VOCABULARY_MULTIPLE: Final = 128
-# The spread of the change that a policy update makes to the logit of a sampled token, and the spread of the rollout
-# kernels' difference in its log-prob. With them a few percent of the ratios are clipped, and log-probs differ as they
-# do between engines.
+# Standard deviations of two random changes: a policy update changes the logit of a sampled token, and the rollout's
+# kernels change the token's log-prob. With these values a few percent of the ratios are clipped, and log-probs differ
+# as they do between engines.
 UPDATE_SPREAD: Final = 0.2
 ROLLOUT_SPREAD: Final = 0.02
 MASKED_FRACTION: Final = 0.1
 ORACLE_ROWS: Final = 256
-# two updates, and the rollout's difference
+# two policy updates, and one change of the log-probs by the rollout's kernels
 NUM_CHANGES: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """Sizes of one microbatch, on one of ``num_ranks`` ranks that share the vocabulary."""
+    """Sizes of one microbatch, whose vocabulary is split over ``num_ranks`` ranks."""
 
     num_samples: int
     num_tokens: int
@@ -81,7 +81,7 @@ class LogitsBatch:
 class Taken:
     """The logit of each row's next token, [T].
 
-    ``rows`` and ``columns`` are the places of the logits that this rank holds.  ``noise`` yields [T] standard normal
+    ``rows`` and ``columns`` are the indices of the logits that are on this rank.  ``noise`` yields [T] standard normal
     numbers for each change of the logits.
     """
 
@@ -95,10 +95,10 @@ class Taken:
 
 
 def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> LogitsBatch:
-    """Make the microbatch of a key such as (seed, rollout, step, number).
+    """Make the random microbatch that follows from a key such as (seed, rollout, step, number).
 
-    Logits of sampled tokens are so high that their probabilities spread around 0.7, as probabilities of real samples
-    do.  All other logits are standard normal.
+    The logits of sampled tokens are raised, so that the probabilities of these tokens spread around 0.7 as in real
+    samples.  All other logits are standard normal.
     """
     generator = torch.Generator().manual_seed(make_seed(*key))
     batch, targets = _make_batch(shape, device, generator)
@@ -165,7 +165,7 @@ def split_tokens(num_tokens: int, num_samples: int, generator: torch.Generator) 
 def find_normaliser(logits: torch.Tensor, temperature: float, group: Any) -> torch.Tensor:
     """Return log of the sum of exponentials of each row [T], over the columns of all ranks, a few rows at a time.
 
-    This uses plain torch, so that no variant under test takes part.
+    The function uses plain torch, and no code of a variant under test.
     """
     own = torch.cat([(rows / temperature).logsumexp(-1) for rows in torch.split(logits, ORACLE_ROWS)])
     if distributed.get_world_size(group) == 1:

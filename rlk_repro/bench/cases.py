@@ -69,8 +69,8 @@ def find_dtype(case: OperatorCase) -> torch.dtype:
 class CaseTensors:
     """The tensors of one case: N rows, V columns, D hidden, B samples of T = N / B rows each.
 
-    All operators except ``linear_logp`` have ``logits`` [N, V]; it has ``hidden`` [N, D] and ``weight`` [V, D] instead.
-    ``mask`` [N] holds the wanted rows: the end of every sample, as a response follows its prompt.
+    Cases of ``linear_logp`` have ``hidden`` [N, D] and ``weight`` [V, D]; all other cases have ``logits`` [N, V].
+    ``mask`` [N] is true in the wanted rows: the last rows of every sample, because a response follows its prompt.
     """
 
     case: OperatorCase
@@ -105,7 +105,7 @@ class CaseTensors:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The indices of the wanted rows, which ``mask`` holds: int64, ascending."""
+        """The indices of the wanted rows, where ``mask`` is true: int64, ascending."""
         return self.mask.nonzero().squeeze(1)
 
     @cached_property
@@ -198,8 +198,8 @@ def find_floor_s(case: OperatorCase, rates: Rates) -> float:
     """Return the least time of the case on this device: its memory traffic or its arithmetic, whichever takes longer.
 
     Logits: the wanted rows are read once, and for the gradient once more; the gradient is written for all rows.  Hidden
-    states and weight count in the same way, with 2 N D V operations forward and 4 N D V backward, where N counts wanted
-    rows.
+    states and weight are read and written in the same way; the arithmetic is 2 N D V operations forward and 4 N D V
+    backward, where N is the number of wanted rows.
     """
     size, width = find_dtype(case).itemsize, case.hidden_size
     num_samples, _, num_wanted_each = _split_rows(case)

@@ -1,8 +1,8 @@
 """Measure one published claim: ``python -m rlk_repro.bench.claims`` with a task on standard input.
 
 The process prints one line about itself, then one line per cell, each flushed.  If the process is killed,
-``rlk_repro.claims.processes`` finds the reason.  Inputs are random; shapes, number types and method are those of the
-claim.  The process does not judge, and prints no path of the machine.
+``rlk_repro.claims.processes`` finds the reason.  Inputs are random; shapes, dtypes and method are those of the claim.
+The process gives no verdict, and prints no path of the machine.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"\n{ANSWER}{text}\n")  # ends a line that a library may have left unfinished
+    sys.stdout.write(f"\n{ANSWER}{text}\n")  # the first newline ends a line that a library left open
     sys.stdout.flush()
 
 

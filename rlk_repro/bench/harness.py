@@ -1,7 +1,7 @@
 """Run implementations on the cases of a suite, and log one line per cell: the result of an implementation on a case.
 
-An error is the cell's status, and the other implementations are still measured.  No case is left out because a failure
-is expected: only the run's own memory limit blocks a case before an attempt.
+An error becomes the status of its cell, and the other implementations are still measured.  Every case is tried, even if
+a failure is likely; only the run's own memory limit can block a case before an attempt.
 """
 
 from __future__ import annotations

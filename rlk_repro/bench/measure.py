@@ -1,6 +1,6 @@
 """Time calls, measure their memory, list their kernels, and measure a device's highest bandwidth and arithmetic rate.
 
-One call is one sample.  The functions to call come from the caller.  No call is both timed and profiled.
+One call is one sample.  The caller passes in the functions.  No call is both timed and profiled.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Timing:
 
 
 def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
-    """Call ``function`` ``warmup`` times untimed, then ``repeats`` times timed; each result is dropped at once.
+    """Call ``function`` ``warmup`` times untimed, then ``repeats`` times timed; each result is deleted at once.
 
     On a GPU, events on the current stream give the device time.  The time of a launch does not count: the host launches
     a call while the device runs the previous call.  For this reason one more untimed call precedes the timed calls.
     Caches are not flushed between calls.  The tensors of a case have gigabytes, and a device's last cache has tens of
-    MiB, so a call finds little of the previous call's data in the cache.  A case that fits the cache is measured warm.
-    The peak is that of torch's allocator during these calls, minus the bytes that were allocated before.  Garbage
-    collection is off, as in ``timeit``.
+    MiB, so a call finds little of the previous call's data in the cache.  A case that fits into the cache is measured
+    with a warm cache.  The peak memory is that of torch's allocator during these calls, minus the bytes that were
+    allocated before.  Garbage collection is off, as in ``timeit``.
 
     Raises:
         torch.OutOfMemoryError, or any error of ``function``.
@@ -99,15 +99,15 @@ def _mark_call(function: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
 
 
 def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> tuple[str, ...]:
-    """Return the device kernels of one call, each name once, in order of appearance; none on a CPU.
+    """Return the first ``limit`` names of the device kernels of one call, each name once; return none without a GPU.
 
-    The profiler leaves hooks that slow later launches: call this after all timing.
+    Call this function after all timing, because the profiler leaves hooks that slow later launches.
     """
     if not torch.cuda.is_available():
         return ()
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns about cycles of events; here is only one cycle
+        warnings.simplefilter("ignore")  # torch warns that it keeps events of the last cycle only; here is one cycle
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             function()
             torch.cuda.synchronize()

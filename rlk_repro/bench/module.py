@@ -1,7 +1,7 @@
 """Run vime's own log-prob and policy loss functions on random batches: ``python -m rlk_repro.bench.module``.
 
-There is no model, no optimizer and no rollout: only a rollout's calls of vime's loss module, in their order, with
-vime's log lines.  Each tensor parallel rank is a process; the process of rank 0 prints.
+The calls and log lines are those of vime's training, without a model, an optimizer or a rollout engine.  Each tensor
+parallel rank is a process; only the process of rank 0 prints.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
         installation = install_loss(args)
         bench = ModuleBench(args, loss_module, device, rank, None if installation is None else installation.profile)
         for rollout_id in range(args.num_rollout):
-            # a full collection visits all objects of imports and compilation; here it cannot fall into a step
+            # a full collection visits all objects of imports and compilation, so it must run outside the timed steps
             gc.collect()
             gc.freeze()
             if installation is not None:
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
             if installation is not None:
                 installation.end_step(rollout_id)
         if installation is not None and device.type != "cpu":
-            # called after all timing: a profiler slows what it observes
+            # record kernels after all timing, because a profiler slows the calls that it observes
             installation.turn.is_enabled = True
             names = record_kernels(lambda: bench.run_microbatch(OptimizerStep(), args.num_rollout, 0, 0), MAX_KERNELS)
             installation.ledger.write("kernels", names=names)
@@ -139,7 +139,7 @@ def load_vime_loss() -> ModuleType:
 def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
     """Create the groups that vime's loss requests from Megatron-LM, and remove them after the block.
 
-    After an error they are not removed, because the removal would wait for ranks that wait for this rank.
+    After an error the groups are not removed, because their removal would wait for ranks that wait for this rank.
     """
     from megatron.core import mpu
 
@@ -195,7 +195,7 @@ def keep_busy(cycles: int) -> None:
 
 
 def find_cycles_per_ms() -> float:
-    """Return the number of clock cycles of the device in 1 ms, measured while it is busy."""
+    """Return the number of clock cycles in 1 ms of the device, measured while the device is busy."""
     clock, cycles = DeviceClock(), 10_000_000
     keep_busy(cycles)  # the first call loads the kernel
     begin = clock.mark()
@@ -206,7 +206,7 @@ def find_cycles_per_ms() -> float:
 
 
 class OptimizerStep:
-    """Sums over the microbatches of one optimizer step; they stay on the device until they are read."""
+    """Sums over the microbatches of one optimizer step, which stay on the device until ``read`` is called."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Any]] = []
@@ -220,7 +220,7 @@ class OptimizerStep:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def read(self, *, is_per_token: bool, group: Any) -> dict[str, float]:
-        """Return vime's metrics and the norm of all ranks' logit gradients, divided as vime would divide them."""
+        """Return vime's metrics and the norm of all ranks' logit gradients, each divided as in vime."""
         squares = torch.stack(self._squares).sum()
         distributed.all_reduce(squares, group=group)
         mask_sums = torch.cat([batch["rollout_mask_sums"] for batch in self.batches])
@@ -273,7 +273,7 @@ class ModuleBench:
     def run_microbatch(self, step: OptimizerStep, *key: int) -> None:
         """Run the passes of vime's actor with these settings, each on logits that an update has changed.
 
-        The batch is made here so that no two microbatches' logits exist at once.
+        This function makes the batch, so that the logits of only one microbatch exist at a time.
         """
         args = self.args
         microbatch = make_microbatch(self.shape, self.device, args.seed, *key)

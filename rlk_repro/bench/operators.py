@@ -1,7 +1,7 @@
 """Run every case of a suite with every implementation and print log lines: ``python -m rlk_repro.bench.operators``.
 
-A sweep times every implementation on every case, and does nothing else.  After the last sweep, numbers and kernels are
-checked.
+A sweep times every implementation on every case, and does nothing else.  After the last sweep, each implementation's
+values are checked and its kernels are listed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     log_record("device", name=name, bytes_per_s=rates.bytes_per_s, flops_per_s=rates.flops_per_s)
     harness = Harness(args.suite, implementations, device, rates, args.seed)
     for sweep in range(args.num_rollout):
-        # the objects that exist now need not be visited again before every cell
+        # with this, the garbage collection before every cell does not visit the objects that exist now
         gc.collect()
         gc.freeze()
         began = time.perf_counter()

@@ -1,6 +1,6 @@
 """List implementations by other projects, if installed: torch, torch.compile, Liger, cut-cross-entropy.
 
-These implementations show what the same case costs elsewhere; no comparison of variants uses these implementations.
+These implementations show the time and memory of a case in other projects; no comparison of variants uses them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _compute_losses(logits: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 
 @functools.cache
 def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compile a function separately for each shape, for all shapes in one process.
+    """Compile a function separately for each shape, for up to ``MAX_RECOMPILES`` shapes in one process.
 
     With ``fullgraph`` torch raises an error after too many shapes; without it torch would silently run uncompiled code.
     """

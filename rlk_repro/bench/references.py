@@ -89,7 +89,7 @@ def compute_truth(inputs: CaseTensors, num_rows: int) -> Truth:
     """Compute ``num_rows`` of the wanted rows in float64; the rows are evenly spaced.
 
     Raises:
-        torch.OutOfMemoryError: not even these rows fit beside the inputs.
+        torch.OutOfMemoryError: these rows do not fit into memory beside the inputs.
     """
     wanted = inputs.rows
     places = torch.linspace(0, len(wanted) - 1, min(num_rows, len(wanted)), device=wanted.device)
@@ -154,7 +154,7 @@ class Accuracy:
 
 
 def check_call(call: Call, truth: Truth) -> Accuracy:
-    """Compare the checked rows of two calls, values and gradients, with the truth and with each other."""
+    """Compare values and gradients of two calls, in the checked rows, with ``truth`` and with each other."""
     first, second = (_pick_rows(call(), truth.rows) for _ in range(2))
     gradient_error = None
     if truth.gradient is not None and first[1] is not None:

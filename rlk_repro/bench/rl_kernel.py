@@ -1,7 +1,7 @@
 """List RL-Kernel's operators as implementations: the registry's choice, and its plain PyTorch classes.
 
 An operator counts as fused only if the table ``OPERATORS`` accepts its class, and its compiled symbols exist.  The
-kernels that then ran are recorded separately.
+names of the kernels that run are recorded separately.
 """
 
 from __future__ import annotations

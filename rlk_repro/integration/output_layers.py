@@ -36,7 +36,7 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
         layers += [] if found is None else [found]
     for layer in layers:
         make = functools.partial(_hand_over, layer, installation.turn)
-        installation.rebind(layer, "forward", make, "hands over hidden states")
+        installation.rebind(layer, "forward", make, "returns hidden states")
 
 
 def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
@@ -44,7 +44,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
     model = chunk
     while hasattr(model, "module"):
         if type(model).__name__ not in abi.wrappers:
-            return Refusal(Reason.OUTPUT_LAYER, f"{type(model).__name__} wraps the model")
+            return Refusal(Reason.OUTPUT_LAYER, f"{type(model).__name__} is an unknown wrapper")
         model = model.module
     if not getattr(model, "post_process", True):
         return None
@@ -58,7 +58,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
         "multi-token prediction": config.mtp_num_layers,
         "its weight's gradient is deferred": config.defer_embedding_wgrad_compute,
         "its output is gathered": layer.gather_output,
-        "its bias is kept back": layer.skip_bias_add,
+        "its bias is not added": layer.skip_bias_add,
         "its gradient is not reduced": layer.disable_grad_reduce,
     }
     found = [what for what, is_so in obstacles.items() if is_so]

@@ -50,7 +50,7 @@ def install(args: argparse.Namespace) -> Installation | None:
         installation.rebind(trainer.Trainer, "train", engines.follow_train, "record of engines")
     if installation.ledger.find_rl_kernel("linear_logp") is not None:
         make = functools.partial(_hand_over, installation.turn)
-        installation.rebind(trainer, "forward", make, "hands over hidden states")
+        installation.rebind(trainer, "forward", make, "returns hidden states")
     if settings.schedule:
         make_begin = functools.partial(_begin_step_before, installation)
         installation.rebind(trainer.Trainer, "train", make_begin, "variant of the rollout")

@@ -167,7 +167,7 @@ def _widen_model(model: Transformer) -> Transformer:
 
 
 def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
-    """Yield what the trainer packed for each sample, read from the rows that go into the model."""
+    """Yield the tokens, loss mask and padding of each sample, as the trainer gives them to the model."""
     for microbatch in (microbatch for step in steps for microbatch in step):
         layout = microbatch.layout
         for place, index in enumerate(microbatch.indices):

@@ -1,8 +1,8 @@
 """Start vime's ``train.py`` from its checkout: ``python -m rlk_repro.integration.start_vime ARGS``.
 
-Before that, this module checks the stored rollouts that vime will load.  All files must exist, because vime's forge
-loading replaces a missing file by file 0.  The files must hold data only, because vime unpickles them.  If vime replays
-the experts of a rollout, the rollout's file must hold the experts.
+Before the start, this module checks the stored rollouts that vime will load.  All files must exist, because vime's
+``--load-forge-rollout-data`` replaces a missing file by file 0.  The files must hold data only, because vime unpickles
+them.  If vime replays the experts of a rollout, the rollout's file must hold the experts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
         if snapshots := _find_value(argv, "--memory-snapshot-dir"):
             Path(snapshots).mkdir(parents=True, exist_ok=True)  # torch writes to this folder but does not create it
         if PROFILED_STEPS in os.environ:
-            traces_beside(Path(os.environ[OPS_DIR])).mkdir(exist_ok=True)  # nsys does not create its folder either
+            traces_beside(Path(os.environ[OPS_DIR])).mkdir(exist_ok=True)  # nsys does not create its folder
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code
@@ -51,7 +51,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
     """Check every rollout that these arguments load.
 
     Raises:
-        CheckFailed: a rollout is missing, empty or without experts to replay, or one file would serve for all rollouts.
+        CheckFailed: a rollout is missing, empty or without experts to replay, or all rollouts have one file.
         BundleUnreadable: a rollout holds more than data.
     """
     number = int(_find_value(argv, "--num-rollout") or 0)
@@ -95,10 +95,10 @@ def check_routes(path: Path) -> None:
     """Raise CheckFailed if a stored rollout does not give ``topk`` different experts for every token.
 
     An inference server whose kernel chooses the experts reports expert 0 for every token, and vime would train with
-    that.  Such a server reports expert 0 in every rollout, so one rollout is enough for the check.
+    expert 0.  Such a server reports expert 0 in every rollout, so one rollout is enough for the check.
     """
     torch: Any = importlib.import_module("torch")
-    # vime loads it the same way; require_data has checked that it is data
+    # vime loads the file in this way too; require_data has checked that the file holds only data
     stored = torch.load(path, map_location="cpu", weights_only=False)
     for number, sample in enumerate(stored["samples"]):
         routes = sample.get("rollout_routed_experts")  # [tokens - 1, layers, topk]

@@ -64,7 +64,7 @@ class Settings:
     """The settings from the environment.  Unless ``VIME_RL_KERNEL`` is 1, the mode is off and there are no operators.
 
     ``schedule`` has one letter per rollout, which names the rollout's variant; without a schedule RL-Kernel serves all
-    rollouts.  With a ``commit``, RL-Kernel comes from the folder of that name.
+    rollouts.  With a ``commit``, RL-Kernel is imported from the folder of that name.
     """
 
     mode: Mode = Mode.OFF
@@ -77,7 +77,7 @@ class Settings:
     has_entropy_metric: bool = True
     agreement_record: str = "1"
     gc_freeze_after: int = 0
-    """The number of rollouts after which the process freezes its Python objects; 0 for never."""
+    """Number of rollouts after which existing Python objects are exempt from garbage collection; 0 for never."""
 
     @property
     def is_requested(self) -> bool:
@@ -85,10 +85,10 @@ class Settings:
 
     @property
     def is_active(self) -> bool:
-        """Whether the settings change the trainer in any way.
+        """Whether the settings request any change of the trainer.
 
-        The settings may request RL-Kernel, ops files, a loss without the entropy metric, or garbage collection that
-        skips old objects.
+        Such changes are RL-Kernel, ops files, a loss without the entropy metric, and garbage collection that skips old
+        objects.
         """
         return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric or self.gc_freeze_after > 0
 
@@ -195,7 +195,7 @@ def install_into(
         native = getattr(target, OPERATORS[op].function)
         found[op] = resolve(op, RouteContext(case=case, native=native, args=args, batch=batch, watch=watch), routes)
     rank, world_size = find_rank()
-    # called before anything raises: a rank that cannot continue must tell the other ranks
+    # compare before any error is raised: a rank that cannot continue must tell the other ranks
     check_ranks_agree(rank, world_size, _describe_choice(settings, found))
     if settings.mode is Mode.REQUIRE:
         _forbid_fallbacks(found)

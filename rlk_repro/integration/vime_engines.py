@@ -1,7 +1,7 @@
 """Record what vime's engines compute for the same tokens, in the pass without gradient before a rollout's training.
 
 An engine is one implementation of the model.  The rollout's log-probs come from vLLM's generation, the training's from
-vime's own pass.  Further passes compute the same samples, packed in other ways.  For what this process cannot record,
+vime's own pass.  Further passes compute the same samples, packed in other ways.  If this process cannot record a value,
 the record holds the reason.
 """
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 LACKING: Final = (
     ("log_probs", REFERENCE, AS_RUN, "no float32 copy of the model is made"),
     ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
-    ("log_probs", TRAINING, "tensor parallel 2", "one run has one layout; diff compares two bundles"),
+    ("log_probs", TRAINING, "tensor parallel 2", "one run has one parallel layout; compare two bundles by diff"),
 )
 """Parts that the record lacks: the part, its engine, its case, and the reason."""
 OWN: Final = "own routing"
@@ -254,7 +254,7 @@ class _Step:
 
 @contextmanager
 def _free_routing(args: Namespace, *, is_free: bool) -> Iterator[None]:
-    """Let the routers choose experts during the block, without recording or replaying, if ``is_free``."""
+    """If ``is_free``, let the routers choose experts during the block, without recording or replaying."""
     if not is_free or not getattr(args, "use_routing_replay", False):
         yield
         return

@@ -29,7 +29,7 @@ HASHES_TIMEOUT_S: Final = 240.0
 
 
 class RolloutServer:
-    """Finds vLLM's server by the engines to which the trainer sends its weights, and asks it."""
+    """Sends requests to vLLM's server, whose address comes from the engines to which the trainer sends its weights."""
 
     def __init__(self) -> None:
         self._engines: Sequence[Any] = ()
@@ -54,7 +54,7 @@ class RolloutServer:
         if getattr(args, "offload_rollout", False):
             return "vLLM has given its memory to the training"
         if args.world_size > args.tensor_model_parallel_size or args.rank:
-            return "only a single data parallel rank asks vLLM, and its first process"
+            return "only rank 0 asks vLLM, and only if the training has one data parallel rank"
         if (args.rollout_temperature, args.rollout_top_p) != (1, 1):
             return "vLLM gives the log-probs of prompts without temperature and top-p"
         split = [getattr(args, f"vllm_{name}_parallel_size", 1) or 1 for name in ("data", "pipeline")]
@@ -66,7 +66,7 @@ class RolloutServer:
         self, record: EngineRecord, step: int, dtype: str, samples: Sequence[tuple[list[int], int]],
         chosen: Sequence[Sequence[tuple[int, int]]],
     ) -> None:  # fmt: skip
-        """Record the log-probs of all responses, each sample alone and all together, and layers of each alone.
+        """Record the log-probs of all responses, each sample alone and all together, and layer outputs of each alone.
 
         ``samples`` has each sample's tokens and the length of its response.  ``chosen`` has, for each sample, the
         numbers and rows of the tokens whose layers are recorded.
@@ -146,7 +146,7 @@ def find_dtype(args: Namespace) -> str:
 
 
 def describe_failure(error: Exception) -> str:
-    """Describe in a few words why a request to vLLM failed; addresses stay out of the words."""
+    """Return a short reason why a request to vLLM failed, without any address."""
     if isinstance(error, urllib.error.HTTPError):
         return f"vLLM answered with HTTP status {error.code}"
     if isinstance(error, OSError):

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class WeightSync:
-    """Wraps methods of vime's updaters, and keeps the hashes of the last sync until a step's record gets them.
+    """Wraps methods of vime's updaters, and keeps the hashes of the last sync until the next step writes them.
 
     If the comparison fails, the record holds the reason, and vime's sync goes on.
     """
@@ -57,7 +57,7 @@ class WeightSync:
     def write(self, record: EngineRecord, step: int) -> None:
         """Write vime's and vLLM's hashes of the sync before this step; without vLLM's hashes, write the reason."""
         if self._found:
-            # vLLM's tensors are in the order of the model, so that the first unequal tensor is the earliest layer's
+            # vLLM lists tensors in the order of layers, so the first unequal tensor is in the earliest unequal layer
             record.write_hashes(step, ROLLOUT, self._found, self._note)
         else:
             record.skip(step, "weights", ROLLOUT, AS_RUN, self._reason)
@@ -94,15 +94,15 @@ class WeightSync:
 
     def _hash(self, tensors: Any) -> None:
         if not isinstance(tensors, Sequence):
-            # to read an iterator would take the tensors from vime
-            self._reason = f"vime sends its tensors as {type(tensors).__name__}"
+            # an iterator that is read here would have no tensors left for vime
+            self._reason = f"vime sends its tensors as {type(tensors).__name__}, expected a list"
             return
         for name, tensor in tensors:
             self._sent[name] = (hash_tensor(tensor.detach().to(self._dtype)), list(tensor.shape))
 
     def _finish(self) -> None:
         if not self._sent:
-            self._reason = "vime sent no tensors by the methods that are recorded"
+            self._reason = "vime sent no tensors by the recorded methods"
             return
         answer = self._server.hash_weights(str(self._dtype).removeprefix("torch."))
         self._reason = answer.get("reason", "") or self._find_other_shape(answer["tensors"])
@@ -112,7 +112,7 @@ class WeightSync:
         # a tied output layer is one parameter with two names, and vime sends both names only if it has two tensors
         found |= {name: found[first] for name, first in answer["shared"].items() if name in self._sent}
         tied = [f"{name} is {first}" for name, first in answer["shared"].items() if name not in found]
-        more = f", and {len(tied) - 1} more names stand for a tensor with another name" if len(tied) > 1 else ""
+        more = f", further second names of tensors: {len(tied) - 1}" if len(tied) > 1 else ""
         self._found, self._note = list(found.items()), f"{tied[0]}{more}"[:200] if tied else ""
 
     def _find_other_shape(self, tensors: Sequence[tuple[str, str, list[int]]]) -> str:

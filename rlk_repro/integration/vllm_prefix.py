@@ -29,7 +29,7 @@ def record_prefixes(
         if num_first is None or num_second is None:
             reason = "vLLM does not say how many tokens of a prefix it took from its cache"
         elif num_first:
-            reason = "vLLM took a prefix from its cache for the first request of a salt"
+            reason = "vLLM took a cached prefix for the first request with a new salt"
         is_usable = num_first == 0 and bool(num_second)
         empty.append(torch.tensor([first] if is_usable else [], dtype=torch.float64))
         cached.append(torch.tensor([second] if is_usable else [], dtype=torch.float64))
@@ -43,7 +43,7 @@ def record_prefixes(
 def _ask(server: RolloutServer, tokens: Sequence[int], salt: str) -> tuple[float, int | None]:
     """Return the log-prob of the last token, and how many of the tokens before it vLLM took from its cache."""
     *prefix, token = tokens
-    # vLLM lists as many log-probs as it is asked for, and its sampled token first
+    # vLLM returns as many log-probs as are requested, with its sampled token's log-prob first
     wanted: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2}
     answer = server.generate(prefix, wanted | {"logprob_token_ids": [token, int(not token)]}, cache_salt=salt)
     found = {item["token"]: item["logprob"] for item in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}

@@ -1,7 +1,7 @@
 """Hash the weights of vLLM's model under the names of the checkpoint, by which vime sends them.
 
 vLLM fuses tensors of a checkpoint into larger parameters.  This module cuts the parameters where vLLM's layers say that
-a tensor begins.  A parameter in a layout that this module does not know is an error, because its hash has no meaning.
+a tensor begins.  A parameter in an unknown layout is an error, because its hash would have no meaning.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _list_pieces(model: Any, name: str, value: torch.Tensor) -> Iterator[tuple[s
         for part, piece in zip(parts, torch.split(value, sizes), strict=True):
             yield f"{parent}.{part}.{kind}", piece
     elif hasattr(owner, "w13_weight"):
-        raise UnknownLayoutError(f"{name} of vLLM has parts of experts that are not known")
+        raise UnknownLayoutError(f"{name} of vLLM is an unknown parameter of a layer with experts")
     else:
         # vLLM pads the rows of a vocabulary
         yield name, value[: getattr(owner, "org_vocab_size", None)] if value.dim() else value

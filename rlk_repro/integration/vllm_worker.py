@@ -1,6 +1,6 @@
 """Watch the layers of vLLM's model by an extension of vLLM's workers, which ``--vllm-worker-extension-cls`` names.
 
-vLLM adds the methods of ``LayerWatch`` to its workers.  Its server calls them by ``/collective_rpc``.
+vLLM adds the methods of ``LayerWatch`` to its workers.  vLLM's server calls these methods by ``/collective_rpc``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class LayerWatch:
-    """Keeps the outputs of vLLM's layers; the prefix of its attributes separates them from those of vLLM's worker."""
+    """Keeps the outputs of vLLM's layers; its attributes have a prefix because they are added to vLLM's worker."""
 
     get_model: Any
     parallel_config: Any
@@ -40,7 +40,7 @@ class LayerWatch:
     def rlk_repro_found(self) -> dict[str, Any]:
         """Stop keeping outputs; return the outputs of all ``points`` as numbers, or the ``reason`` without them.
 
-        For a model with experts, ``routing`` has the chosen experts by layer, or ``routing_reason`` says why not.
+        For a model with experts, ``routing`` has the experts by layer, or ``routing_reason`` says why they are missing.
         """
         self.rlk_repro_close()
         capture, self.rlk_repro_capture = self.rlk_repro_capture, None

@@ -1,6 +1,6 @@
 """Define the reference trainer's flags, named as in vime and Megatron-LM; all are checked before torch loads.
 
-An unknown or shortened flag is an error.  The defaults are a run that learns in 30 s.
+An unknown or shortened flag is an error.  With the default flags, a run learns the task in 30 s.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _add_stored_rollouts(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--save-debug-rollout-data", metavar="TEMPLATE", help=f"store each rollout: {template}")
     group.add_argument("--load-debug-rollout-data", metavar="TEMPLATE", help=f"train on stored rollouts: {template}")
     group.add_argument("--debug-rollout-only", action="store_true", help="generate, never train")
-    group.add_argument("--debug-train-only", action="store_true", help="never generate; implied by loading")
+    group.add_argument("--debug-train-only", action="store_true", help="never generate; loading sets this flag")
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
@@ -138,9 +138,7 @@ def _complete_model(args: argparse.Namespace) -> list[Problem]:
     if args.num_attention_heads % args.num_query_groups:
         problems.append(_problem("--num-attention-heads", args.num_attention_heads, "a multiple of --num-query-groups"))
     if args.kv_channels % 2:
-        problems.append(
-            _problem("--kv-channels", args.kv_channels, "an even number, because rotary positions turn pairs")
-        )
+        problems.append(_problem("--kv-channels", args.kv_channels, "an even number, because RoPE rotates pairs"))
     if args.vocab_size < NUM_TOKENS:
         problems.append(_problem("--vocab-size", args.vocab_size, f"at least {NUM_TOKENS}, the tokens of the task"))
     return problems

@@ -1,9 +1,8 @@
 """Compute the numeric core of the loss: selected log-probs, entropy, KL estimates, clipped policy loss, reduction.
 
 Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules.  Every
-caller, here and outside, looks these functions up as attributes of this module at call time.  A rebound attribute
-therefore reroutes every call.  This module has no tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling
-corrections.
+caller, here and outside, looks these functions up as attributes of this module at call time, so a replaced function
+serves every call.  This module has no tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling corrections.
 """
 
 from __future__ import annotations

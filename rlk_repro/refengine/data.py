@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One response to one prompt; ``tokens`` holds both, the per-token lists cover the response."""
+    """One prompt and one response; ``tokens`` holds both, and the other per-token lists cover the response only."""
 
     group_index: int
     index: int
@@ -75,7 +75,7 @@ def save_samples(template: str, rollout_id: int, samples: Sequence[Sample]) -> N
 
 
 def check_rollout_files(template: str, num_rollout: int) -> None:
-    """Raise SpecError with every missing file, because nothing may replace a missing rollout."""
+    """Raise SpecError that names every missing file; no other rollout may replace a missing rollout."""
     paths = [make_rollout_path(template, rollout_id) for rollout_id in range(num_rollout)]
     missing = [Problem(str(path), "stored rollout is missing") for path in paths if not path.is_file()]
     if missing:
@@ -83,7 +83,7 @@ def check_rollout_files(template: str, num_rollout: int) -> None:
 
 
 def load_samples(template: str, rollout_id: int, *, num_samples: int, vocab_size: int) -> list[Sample]:
-    """Read one stored rollout, without running code that the file may carry.
+    """Read one stored rollout, without running code that the file may contain.
 
     Raises:
         SpecError: the file is unreadable, is not a rollout, or has another batch size or vocabulary than this run.

@@ -1,7 +1,7 @@
 """Define a decoder-only transformer like Qwen3: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU.
 
-It works on packed rows [N] of many samples.  Teacher forcing and decoding differ in one function, the attention over
-keys, which the caller passes in.  The model has no dropout, biases, mixture of experts or parallelism.
+The model works on packed rows [N] of many samples.  Teacher forcing and decoding differ in one function, the attention
+over keys, which the caller passes in.  The model has no dropout, biases, mixture of experts or parallelism.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transfor
 def make_rotation(positions: torch.Tensor, head_size: int, base: float) -> torch.Tensor:
     """Return cosines and sines [N, 2, head_size] of the angles position * base^(-2i / head_size).
 
-    The angles of all i < head_size / 2 stand twice in a row, once for each half of a head.
+    Each row has the angles of all i < head_size / 2 twice, once for each half of a head.
     """
     exponents = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float32) / head_size
     angles = positions.float().unsqueeze(-1) * base**-exponents
@@ -203,7 +203,7 @@ class PackedLayout:
         self.samples = samples
 
     def attend(self, _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Pad the rows to [samples, heads, longest, D], attend causally, and pack them again.
+        """Pad the rows to [samples, heads, longest, D], compute causal attention, and pack the rows again.
 
         The padding is on the right, where causal attention hides it from every real row.
         """

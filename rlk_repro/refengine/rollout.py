@@ -26,7 +26,7 @@ class Response:
 
 
 class KeyValueCache:
-    """Keys and values [layer, sample, position, group, D]; the first ``lengths[b]`` positions of sample b are real."""
+    """Keys and values [layer, sample, position, group, D]; the first ``lengths[b]`` positions of sample b are used."""
 
     def __init__(self, config: ModelConfig, prompts: PackedLayout, lengths: torch.Tensor, capacity: int) -> None:
         shape = (2, config.num_layers, len(lengths), capacity, config.num_groups, config.head_size)

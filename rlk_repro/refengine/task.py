@@ -32,12 +32,12 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Decode tokens: ``$`` for the end token, ``?`` for padding and for ids beyond the symbols."""
+    """Decode tokens: ``$`` for the end token, ``?`` for padding and for ids without a symbol."""
     return "".join(_TEXT_OF.get(number, UNKNOWN) for number in ids)
 
 
 def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> list[Question]:
-    """Draw ``count`` additions.  They depend on seed and rollout only, not on earlier draws."""
+    """Draw ``count`` additions, which depend on seed and rollout only, not on earlier draws."""
     generator = random.Random(f"{seed}:{rollout_id}")  # noqa: S311 (a task, not a secret)
     pairs = [(generator.randint(0, max_operand), generator.randint(0, max_operand)) for _ in range(count)]
     return [Question(prompt=f"{a}+{b}=", answer=str(a + b)) for a, b in pairs]

@@ -1,6 +1,6 @@
-"""Run the GRPO loop: sync weights, generate, reference and old log-probs, optimizer steps, vime's log lines.
+"""Run the GRPO loop: sync weights, generate, compute reference and old log-probs, optimise, print vime's log lines.
 
-The loop uses one process and one device.  Its result is the log; it writes no checkpoints and evaluates nothing.
+The loop uses one process and one device.  The result is the log; the loop writes no checkpoints and runs no evaluation.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ class Trainer:
         self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
     def update_weights(self) -> None:
-        """Copy the policy's weights to the generator; where nothing is generated, only log a time, as vime does."""
+        """Copy the policy's weights to the generator; with stored rollouts, only log a time, as vime does."""
         with self.timer.phase("update_weights"):
             if not self.args.debug_train_only:
                 self.engine.load_weights(self.model)
 
     def roll_out(self, rollout_id: int) -> list[Sample]:
-        """Generate a rollout, or read the stored rollout in the train-only lane."""
+        """Generate a rollout, or read the stored rollout if ``load_debug_rollout_data`` is set."""
         args = self.args
         if args.load_debug_rollout_data is not None:
             count = args.rollout_batch_size * args.n_samples_per_prompt

@@ -82,6 +82,6 @@ def test_a_module_is_asked_only_if_loaded(tmp_path: Path) -> None:
     )
     assert libraries._find_file({}, "rl_engine._C") == {"unknown": "not loaded"}
     assert libraries._find_file({"x": ModuleType("x")}, "x") == {"unknown": "the module has no file"}
-    assert libraries._find_version({"x": ModuleType("x")}, "x") == {"unknown": "the module does not report it"}
-    assert libraries._find_blas("nothing") == {"unknown": "torch's build configuration does not say"}
+    assert libraries._find_version({"x": ModuleType("x")}, "x") == {"unknown": "the module reports no version"}
+    assert libraries._find_blas("nothing") == {"unknown": "torch's build configuration names no BLAS"}
     assert libraries._find_blas("BLAS_INFO=mkl, BUILD_TYPE=Release") == "mkl"

@@ -332,10 +332,10 @@ def test_without_the_operator_output_layers_stay_as_they_are() -> None:
     [
         (Model(nn.Linear(2, 2)), "Model has a Linear"),
         (Model(None), "Model has none"),
-        (FullyShardedDataParallel(Model(ColumnParallelLinear())), "FullyShardedDataParallel wraps the model"),
+        (FullyShardedDataParallel(Model(ColumnParallelLinear())), "FullyShardedDataParallel is an unknown wrapper"),
         (Model(ColumnParallelLinear(mtp_num_layers=True)), "multi-token prediction"),
         (Model(ColumnParallelLinear(gather_output=True, skip_bias_add=True)),
-         "its output is gathered, its bias is kept back"),
+         "its output is gathered, its bias is not added"),
         (Model(ColumnParallelLinear(defer_embedding_wgrad_compute=True)), "its weight's gradient is deferred"),
         (Model(ColumnParallelLinear(disable_grad_reduce=True)), "its gradient is not reduced"),
     ],

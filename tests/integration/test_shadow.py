@@ -216,7 +216,7 @@ def test_an_operator_of_the_whole_loss_takes_every_row(tmp_path: Path, monkeypat
     monkeypatch.setattr(shadow, "MAX_WHOLE_BYTES", 100)
     _, log = run_steps(tmp_path / "large", "s", ops=("logp", "grpo_loss"), args=args)
     size = 4 * NUM_ROWS * VOCABULARY
-    expected = [f"an operator that serves the whole loss needs {size} bytes of logits, over 100"] * 2
+    expected = [f"an operator that serves the whole loss needs {size} bytes of logits, limit 100"] * 2
     assert [sample.record.error for sample in log.shadows] == expected
 
 

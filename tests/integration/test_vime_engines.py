@@ -226,7 +226,7 @@ def test_a_rollout_is_recorded_once_with_inputs_log_probs_layers_and_cases(tmp_p
     checks = list(check_pair("p1", [("baseline", log), ("enabled", log)]))
     assert list_failures(checks) == []
     reasons = {item.found for item in checks if item.word is CheckWord.NOT_MEASURED}
-    assert "one run has one layout; diff compares two bundles" in reasons
+    assert "one run has one parallel layout; compare two bundles by diff" in reasons
     assert "the trainer sent no weights before this step" in reasons
 
 
@@ -247,7 +247,7 @@ def test_vllm_computes_the_samples_as_prompts_alone_and_together_with_its_layers
     ("change", "reason"),
     [
         ({"rollout_top_p": 0.9}, "vLLM gives the log-probs of prompts without temperature and top-p"),
-        ({"world_size": 2}, "only a single data parallel rank asks vLLM, and its first process"),
+        ({"world_size": 2}, "only rank 0 asks vLLM, and only if the training has one data parallel rank"),
         ({"offload_rollout": True}, "vLLM has given its memory to the training"),
         ({"vllm_data_parallel_size": 2},
          "vLLM's data or pipeline parallel workers each compute a part of the samples or layers"),

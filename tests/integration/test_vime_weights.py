@@ -220,7 +220,7 @@ def test_a_tied_output_layer_is_named_or_compared_if_vime_sends_it(tmp_path: Pat
         (Updater(Vllm(num_workers=2)), "each of the 2 workers of vLLM has a part of the weights"),
         (Updater(Vllm(backend="FLASHINFER_CUTLASS")),
          "model.layers.0.mlp.experts.routed_experts.w13_weight of vLLM may be permuted for FLASHINFER_CUTLASS"),
-        (IteratingUpdater(Vllm()), "vime sends its tensors as list_iterator"),
+        (IteratingUpdater(Vllm()), "vime sends its tensors as list_iterator, expected a list"),
     ],
 )  # fmt: skip
 def test_where_weights_cannot_be_compared_the_record_has_the_reason(
@@ -241,7 +241,7 @@ def test_where_weights_cannot_be_compared_the_record_has_the_reason(
          "model.layers.0.self_attn.qkv_proj.weight of vLLM has 8 rows, its parts have [4, 4]"),
         (lambda model: model.model.layers[0].mlp.experts.routed_experts.register_parameter(
             "w2_bias", nn.Parameter(torch.ones(3, 2))),
-         "model.layers.0.mlp.experts.routed_experts.w2_bias of vLLM has parts of experts that are not known"),
+         "model.layers.0.mlp.experts.routed_experts.w2_bias of vLLM is an unknown parameter of a layer with experts"),
         (lambda model: setattr(model, "named_parameters", None),
          "vLLM's worker could not hash its weights: TypeError"),
         (lambda model: setattr(model, "hf_to_vllm_mapper", Namespace(orig_to_new_prefix={"a.": "b."})),

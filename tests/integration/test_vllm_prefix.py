@@ -72,7 +72,7 @@ def test_a_cached_prefix_that_changes_a_log_prob_is_found_with_its_token(tmp_pat
     ("tell", "reason"),
     [
         (lambda _cached: {"cached_tokens": 0}, UNUSED),
-        (lambda _cached: {"cached_tokens": 4}, "vLLM took a prefix from its cache for the first request of a salt"),
+        (lambda _cached: {"cached_tokens": 4}, "vLLM took a cached prefix for the first request with a new salt"),
         (lambda _cached: None, "vLLM does not say how many tokens of a prefix it took from its cache"),
     ],
 )

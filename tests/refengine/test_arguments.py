@@ -52,7 +52,7 @@ def test_loading_rollouts_is_the_train_only_lane() -> None:
         ),
         (
             "--kv-channels 7",
-            "--kv-channels: does not fit, got 7, expected an even number, because rotary positions turn pairs",
+            "--kv-channels: does not fit, got 7, expected an even number, because RoPE rotates pairs",
         ),
         ("--vocab-size 13", "--vocab-size: does not fit, got 13, expected at least 14, the tokens of the task"),
         (

@@ -38,9 +38,9 @@ class _Microbatch:
 class _Table:
     """Counts and sums over the tokens of one microbatch.
 
-    ``counts`` is int64.  Its rows are bands of positions, then bands of log-probs.  Its columns are classes of the
-    difference, and a last column for tokens that are masked or not finite.  ``sums`` [3 + bands of positions] and
-    ``largest`` [2] are float64; ``largest`` is the largest difference and the number of its token among all tokens.
+    The rows of ``counts`` (int64) are bands of positions, then bands of log-probs.  The columns are classes of the
+    difference; the last column counts tokens that are masked or not finite.  ``sums`` [3 + bands of positions] and
+    ``largest`` [2] are float64; ``largest`` is the largest difference and its token's number.
     """
 
     counts: torch.Tensor
@@ -50,7 +50,7 @@ class _Table:
 
 
 class TokenRecord:
-    """Records how far log-probs of training and rollout differ in a step, unless ``refusal`` gives a reason not to."""
+    """Records how far log-probs of training and rollout differ in a step, unless ``refusal`` says why not."""
 
     def __init__(self, layout: RowLayout, refusal: str = "", turn: Turn | None = None) -> None:
         self._layout, self._refusal, self._reason, self._turn = layout, refusal, refusal, turn
@@ -78,7 +78,7 @@ class TokenRecord:
             return {"reason": reason} if reason else None
         device = seen[0].ours[0].device
         if device.type == "cuda":
-            # what the trainer left on the device does not count; reading the table would wait for it too
+            # finish the work that the trainer has queued on the device, because ``seconds`` must not include this work
             torch.cuda.synchronize(device)
         began = time.perf_counter()
         with torch.no_grad():
@@ -117,7 +117,7 @@ class TokenRecord:
 
 
 def _join(seen: Sequence[_Microbatch]) -> _Microbatch:
-    """Return all microbatches as one, because the device starts fewer operations for one table than for many."""
+    """Return all microbatches as one, because one table needs fewer kernel launches than many tables."""
     names = [field.name for field in fields(_Microbatch)]
     return _Microbatch(**{name: [part for item in seen for part in getattr(item, name)] for name in names})
 
@@ -131,7 +131,7 @@ def _count(microbatch: _Microbatch) -> _Table:
     is_finite = torch.isfinite(ours) & torch.isfinite(theirs)
     counts = trained & is_finite
     r = torch.where(counts, r, 0.0)
-    # compared in float32, the dtype of both sides: the double 1e-06 lies between two float32 numbers
+    # compare in float32, as both log-probs are float32: the double 1e-06 lies between two float32 numbers
     size = r.abs().float()
     classes = torch.where(counts, torch.bucketize(size, torch.tensor(LADDER, device=place)), NUM_CLASSES)
     position = torch.cat([torch.arange(length, device=place) for length in microbatch.responses])

@@ -95,7 +95,7 @@ class EngineRecord:
         self, step: int, engine: str, case: str, dtype: str, tokens: Chosen, experts: Mapping[str, Sequence[Any]],
         *, is_replayed: bool = False,
     ) -> None:  # fmt: skip
-        """Write which experts each layer chose for each token; an engine that replays copies the rollout's choice."""
+        """Write which experts each layer chose for each token; routing replay copies the rollout's choice."""
         self._writer.write(
             "routing", step=step, engine=engine, case=case, dtype=dtype, is_replayed=is_replayed, tokens=list(tokens),
             layers=list(experts), experts=list(experts.values()),
@@ -174,7 +174,7 @@ class CallRows:
     def find_fault(self, call: int, num_rows: int, what: str) -> str:
         """Return why the rows of a call may belong to other tokens; empty if the call has the expected rows.
 
-        On a GPU, an index beyond the rows would end the process, so no row of such a call is read.
+        On a GPU, an index beyond the rows would end the process, so no row of a faulty call is read.
         """
         expected = self.lengths[call] if self.lengths else max(num_rows, *(row + 1 for row in self.rows[call]), 0)
         return "" if num_rows == expected else f"call {call} of {what} has {num_rows} rows, expected {expected}"

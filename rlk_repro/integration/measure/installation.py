@@ -85,7 +85,7 @@ class Installation:
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
-        """Wrap the function of each phase, to measure its peak memory; ``phases`` has the phases by function name.
+        """Wrap the function of each phase, to measure its peak memory; ``phases`` maps function names to phases.
 
         ``follow``, if given, also wraps the function of the phase ``FORWARD_ONLY``.
         """
@@ -148,7 +148,7 @@ class Installation:
             )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
-        """Return the step's variant (None if it did not begin), and counts of compilations and allocation retries."""
+        """Return the variant (None if the step did not begin), and counts of compilations and allocation retries."""
         if not self._schedule:
             return {}
         before, self._counts = self._counts, read_counts()
@@ -160,8 +160,8 @@ class Installation:
 def freeze_objects() -> int:
     """Exempt all Python objects of this process from garbage collection; return their number.
 
-    vime collects garbage after every step.  With the libraries of a trainer loaded that takes 0.4 s, which varies more
-    than the training itself (docs/statistics.md).
+    vime collects garbage after every step.  With a trainer's libraries loaded, a collection takes 0.4 s, and its time
+    varies more than the time of the training (docs/statistics.md).
     """
     gc.collect()
     gc.freeze()

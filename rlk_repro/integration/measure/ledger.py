@@ -1,4 +1,4 @@
-"""Record in this rank's ops file which implementation each operator resolved to, and how often each operator ran."""
+"""Record in this rank's ops file which implementation serves each operator, and how often each operator ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The implementation that an operator resolved to: in a fallback the trainer's module, without a ``version``.
+    """The implementation that serves an operator: in a fallback the trainer's module, without a ``version``.
 
     ``provenance`` is RL-Kernel's own report, if RL-Kernel dispatched by contract.
     """
@@ -136,7 +136,7 @@ class Ledger:
         odd: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        """Record a step.  ``odd`` says, by operator, what was invalid in RL-Kernel's results; ``more`` has more fields.
+        """Record a step.  ``odd`` says, by operator, what was invalid in RL-Kernel's results; ``more`` adds fields.
 
         Raises:
             CheckFailed: a result was invalid, and the mode is ``require``.
@@ -148,7 +148,7 @@ class Ledger:
             logger.error("rlk-repro: %s: step %d: %s", op, step, what)
         if odd and not self._is_fallback_allowed:
             raise CheckFailed(*(Problem(f"{op}, step {step}", what, hint="run the baseline to see whether the logits "
-                                        "were at fault") for op, what in odd.items()))  # fmt: skip
+                                        "are invalid there too") for op, what in odd.items()))  # fmt: skip
 
     def close(self) -> None:
         self.write("end", num_steps=self._num_steps, calls=_as_json(self._total))

@@ -1,6 +1,6 @@
 """List the libraries that this training process has loaded.
 
-An unknown fact is ``{"unknown": reason}``.  This module imports no package that the trainer has not imported.
+An unknown value is ``{"unknown": reason}``.  This module imports no package that the trainer has not imported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
         "schema": SCHEMA,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "torch_git": torch.version.git_version or _unknown("this build does not report it"),
+        "torch_git": torch.version.git_version or _unknown("this build of torch does not report its commit"),
         "cuda": torch.version.cuda or _unknown("torch was built without CUDA"),
         "hip": torch.version.hip or _unknown("torch was built without HIP"),
         "cudnn": _find_cudnn_version(),
@@ -86,11 +86,11 @@ def _find_loaded(maps: Path, wanted: re.Pattern[str]) -> Any:
 
 def _find_blas(configuration: str) -> Any:
     match = re.search(r"\bBLAS_INFO=(\w+)", configuration)
-    return match[1] if match else _unknown("torch's build configuration does not say")
+    return match[1] if match else _unknown("torch's build configuration names no BLAS")
 
 
 def _hash_sources(modules: Mapping[str, ModuleType], name: str) -> Any:
-    """Return git's hash of an imported package's Python files: the fact ``package_tree`` of a manifest."""
+    """Return git's hash of an imported package's Python files, which a manifest records as ``package_tree``."""
     if name not in modules:
         return _unknown("not loaded")
     folders = list(getattr(modules[name], "__path__", ()))
@@ -104,7 +104,7 @@ def _find_version(modules: Mapping[str, ModuleType], name: str) -> Any:
     if name not in modules:
         return _unknown("not loaded")
     version = getattr(modules[name], "__version__", None)
-    return str(version) if version is not None else _unknown("the module does not report it")
+    return str(version) if version is not None else _unknown("the module reports no version")
 
 
 def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
@@ -115,6 +115,6 @@ def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
 
 
 def _name_file(path: str) -> str:
-    """Return the path from ``site-packages`` on, or the file's name; the folders before could identify the machine."""
+    """Return the path from ``site-packages`` on, or only the file's name: other folders could identify the machine."""
     match = re.search(r"(?:site|dist)-packages/.*", path)
     return match[0] if match else Path(path).name

@@ -144,7 +144,7 @@ class StepProfile:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Record the peak memory of the block as ``<peak>_in_<name>``; such blocks do not nest."""
+        """Record the peak memory of the block as ``<peak>_in_<name>``; such blocks must not nest."""
         self._keep_peaks()
         self._phase = f"_in_{name}"
         try:
@@ -181,7 +181,7 @@ class StepProfile:
         self._memory.reset()
 
     def end_step(self) -> tuple[dict[str, float], dict[str, int]]:
-        """Return seconds per timer and peak bytes since the last call, and start over.
+        """Return the seconds per timer and the peak bytes since the last call, and reset both.
 
         The timer ``step`` is host time since the last call, or since this profile was made: the whole period, including
         waiting.
@@ -216,7 +216,7 @@ class _BackwardSpan:
         self._num_left = 0
 
     def mark_input(self, value: Any) -> Any:
-        """Return a view of a tensor: its autograd node tells when the gradient is ready.  Return other values as is.
+        """Return a view of a tensor, as its autograd node tells when the gradient is ready; return other values as is.
 
         An output needs no view: a hook on its own autograd node tells when the backward pass begins.
         """
@@ -243,7 +243,7 @@ class _BackwardSpan:
             self.close()
 
     def close(self) -> None:
-        """End the interval at the last gradient that was ready: some inputs may get no gradient."""
+        """Record the interval, which ends at the last computed gradient: some inputs may never get a gradient."""
         if self._begin is not None and self._end is not None:
             self._intervals.append((self._name, self._begin, self._end))
         self._begin = self._end = None
@@ -266,7 +266,7 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def read_counts() -> dict[str, int]:
-    """Return how often torch has compiled and has retried allocations in this process; import no module of torch."""
+    """Return how often torch compiled and retried allocations in this process, without an import of torch's modules."""
     counts: dict[str, int] = {}
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:

@@ -18,14 +18,14 @@ _rounds = itertools.count()
 
 
 def find_rank() -> tuple[int, int]:
-    """Return this process's rank and world size: from torch, otherwise from the launcher, otherwise a world of one."""
+    """Return this process's rank and world size: from torch, else from the launcher's variables, else 0 and 1."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float = WAIT_S) -> None:
-    """Compare ``choice`` between the ranks, through the store by which their process group met.
+    """Compare ``choice`` between the ranks, through the store of their process group.
 
     A collective would hang here, because a rank without the environment variables does not call this function.
 

@@ -1,4 +1,4 @@
-"""Keep which experts a model's routers choose for chosen tokens."""
+"""Record which experts a model's routers choose for selected tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compute a microbatch of a baseline step by both routes, the trainer's and RL-Kernel's, and measure their difference.
 
-Such a step is a shadow step.  The comparison uses detached logits beside the training: a second backward pass through
-the model would add to its gradients.  The first rows of the logits go through both routes.  The other rows keep the
-log-probs that the trainer has just found, so that the loss is the whole loss of the microbatch.
+A step with this comparison is a shadow step.  The comparison uses detached logits, because a second backward pass
+through the model would add to the model's gradients.  The first rows of the logits go through both routes.  The other
+rows keep the log-probs that the trainer has just found, so that the loss is the whole loss of the microbatch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
 MAX_ROWS: Final = 2048
 """Largest number of rows to compare: a real model's logits take gigabytes, and a comparison holds several copies."""
 MAX_WHOLE_BYTES: Final = 2 << 30
-"""Largest size in bytes of logits whose rows are all compared, as an operator for the whole loss needs them."""
+"""Largest size in bytes of the logits for an operator of the whole loss, which needs all rows."""
 NUM_BUFFERS: Final = 6
 """A comparison needs memory for this number of tensors of the size of the compared logits."""
 MAX_ERROR: Final = 300
@@ -59,7 +59,7 @@ class _Microbatch:
 
 @dataclass
 class _Calls:
-    """Counts the calls that a comparison makes, apart from the calls of the step."""
+    """Counts the calls that a comparison makes, separately from the calls of the step."""
 
     counts: dict[str, Count] = field(default_factory=dict)
 
@@ -133,8 +133,8 @@ class ShadowStep:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """During the block, record no times, memory and results, and save no tensors for the model's backward pass."""
-        # a recomputed loss counts the tensors that are saved, unless other hooks take them
+        """During the block, record no times, memory or results, and save no tensors for the model's backward pass."""
+        # recomputation checks the number of saved tensors, and tensors that these hooks take do not count
         keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         is_enabled = self._turn.is_enabled
         with self._profile.paused(), self._watch.aside(), torch.enable_grad(), keep:
@@ -164,7 +164,7 @@ class ShadowStep:
         if self._is_loss_routed:
             size = microbatch.logits.nbytes
             if size > MAX_WHOLE_BYTES:
-                return f"an operator that serves the whole loss needs {size} bytes of logits, over {MAX_WHOLE_BYTES}"
+                return f"an operator that serves the whole loss needs {size} bytes of logits, limit {MAX_WHOLE_BYTES}"
         try:
             _ = [torch.empty(size, dtype=torch.uint8, device=logits.device) for _ in range(NUM_BUFFERS)]
         except (RuntimeError, MemoryError) as error:
@@ -185,7 +185,7 @@ class ShadowStep:
         }
 
     def _compute(self, case: str, microbatch: _Microbatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Compute the microbatch by the route that is switched on; return its log-probs and gradients, and the loss."""
+        """Compute the microbatch by the enabled route; return its log-probs and gradients, and the loss."""
         rows = slice(microbatch.num_rows)
         mask = microbatch.call["log_prob_keep_mask"]
         leaf = _scale(microbatch.call["logits"].detach()[rows], case)
@@ -216,7 +216,7 @@ class ShadowStep:
 
 
 def _scale(logits: torch.Tensor, case: str) -> torch.Tensor:
-    """Return a tensor that needs a gradient: scaled logits, or for factor 1 the numbers of ``logits``, not copied."""
+    """Return a tensor that needs a gradient: scaled logits, or for factor 1 a view of ``logits``."""
     scaled = logits if case == AS_TRAINED else (logits.float() * SCALES[case]).to(logits.dtype)
     return scaled.detach().requires_grad_()
 
@@ -226,7 +226,7 @@ def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
 
 
 def _hear_ranks(problem: str, call: Mapping[str, Any]) -> str:
-    """Return why this rank or another rank of the group cannot compare; all ranks decide alike, so that none waits."""
+    """Return why this rank or another rank of the group cannot compare: if one rank cannot, no rank compares."""
     shard = Shard.of(call["tp_group"])
     if shard.size == 1:
         return problem

@@ -1,6 +1,6 @@
 """Find the transport of NCCL's data from NCCL's log, the only place that reports it.
 
-Without a fabric NCCL falls back to TCP, and every figure of a run then measures the network.
+Without a fast fabric NCCL falls back to TCP, and the slow network then dominates all times of a run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_transport(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def parse_transport(log: str) -> dict[str, Any]:
-    """Return, from NCCL's log, the network between nodes, the transports of channels, and if NVLS and MNNVL are on."""
+    """Return, by NCCL's log, the network between nodes, the channels' transports, and whether NVLS and MNNVL are on."""
     networks = sorted({match[1] for match in _NETWORK.finditer(log)})
     return {
         "network": ", ".join(networks) or "none",

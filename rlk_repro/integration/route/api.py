@@ -1,7 +1,7 @@
 """Define routes, by which RL-Kernel serves calls of a trainer's function, and wrap the function to use them.
 
 A fallback has a reason that was known before the call; an error inside an implementation never causes a fallback.  This
-folder needs only torch and the table of operators, so a trainer could adopt it unchanged.
+folder needs only torch and the table of operators, so a trainer could adopt the folder unchanged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Claim: TypeAlias = tuple[Operator, Route | None]
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Return the route of ``op``, or why a rule, the route or the class that RL-Kernel chose refuses ``op``."""
+    """Return the route of ``op``, or a refusal: by a rule, by the route, or due to the class that RL-Kernel chose."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal

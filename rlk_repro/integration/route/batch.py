@@ -29,12 +29,12 @@ class RowLayout:
     use_rollout_log_probs: str = "use_rollout_logprobs"
 
     def find_old(self, args: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
-        """Return the old policy's log-probs of each response, [r] each; return nothing where the batch has none."""
+        """Return the old policy's log-probs of each response, [r] each; empty if the batch has no such log-probs."""
         is_rollouts = getattr(args, self.use_rollout_log_probs, False)
         return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
 
     def pack_old(self, args: Any, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor | None:
-        """Return old log-probs [num_rows] float32, 0 in rows that predict no response; None if the batch has none."""
+        """Return old log-probs [num_rows] float32, 0 outside responses; None if they are absent or do not fit."""
         parts = self.find_old(args, batch)
         totals, responses = (batch.get(key) for key in (self.total_lengths, self.response_lengths))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
@@ -44,7 +44,7 @@ class RowLayout:
         return self.pack(parts, batch, num_rows).float()
 
     def pack_tokens(self, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
-        """Return [num_rows]: the token that each row predicts, 0 where the row predicts no token that counts."""
+        """Return [num_rows]: the response token that each row predicts, 0 in rows that predict no response."""
         responses = batch[self.response_lengths]
         parts = [one[len(one) - length :] for one, length in zip(batch[self.tokens], responses, strict=True)]
         return self.pack(parts, batch, num_rows)
@@ -77,6 +77,6 @@ class CurrentBatch:
             self.args = self.batch = self.num_rows = None
 
     def find_old_log_probs(self, num_rows: int) -> torch.Tensor | None:
-        """Return old log-probs [num_rows] float32, 0 in rows that predict no response; None if the batch has none."""
+        """Return old log-probs [num_rows] float32, 0 outside responses; None if they are absent or do not fit."""
         found = None if self.batch is None else self.layout.pack_old(self.args, self.batch, self.num_rows or num_rows)
         return None if found is None else found[:num_rows]

@@ -1,4 +1,4 @@
-"""Compute the whole policy loss by RL-Kernel's ``grpo_loss``, where that is exactly the trainer's loss.
+"""Compute the whole policy loss by RL-Kernel's ``grpo_loss``, if its formula is exactly the trainer's loss.
 
 The trainer's own function still runs, without gradient, and gives value and metrics.  The operator adds the gradient.
 The operator takes the mean over all tokens.  The advantages A are multiplied by the weights of the trainer's own

@@ -1,7 +1,7 @@
 """Define ``HiddenStates``, a tensor in the place of logits, which code may move and inspect but not compute with.
 
-The trainer passes this tensor from the output layer to the log-prob function, as the trainer would pass logits.
-Every other use raises an error.
+The trainer passes this tensor from the output layer to the log-prob function, as the trainer would pass logits.  Every
+other use of this tensor raises an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from rlk_repro.integration.route.errors import RouteFailed
 
 _MOVES: Final = frozenset({"contiguous", "float", "squeeze", "transpose", "view_as"})
-"""Methods that a trainer calls on logits and whose results hold the same numbers."""
+"""Methods that a trainer calls on logits and that do not change the values."""
 _LOOKS: Final = frozenset({"__get__", "__len__", "__repr__", "dim", "get_device", "is_contiguous", "size"})
 """Methods that only inspect the tensor; torch reads attributes (shape, dtype, device, grad_fn) by ``__get__``."""
 

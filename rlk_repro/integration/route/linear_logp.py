@@ -29,7 +29,7 @@ def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
     if isinstance(loaded, Refusal):
         return loaded
     implementation = OPERATORS[NAME].find_implementation(context.case.platform, loaded.implementation)
-    assert implementation is not None, "load_operator has looked"
+    assert implementation is not None, "load_operator accepts only classes of the table"
     split = find_split_refusal([implementation], context.case)
     if split is not None:
         return split

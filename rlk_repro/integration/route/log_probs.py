@@ -1,7 +1,7 @@
 """Compute log-probs over a vocabulary that may be split over ranks, with operators that know one rank's columns only.
 
-``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  Everything else here is
-arithmetic on [T] vectors: T is the number of packed rows, V the columns of this rank.
+``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  All other code of this
+module is arithmetic on [T] vectors: T is the number of packed rows, V the columns of this rank.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Targets:
     """The token of each row, and ``columns``: the operators compute the log-probs of these columns within the shard.
 
     For a whole vocabulary the columns are the tokens, and ``split`` is None.  For a split vocabulary, the log-prob of
-    any column gives the shard's normaliser.  A likely column gives the most digits, so the largest of the first few
-    columns is taken.
+    any column gives the shard's normaliser.  A likely column gives the most digits, so the column with the largest of
+    the first few logits is taken.
     """
 
     columns: torch.Tensor
@@ -108,7 +108,7 @@ class Joined:
 
 def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
     """Refuse values for which the kernels' result would differ from vime's.  All ranks of the group return the same
-    answer.
+    result.
 
     The call waits for the device once, before the kernels are queued.
     """
@@ -129,7 +129,7 @@ def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard)
 
 
 def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Refuse token ids outside the vocabulary; all ranks of a group have equal ids.  The check waits for the device."""
+    """Refuse token ids outside the vocabulary; all ranks have equal ids.  This check of ids waits for the device."""
     is_outside = (tokens < 0) | (tokens >= shard.size * logits.shape[1])
     return Refusal(Reason.FOREIGN_ID) if bool(is_outside.any()) else None
 
@@ -147,7 +147,7 @@ class FirstCallCheck:
     def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
         if self._is_passed:
             return None
-        with torch.no_grad():  # a recomputed loss runs without this check, and must save the same tensors
+        with torch.no_grad():  # a recomputed loss skips this check, and must save the same tensors as the first pass
             refusal = self._find(logits, tokens, shard)
         self._is_passed = refusal is None
         return refusal
@@ -179,7 +179,7 @@ def select_no_grad(
 @dataclass(frozen=True, kw_only=True)
 class Operators:
     """The operators for log-probs with gradient.  ``logp_of_far`` gives the exact log-probs of rows whose known
-    log-prob is far off, and zero in other rows.  It is None on a CPU, and where ``can_mend`` finds errors."""
+    log-prob is far off, and 0 elsewhere.  ``logp_of_far`` is None on a CPU, and where ``can_mend`` finds errors."""
 
     ratio_kl: RatioKL
     logp: LogP
@@ -198,8 +198,8 @@ def select_with_grad(
     """Return log-probs [T] with gradient to ``logits``, and entropies [T] without.
 
     log_prob = old + log(ratio) for any ``old``.  With the log-prob itself as ``old`` the ratio is 1 up to rounding, so
-    exp and log lose nothing.  The entropy's pass over the logits also gives that ``old``.  Without that pass,
-    ``old`` is the ``hint`` [T] in rows where the hint is near, which saves another read of the logits.
+    exp and log lose nothing.  The pass that computes the entropy also gives that ``old``.  Without that pass, ``old``
+    is the ``hint`` [T] in rows where the hint is near, which saves another read of the logits.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
@@ -330,7 +330,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
 
 def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
     """Return the entropy [T] over R shards from each shard's log share of the probability and own entropy, [R, T]."""
-    # a shard without weight has log 0 and adds nothing
+    # a shard of weight 0 has the logarithm -inf, and must add 0 and not NaN
     return (log_weights.exp() * (entropies - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
 
 
@@ -341,7 +341,7 @@ def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tens
 
 
 def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool = False) -> None:
-    """Check that an operator's answer has its documented form; ``watch`` checks the values."""
+    """Check that an operator's result has the documented shape, dtype and gradient; ``watch`` checks the values."""
     if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
         got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
         expected = f"{tuple(like.shape)} torch.float32"

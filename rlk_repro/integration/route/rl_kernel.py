@@ -1,7 +1,7 @@
 """Find the installed RL-Kernel: its generation, its operators, and whether the table ``OPERATORS`` has their classes.
 
-RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.  So its
-answers are always checked: the class must be in the table, and the compiled symbols must be in the extension.
+RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.  So the
+registry's results are checked: the class must be in the table, and the compiled symbols must be in the extension.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _find_registry() -> tuple[Any, str] | Refusal:
         except ImportError as error:
             if error.name is None or not name.startswith(f"{error.name}."):
                 return Refusal(Reason.NOT_IMPORTABLE, f"{name}: {error}")
-    return Refusal(Reason.NOT_IMPORTABLE, f"none of {', '.join(REGISTRIES)}")
+    return Refusal(Reason.NOT_IMPORTABLE, f"absent: {', '.join(REGISTRIES)}")
 
 
 def _explain(name: str, platform: str) -> str:

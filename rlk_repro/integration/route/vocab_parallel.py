@@ -55,7 +55,7 @@ class Shape:
     def num_tiles(self) -> int:
         """Number of equal tiles of the vocabulary, such that no tile lies on two ranks.
 
-        It is NUM_TILES where the ranks and their columns allow that number.
+        The number is NUM_TILES if the ranks and their columns allow this.
         """
         return self.size * math.gcd(self.num_columns, max(NUM_TILES // self.size, 1))
 

@@ -33,7 +33,7 @@ class Watch:
     _seen: list[_Seen] = field(default_factory=list)
 
     def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
-        """Add a call's token ids and its results, which may not be above 0.  No tensor may be empty."""
+        """Add a call's token ids, and its results, which may not be above 0; neither tensor may be empty."""
         lowest, highest = torch.aminmax(tokens)
         self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
 
