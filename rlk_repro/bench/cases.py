@@ -1,6 +1,6 @@
 """Define the cases of the operator tier: their tensors, and the least time that any implementation could take.
 
-This module does not know the implementations.
+The cases do not depend on the implementations.
 """
 
 from __future__ import annotations

@@ -101,5 +101,5 @@ def clip_losses(ratio: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 
 
 def reduce_losses(losses: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
-    """Return the loss of each row; for ``grpo_loss`` only the mean, because RL-Kernel's function gives only this."""
+    """Return the loss of each row; for ``grpo_loss`` the mean, because RL-Kernel's function returns only the mean."""
     return (losses * inputs.weights).sum() if inputs.case.operator == "grpo_loss" else losses

@@ -240,7 +240,7 @@ def install_into(
     # ranks that split a vocabulary have the same tokens, so only the first of them records the tokens
     if settings.ops_dir and settings.agreement_record != "0" and rank % case.tensor_parallel == 0:
         size = case.context_parallel
-        refusal = f"context parallel size {size}: a rank has parts of responses" if size > 1 else ""
+        refusal = f"context parallel size {size}: a rank has only parts of responses" if size > 1 else ""
         turn = installation.turn if settings.agreement_record == SCHEDULED else None
         installation.tokens = TokenRecord(abi.rows, refusal, turn)
     _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)

@@ -26,9 +26,9 @@ class Abi:
 
     ``loss`` and ``actor``: functions of the two modules with their parameters.  ``begin``: the function that the actor
     calls once through its module when it begins to train a rollout.  ``updaters``: classes in the actor's module that
-    send weights to the rollout's engines, each with its method that sends a part of the weights.  The engines are given
-    to ``connect_rollout_engines`` of such a class.  ``output_layers``: classes of Megatron-LM with the parameters of
-    ``forward``.  ``wrappers``: classes that may wrap a model.
+    send weights to the rollout's engines, each with its method that sends a part of the weights.
+    ``connect_rollout_engines`` of such a class gets the engines.  ``output_layers``: classes of Megatron-LM with the
+    parameters of ``forward``.  ``wrappers``: classes that may wrap a model.
     """
 
     loss: Mapping[str, str]

@@ -40,7 +40,7 @@ LACKING: Final = (
     ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
     ("log_probs", TRAINING, "tensor parallel 2", "one run has one parallel layout; compare two bundles by diff"),
 )
-"""Parts that the record lacks: the part, its engine, its case, and the reason."""
+"""Missing values of the record: their kind, engine and case, and the reason."""
 OWN: Final = "own routing"
 STAGE: Final = "ROUTING_REPLAY_STAGE"
 """The variable by which vime tells its routers to record or to replay experts; ``fallthrough`` does neither."""
@@ -108,7 +108,7 @@ class _Step:
         self, compute: Pass, iterators: Sequence[Any], num_microbatches: Sequence[int]
     ) -> dict[str, list[torch.Tensor]]:
         if self._args.context_parallel_size > 1 or self._args.pipeline_model_parallel_size > 1:
-            self._record.skip(self._number, "log_probs", TRAINING, AS_RUN, "a rank has parts of responses or of layers")
+            self._record.skip(self._number, "log_probs", TRAINING, AS_RUN, "a rank lacks parts of responses or layers")
             return compute(self._args, self._model, iterators, num_microbatches)
         packed: dict[int, dict[str, Any]] = {}
         result = self._pass(AS_RUN, compute, self._args, iterators, num_microbatches, packed)
@@ -161,7 +161,7 @@ class _Step:
         """Record the experts that vLLM's generation chose, which a rollout has only for routing replay (R3)."""
         reason = "vLLM returns the experts of its generation only for routing replay (R3)"
         if self._args.sequence_parallel:
-            reason = "with sequence parallelism a rank has a part of the tokens"
+            reason = "with sequence parallelism a rank has only a part of the tokens"
         elif self._experts is not None:
             try:
                 # vime has [rows, layers, experts of a token] for each sample

@@ -52,7 +52,7 @@ class RolloutServer:
         if not self._engines:
             return "the trainer has no engine of vLLM"
         if getattr(args, "offload_rollout", False):
-            return "vLLM has given its memory to the training"
+            return "vLLM has released its memory for the training"
         if args.world_size > args.tensor_model_parallel_size or args.rank:
             return "only rank 0 asks vLLM, and only if the training has one data parallel rank"
         if (args.rollout_temperature, args.rollout_top_p) != (1, 1):
@@ -101,7 +101,7 @@ class RolloutServer:
         return rows, lacking or found
 
     def _try(self, method: str, *arguments: str) -> dict[str, Any]:
-        """Return the answer of vLLM's workers to a call, or the ``reason`` why they have no answer."""
+        """Return the result of a call to vLLM's workers, or the ``reason`` why there is no result."""
         try:
             return self._call(method, *arguments) or {}
         except Exception as error:

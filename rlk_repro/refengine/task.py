@@ -1,4 +1,4 @@
-"""Define the task: additions written in characters, drawn from the seed, and the rule that rewards an answer."""
+"""Define the task, random additions as text, and the rule that rewards an answer."""
 
 from __future__ import annotations
 

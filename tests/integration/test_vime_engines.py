@@ -248,7 +248,7 @@ def test_vllm_computes_the_samples_as_prompts_alone_and_together_with_its_layers
     [
         ({"rollout_top_p": 0.9}, "vLLM gives the log-probs of prompts without temperature and top-p"),
         ({"world_size": 2}, "only rank 0 asks vLLM, and only if the training has one data parallel rank"),
-        ({"offload_rollout": True}, "vLLM has given its memory to the training"),
+        ({"offload_rollout": True}, "vLLM has released its memory for the training"),
         ({"vllm_data_parallel_size": 2},
          "vLLM's data or pipeline parallel workers each compute a part of the samples or layers"),
         ({"vllm_pipeline_parallel_size": 2},
@@ -356,7 +356,7 @@ def test_a_rank_with_parts_of_the_model_says_so(name: str, tmp_path: Path) -> No
     log = record(tmp_path, **change)
     found = log.log_probs[0]["training", ""]
     assert isinstance(found, Skipped)
-    assert found.reason == "a rank has parts of responses or of layers"
+    assert found.reason == "a rank lacks parts of responses or layers"
 
 
 @pytest.mark.parametrize("change", [{"expert_model_parallel_size": 2}, {"use_rollout_routing_replay": True}])

@@ -144,7 +144,7 @@ def project(values: torch.Tensor) -> torch.Tensor:
 
 
 def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Choose the first response tokens of the first samples; a sample is given as its length and response length."""
+    """Choose the first response tokens of the first samples; ``samples`` has the length and response length of each."""
     chosen = [
         (number, length - response - 1 + place)
         for number, (length, response) in enumerate(samples)

@@ -67,7 +67,7 @@ class OpsWriter:
 
 
 class Ledger:
-    """Records each decision once, and the number of calls per operator; writes them to the ops file, if given.
+    """Records each decision once, and the number of calls per operator; writes both to the ops file, if there is one.
 
     ``own`` is the trainer's module, to which calls fall back.
     """
@@ -136,7 +136,7 @@ class Ledger:
         odd: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        """Record a step.  ``odd`` says, by operator, what was invalid in RL-Kernel's results; ``more`` adds fields.
+        """Record a step.  ``odd`` maps an operator to what is invalid in its results; ``more`` adds fields.
 
         Raises:
             CheckFailed: a result was invalid, and the mode is ``require``.

@@ -1,7 +1,7 @@
 """Time a trainer's functions, forward and backward separately, and measure a step's peak memory.
 
-Values and gradients stay bitwise equal.  Nothing waits for the device before the end of a step.  This is not a
-profiler: it does not look inside a function.
+Values and gradients stay bitwise equal.  Nothing waits for the device before the end of a step.  This module is not a
+profiler: the calls inside a timed function stay unknown.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class StepProfile:
         """Wrap ``function`` to time its calls; a call that raises an exception is not counted.
 
         The backward pass of a call lasts from the first gradient that arrives at an output until the last gradient that
-        leaves at a tensor argument.  Tensors inside other arguments are not followed.
+        leaves at a tensor argument.  Tensors inside lists or mappings do not count.
         """
 
         def timed(*args: Any, **kwargs: Any) -> R:
@@ -218,7 +218,7 @@ class _BackwardSpan:
     def mark_input(self, value: Any) -> Any:
         """Return a view of a tensor, as its autograd node tells when the gradient is ready; return other values as is.
 
-        An output needs no view: a hook on its own autograd node tells when the backward pass begins.
+        An output needs no view, because a hook on its autograd node tells when the backward pass begins.
         """
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value

@@ -27,7 +27,7 @@ def find_rank() -> tuple[int, int]:
 def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float = WAIT_S) -> None:
     """Compare ``choice`` between the ranks, through the store of their process group.
 
-    A collective would hang here, because a rank without the environment variables does not call this function.
+    A collective could hang, because a rank without the environment variables does not call this function.
 
     Raises:
         CheckFailed: ranks made different choices, or some ranks did not call this function.

@@ -42,7 +42,7 @@ MAX_ERROR: Final = 300
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The arguments of the trainer's loss; ``call`` holds those of the log-prob function inside the loss."""
+    """The arguments of the trainer's loss; ``call`` holds the arguments of the log-prob function."""
 
     args: Any
     batch: Mapping[str, Any]

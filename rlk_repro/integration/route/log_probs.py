@@ -36,7 +36,7 @@ NEAR: Final = 8.0
 
 @dataclass(frozen=True)
 class Shard:
-    """This rank's place among the ranks that share the vocabulary; ``group`` is None for a single rank."""
+    """This rank's number among the ranks that share the vocabulary; ``group`` is None for a single rank."""
 
     rank: int
     size: int

@@ -25,7 +25,7 @@ class Moments(NamedTuple):
 
 
 def find_moments(logits: torch.Tensor) -> Moments:
-    """Return the moments of [T, V] logits, T > 0."""
+    """Return the three values of each row of [T, V] logits, T > 0."""
     with torch.no_grad():
         if not logits.is_cuda:
             return Moments(*map(torch.cat, zip(*map(_moments, torch.split(logits, _ROWS)), strict=True)))
@@ -45,7 +45,7 @@ def _compile_moments() -> Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]
 
 
 def _moments_by_blocks(logits: torch.Tensor, block: int) -> tuple[torch.Tensor, ...]:
-    """Compute moments by blocks of columns that fit into registers, so that a row is read once and not twice.
+    """Compute ``Moments`` by blocks of columns that fit into registers, so that each row is read only once.
 
     With x = logit - largest: entropy = log(sum exp(x)) - sum x exp(x) / sum exp(x).
     """
