@@ -1,4 +1,4 @@
-"""Run the command line: ``python -m rlk_repro``, for when another package owns the console script's name."""
+"""Run the command line as ``python -m rlk_repro``, even if another package owns the command ``rlk-repro``."""
 
 from rlk_repro.cli import main
 

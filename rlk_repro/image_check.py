@@ -1,7 +1,7 @@
 """Check whether this container is the image that its record describes: ``python -m rlk_repro.image_check``.
 
-The last step of an image's build runs this check, and a node agent runs it at its start.  A user can run it too.  The
-exit code is 0 if the container is that image, 1 if it differs, and 3 outside images of rlk-repro.
+The last step of an image's build runs this check; node agents run it at their start; users can run it too.  The exit
+code is 0 if the container is that image, 1 if it differs, and 3 outside images of rlk-repro.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check(stack: Stack | None, platform: str | None) -> list[Finding]:
 
 
 def _check_own_package() -> Iterator[Finding]:
-    """Check the files of this package, because newer versions of RL-Kernel install a command ``rlk-repro`` too."""
+    """Check that this package's files are unchanged, because newer RL-Kernel installs a command ``rlk-repro`` too."""
     try:
         distribution = metadata.distribution("rlk-repro")
     except metadata.PackageNotFoundError:
@@ -64,7 +64,7 @@ def _report(findings: list[Finding], *, as_json: bool) -> int:
     else:
         sys.stdout.writelines(f"  {finding}\n" for finding in findings)
         sys.stdout.write(f"{record}: {'matches its record' if is_ok else 'must not be used'}\n")
-    return 0 if is_ok else 1 if not record.startswith("no ") else EnvironmentMissing.exit_code
+    return 0 if is_ok else 1 if not record.startswith("not ") else EnvironmentMissing.exit_code
 
 
 def _describe() -> str:

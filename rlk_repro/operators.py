@@ -1,7 +1,7 @@
-"""Define RL-Kernel's operators under our own names: which calls each operator serves, where, and by which classes.
+"""Name RL-Kernel's operators, and define which calls and platforms each operator serves, and by which classes.
 
-RL-Kernel answers an unknown name with a native operator, so its answer is always checked.  Plans and trainers call the
-same ``find_refusal``, so a dry run prints what the trainer does.  This module imports no torch and no kernels.
+For an unknown name RL-Kernel returns a native operator (plain PyTorch), so the returned class is always checked.  Plans
+and trainers call the same ``find_refusal``, so a dry run shows what a trainer will do.  This module imports no torch.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Implementation:
 
 @dataclass(frozen=True, kw_only=True)
 class LossOptions:
-    """The options that decide which operators compute exactly the run's loss; the defaults are vime's."""
+    """The loss options that decide which operators compute exactly the run's loss; the defaults are vime's."""
 
     has_no_grad_pass: bool = True
     has_entropy_gradient: bool = False
@@ -98,7 +98,7 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What decides which operators may run.  Without ``has_output_layer`` there is no model, and logits are random."""
+    """The conditions for an operator to run.  Without ``has_output_layer`` there is no model, and logits are random."""
 
     platform: str
     tensor_parallel: int = 1

@@ -1,7 +1,7 @@
-"""Make a plan: run, stack, hardware, profile and flags, fully resolved.
+"""Make a plan, which holds all values that follow from run, stack, hardware, profile and flags.
 
-The same inputs always give the same two hashes.  ``experiment_hash`` covers all that is measured, without profile and
-cluster, so a replay on another site keeps this hash.  ``plan_hash`` covers everything.
+The same inputs always give the same two hashes.  ``experiment_hash`` covers everything except profile and cluster,
+so a replay at another site has the same hash.  ``plan_hash`` covers everything.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Plan:
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
         """Return the two trials of each pair, baseline first, by the pair's name.  Sessions are not pairs.
 
-        In every second control pair the later trial comes first, so that linear drift cancels there as in ABBA.
+        In every second control pair the later trial comes first, so that linear drift cancels as in ABBA order.
         """
         ordered: dict[str, tuple[Trial, Trial]] = {}
         num_controls = 0
@@ -259,7 +259,7 @@ class PlanExperiment(BaseModel):
 
 
 class PlanRecord(BaseModel):
-    """The content of a plan file that was read; its trials and hashes must follow from its other values."""
+    """The content of a plan file; its trials and hashes must follow from its other values."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -283,7 +283,7 @@ class PlanRecord(BaseModel):
 
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
-    """Refuse a plan that breaks the rules for authors' files, because code that reads plans relies on these rules."""
+    """Refuse a plan that breaks the rules for run files, or whose trials or hashes do not follow from its values."""
     problems = [*find_layout_problems(plan.run, plan.hardware), *find_variant_problems(plan.run, plan.variants)]
     for path, what, got, expected in run_problems(plan.run):
         problems.append(Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected))
@@ -294,7 +294,7 @@ def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
     if record.experiment.trials != [_dump_trial(trial) for trial in plan.trials]:
         raise BundleUnreadable(
             Problem(
-                where, "trials differ from those that the plan's values give", expected="the plan's pairs in ABBA order"
+                where, "trials do not follow from the plan's other values", expected="the trials of the plan's design"
             )
         )
     if (record.experiment_hash, record.plan_hash) != (plan.experiment_hash, plan.plan_hash):
@@ -357,9 +357,9 @@ def make_plan(
 
 
 def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
-    """Order the trials: sessions in turn, or pairs in ABBA order, in which every second pair of a kind is reversed.
+    """Yield the trials in order: one session after the other, or pairs in ABBA order.
 
-    Control pairs are spread evenly among the others.
+    In ABBA order every second pair of a kind is reversed.  Control pairs are spread evenly among the other pairs.
     """
     measure = run.measure
     if measure.design == CROSSOVER:
@@ -386,7 +386,7 @@ def _check_operators(plan: Plan) -> None:
     found = plan.eligibilities()
     if not any(item.is_eligible for item in found):
         expected = "at least one operator that can run here"
-        hint = "--variants baseline measures noise, without RL-Kernel"
+        hint = "--variants baseline measures the noise between trials without RL-Kernel"
         where = f"run {plan.run.run}: rl_kernel.ops"
         raise SpecError(
             *(Problem(f"{where}: {item.op}", f"not eligible here ({item.reason})", expected=expected, hint=hint)

@@ -1,4 +1,4 @@
-"""Choose the variant of each rollout of a session (design ``crossover``) from the seed.  The code is pure.
+"""Choose the variant of each rollout of a session (design ``crossover``) from the seed, always in the same way.
 
 A session warms up both variants, then runs its blocks, then its shadow steps.  A block is four periods of one variant
 each, ABBA or BAAB.  Only the last rollout of a period is scored, because the first rollout includes the switch.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ORDERS: Final = ("ABBA", "BAAB")
 SHADOW: Final = "s"
 LETTERS: Final[dict[str, Variant]] = {"b": "baseline", "e": "enabled", SHADOW: "baseline"}
-"""Variant for each letter of a schedule's text."""
+"""The variant that each letter of a schedule's text stands for."""
 _LABELS: Final = {"A": "b", "B": "e"}
 
 
@@ -32,7 +32,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One rollout of a session.  ``block`` and ``label`` are its place in a block, and empty outside blocks.
+    """One rollout of a session.  ``block`` is its block's number, ``label`` its period's letter (A or B).
 
     In lanes with stored rollouts, ``stored`` is the number of the stored rollout that the trainer trains on; without a
     number the trainer takes one of the largest stored rollouts.
@@ -65,7 +65,7 @@ class Schedule:
 
     @cached_property
     def steps_of_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """For each block, its rollouts in the order they run."""
+        """The numbers of each block's rollouts, in the order they run."""
         steps: list[list[int]] = [[] for _ in self.blocks]
         for step, rollout in enumerate(self.rollouts):
             if rollout.block is not None:
@@ -73,7 +73,7 @@ class Schedule:
         return tuple(map(tuple, steps))
 
     def list_compared(self, faults: Collection[int]) -> list[int]:
-        """Return the scored rollouts of all blocks but control blocks and the blocks in ``faults``."""
+        """Return the scored rollouts of all blocks, except control blocks and the blocks in ``faults``."""
         return [
             step
             for block, steps in enumerate(self.steps_of_blocks)

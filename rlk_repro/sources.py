@@ -58,6 +58,6 @@ OURSELVES: Final = CodeSource(
 PINNED: Final = (VIME, MEGATRON, RL_KERNEL)
 """The code bases that a stack pins."""
 SECTIONS: Final[Mapping[str, str]] = {source.pin: source.section for source in PINNED}
-"""The sections of a manifest that describe sources; a key is the name of the source's pin."""
+"""The manifest's section for each pinned code base, by the name of its pin."""
 CITED: Final = (VIME, RL_KERNEL, OURSELVES)
-"""The sources whose commits a report names beside its result."""
+"""The code bases whose commits a report names beside its result."""

@@ -177,7 +177,7 @@ def forge(value: dict[str, Any]) -> dict[str, Any]:
 def test_trials_that_no_plan_gives_are_refused_with_any_hashes(change: dict[str, Any]) -> None:
     value = plan_smoke().to_json()
     value["experiment"]["trials"][0] |= change
-    with pytest.raises(BundleUnreadable, match="trials differ from those that the plan's values give"):
+    with pytest.raises(BundleUnreadable, match="trials do not follow from the plan's other values"):
         Plan.from_json(forge(value))
 
 

@@ -1,8 +1,8 @@
-"""Write the tar of a bundle in exactly one form, and read a tar with checks; memory never holds a whole bundle.
+"""Write and read the tar archive of a bundle as a stream.  The same files always give the same bytes.
 
 tarfile's own reader is not used, because its behaviour depends on Python's patch release: 3.11.7 reads beyond the end
-of a pax record, and a broken header after the first member silently ends the archive. seal.py decides which files a
-bundle holds; verify.py checks them; docs/bundle-format.md describes the format.
+of a pax record, and a broken header after the first member silently ends the archive.  docs/bundle-format.md describes
+the format.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:|\\")
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file or folder; ``name`` is relative to the run directory, and empty for the run directory itself."""
+    """One file or folder of a bundle.  ``name`` is relative to the run directory, whose own name is empty."""
 
     name: str
     size_bytes: int
@@ -59,29 +59,29 @@ class Member:
 
 
 def find_unsafe(path: str) -> str | None:
-    """Return why a path in an archive must not be unpacked, or None if it is safe."""
+    """Return why a path in an archive must not be unpacked, or None if the path is safe."""
     parts = path.split("/")
     if path.startswith("/"):
         return "absolute path"
     if ".." in parts:
-        return "path leaves the bundle"
+        return "path leads out of its folder"
     if "\0" in path:
         return "NUL in the name"
     if _DRIVE.match(path):
-        return "path with a drive or share"
+        return "Windows path with a drive or share"
     if "" in parts or "." in parts:
-        return "path with an empty part"
+        return "path with an empty name or a dot"
     if len(path.encode(*CODEC)) > _MAX_NAME_BYTES or any(len(part.encode(*CODEC)) > _MAX_PART_BYTES for part in parts):
         return "name too long"
     if len(parts) > _MAX_PARTS:
-        return f"path of more than {_MAX_PARTS} parts"
+        return f"path with more than {_MAX_PARTS} levels"
     return None
 
 
 def render_header(path: str, size_bytes: int) -> bytes:
-    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.  Extra blocks first hold a long name.
+    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.  Blocks with a long name come first.
 
-    tarfile does not write the header, so that a bundle's bytes do not depend on Python's version.
+    Python's tarfile is not used, because the bytes that it writes may depend on Python's version.
     """
     raw = path.encode(*CODEC)
     header = _render_block(raw, size_bytes, tarfile.REGTYPE)
@@ -101,13 +101,13 @@ def _render_block(name: bytes, size_bytes: int, kind: bytes) -> bytes:
 
 
 class ArchiveWriter:
-    """Writes files in the order in which they are added."""
+    """Writes files into a gzipped tar archive, in the order of the calls of ``add``."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._gzip = GzipWriter(stream)
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write one file; return its number of bytes.  If the number is not ``size_bytes``, the archive is invalid."""
+        """Write one file; return its number of bytes.  If it differs from ``size_bytes``, the archive is invalid."""
         self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:
@@ -124,11 +124,11 @@ class ArchiveWriter:
 class ArchiveReader:
     """Iterates over the members of an archive; ``data`` streams the current member.
 
-    For anything that a bundle never holds, the reader raises BundleUnreadable, which names archive and member.  After
-    the iteration the whole file was read, and its length and CRC were right.
+    For content that no bundle holds, such as a link, the reader raises BundleUnreadable, which names archive and
+    member.  An iteration that ends without an error has checked the length and the CRC of the whole file.
 
     Attributes:
-        is_own: whether the header says that ``ArchiveWriter`` packed the archive.
+        is_own: whether the gzip header says that ``ArchiveWriter`` packed the archive.
         foreign_member: in an archive of another tool, the first member whose header or padding ``ArchiveWriter`` would
             have written differently.
     """
@@ -244,7 +244,7 @@ class ArchiveReader:
             self._place.refuse("refused: a sparse file")
 
     def _check_path(self, path: str, is_folder: bool) -> str:
-        """Return a member's path relative to the run directory; ``tar -C folder .`` writes ``./`` before it."""
+        """Return a member's path relative to the run directory, without the ``./`` that ``tar -C folder .`` adds."""
         if is_folder and path == ".":
             return ""
         name = path.removeprefix("./")
@@ -260,7 +260,7 @@ class ArchiveReader:
         return int(text)
 
     def _register(self, name: str, *, is_file: bool) -> None:
-        """Refuse a duplicate name, a file in the place of a folder, and too many entries.
+        """Refuse a duplicate name, a file that is also a folder of another entry, and too many entries.
 
         ``_is_file`` maps a name to True for a file, to False for a folder, and to None for a folder without an entry of
         its own.
@@ -271,9 +271,9 @@ class ArchiveReader:
         while name:
             name = name.rpartition("/")[0]
             if name in self._is_file and not self._is_file[name]:
-                break  # this folder and all folders above it are known already
+                break  # this folder and all folders above it are already in the mapping
             if self._is_file.setdefault(name, None):
-                self._place.refuse("refused: lies inside a file")
+                self._place.refuse("refused: a folder of its path is a file")
         if len(self._is_file) > self._gzip.most_members:
             self._place.refuse("refused: too many members", expected=f"at most {self._gzip.most_members}")
 
@@ -292,18 +292,18 @@ class ArchiveReader:
         self._check_layout()
 
     def _check_layout(self) -> None:
-        """Refuse an archive that was packed from outside the run directory: all its members are below one folder."""
+        """Refuse an archive whose members all lie in one folder: it was packed from outside the run directory."""
         files = [name for name, is_file in self._is_file.items() if is_file]
         plan = min((name for name in files if name.endswith(f"/{_PLAN}")), key=len, default="")
         folder = plan.removesuffix(_PLAN)
         if folder and all(name.startswith(folder) for name in files):
             command = f"tar czf bundle.tgz -C {shlex.quote(printable(folder))} ."
-            self._place.refuse("was packed together with a folder around the run directory", got=plan,
-                               expected=f"{_PLAN} at the top", hint=f"pack it from inside: {command}")  # fmt: skip
+            self._place.refuse("holds the run directory inside another folder", got=plan,
+                               expected=f"{_PLAN} at the top", hint=f"pack its content: {command}")  # fmt: skip
 
 
 def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
-    """Return a member's bytes, or None if it is too large.  The pieces are always read to their end."""
+    """Return a member's bytes, or None if the member is too large.  All pieces are read in both cases."""
     data = bytearray()
     num_bytes = 0
     for piece in pieces:

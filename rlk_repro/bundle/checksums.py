@@ -1,6 +1,6 @@
 """Write SHA256SUMS, read it, and find files that differ from it.
 
-``sha256sum -c`` of GNU reads this format.  Every list has one form only: sorted, text mode, lower case.
+GNU's ``sha256sum -c`` reads SHA256SUMS.  Equal files give equal bytes: names are sorted, digests are in lower case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def sort_key(name: str) -> bytes:
 
 
 def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
-    """Read digests by name, with a finding for every line that has not exactly the form of ``render_checksums``."""
+    """Return digests by file name, and a finding for each line that ``render_checksums`` would write differently."""
     digests: dict[str, str] = {}
     findings: list[Finding] = []
     previous = b""
@@ -60,7 +60,7 @@ def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
 
 
 def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Finding]:
-    """List missing, changed and extra files, by name."""
+    """Yield a finding for each missing, changed or extra file, sorted by name."""
     for name in sorted(listed.keys() | found.keys(), key=sort_key):
         if name not in found:
             yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", "missing")

@@ -1,7 +1,7 @@
-"""The gzip container of a bundle: one gzip member whose header records the digest of all following bytes.
+"""Write and read the gzip file around a bundle's tar archive; its header records the sha256 of all later bytes.
 
-A CRC detects damage to the content.  The digest also detects changed bytes that inflate to the same content.  Any gzip
-tool reads the file and ignores the digest. archive.py handles the content.
+gzip's CRC detects damage to the content.  The sha256 also detects changed bytes that inflate to the same content.  Any
+gzip tool can read the file; other tools ignore the sha256.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ except ImportError:  # an image may lack isal; zlib writes the same format at a 
     import zlib as deflate  # type: ignore[no-redef]
 
 LEVEL: Final = 2
-_DeflateError: Final = cast("type[Exception]", deflate.error)  # isal's stub declares an instance
-_WINDOW_BITS: Final = -15  # negative: no gzip header, which is read and written here
+_DeflateError: Final = cast("type[Exception]", deflate.error)  # isal's stub file declares an instance, not a class
 _TRAILER_BYTES: Final = 8
+_WINDOW_BITS: Final = -15  # a negative number: this module itself reads and writes the gzip header
 
 _MAGIC: Final = b"\x1f\x8b\x08"
 _FLAG_EXTRA: Final = 4
 _FLAG_NAME: Final = 8
 _PLAIN_HEADER_BYTES: Final = 10
 _MAX_FILE_NAME_BYTES: Final = 1024
-# No time, no extra flags, system unknown; an extra field of 36 bytes holding subfield "RK" of 32 bytes.
+# This header has no time and no system.  Its extra field of 36 bytes has one subfield, "RK", for the 32-byte digest.
 _OUR_HEADER: Final = _MAGIC + bytes([_FLAG_EXTRA]) + b"\0\0\0\0\0\xff" + b"\x24\0RK\x20\0"
 _DIGEST_BYTES: Final = 32
 
@@ -43,9 +43,9 @@ _DIGEST_BYTES: Final = 32
 class Limits:
     """Limits of a bundle: the number of files and folders, the inflated bytes, and inflated bytes per compressed byte.
 
-    Logs inflate 4 to 7 times, one repeated line 70 times, zeros 1000 times.  Every inflated byte costs the reader time
-    and memory, so a file of up to ``small_file_bytes`` may inflate to ``small_total_bytes`` only.  Each further byte of
-    the file allows ``ratio`` more inflated bytes.
+    Inflating makes logs 4 to 7 times larger, one repeated line 70 times, zeros 1000 times.  Each inflated byte costs
+    time and memory, so a file of up to ``small_file_bytes`` may inflate to at most ``small_total_bytes``.  Each byte
+    beyond ``small_file_bytes`` allows ``ratio`` more inflated bytes.
     """
 
     num_members: int = 100_000
@@ -74,7 +74,7 @@ class Limits:
 
 @dataclass
 class ReaderPlace:
-    """The archive and member that a reader is reading; error messages begin with them."""
+    """The names of the archive and the member that are being read; error messages begin with these names."""
 
     archive: str
     member: str = ""
@@ -151,10 +151,10 @@ class GzipReader:
         for _ in range(_MAX_FILE_NAME_BYTES):
             if self._stream.read(1) == b"\0":
                 return
-        self._place.refuse("gzip header is damaged (a name without end)")
+        self._place.refuse("gzip header is damaged (file name without end)")
 
     def _read_compressed(self) -> bytes:
-        # A small first read locates damage well; larger later reads are fast.
+        # The first reads are small, so that the error names the damaged member.  Later reads are larger and faster.
         step_bytes = min(max(self._num_read_bytes >> 6, 256), CHUNK_BYTES >> 3)
         data = self._stream.read(step_bytes)
         self._num_read_bytes += len(data)
@@ -207,7 +207,7 @@ class GzipReader:
 
     def _refuse_ratio(self, num_bytes: int, num_compressed_bytes: int) -> NoReturn:
         found = f"{format_bytes(num_bytes)} from {format_bytes(num_compressed_bytes)}"
-        limit = f"at most {self._limits.ratio} to 1"
+        limit = f"at most {self._limits.ratio} times"
         self._place.refuse("refused: a compression bomb", got=found, expected=limit)
 
     def _check_trailer(self, tail: bytes, crc: int) -> None:
@@ -223,7 +223,7 @@ class GzipReader:
 
 
 class GzipWriter:
-    """Writes a gzip file to a seekable stream.  The same data, library and processor give the same bytes."""
+    """Writes a gzip file.  Equal data give equal bytes with the same compression library and processor."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

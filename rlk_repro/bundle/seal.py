@@ -1,4 +1,4 @@
-"""Seal, pack, open and list a bundle without checking it; verify.py checks.  docs/bundle-format.md has the format."""
+"""Seal, pack, unpack and describe bundles.  docs/bundle-format.md describes the format; ``verify.py`` checks it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ANALYSIS: Final = str(_LAYOUT.analysis)
 _UNPACKED: Final = "bundle"
 _SHORT_HASH: Final = 12
 _MAX_FACT: Final = 500
-# The facts that a reader wants first, with the file and the keys that record them.
+# For each value in the description of a bundle: the file that records the value, and the keys in that file.
 _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "name": (_PLAN, ("experiment", "run", "run")),
     "lane": (_PLAN, ("experiment", "run", "lane")),
@@ -51,9 +51,9 @@ _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """The content of a bundle.  ``bundle_id`` is None for a bundle without a seal; ``trials`` maps names to statuses.
+    """A description of a bundle.  ``bundle_id`` is None if the bundle has no seal; ``trials`` has statuses by trial.
 
-    ``facts`` are values of the plan and the analysis by name; a value is None if it is not recorded.
+    ``facts`` maps names to values of the plan and the analysis; a value that is not recorded is None.
     """
 
     run_id: str
@@ -69,7 +69,7 @@ class BundleInfo:
         return self.bundle_id is not None
 
     def lines(self) -> list[str]:
-        """Describe the content in lines for people."""
+        """Return the description as lines of text for a user."""
         facts = {name: value or "not recorded" for name, value in self.facts.items()}
         if self.facts["plan_hash"]:
             facts["plan_hash"] = facts["plan_hash"][:_SHORT_HASH]
@@ -99,10 +99,10 @@ class BundleInfo:
 
 
 class FolderReader:
-    """Iterates over the files of a run directory, as ``ArchiveReader`` does; ``data`` streams the current file.
+    """Reads the files of a run directory as ``ArchiveReader`` reads a bundle; ``data`` streams the current file.
 
     Attributes:
-        refused: files that cannot be packed (links, devices, unreadable files), by name; complete after the iteration.
+        refused: why files cannot be packed (a link, a device, unreadable), by name; complete after the iteration.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -115,7 +115,7 @@ class FolderReader:
         for name in self._find_names():
             try:
                 stream = (self._run_dir.root / name).open("rb")
-            except FileNotFoundError:  # the file vanished after it was listed, so it counts as absent
+            except FileNotFoundError:  # a file that vanishes after the listing counts as absent
                 continue
             except OSError as error:
                 self.refused[name] = f"unreadable ({error.strerror})"
@@ -125,7 +125,7 @@ class FolderReader:
                 yield Member(name=name, size_bytes=self._num_unread_bytes)
 
     def data(self) -> Iterator[bytes]:
-        """Stream the current file up to its size at opening; a file that shrinks gives fewer bytes."""
+        """Yield the bytes that the current file had when it was opened; a file that shrank gives fewer bytes."""
         assert self._stream is not None
         try:
             while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
@@ -181,10 +181,10 @@ class FolderReader:
 
 
 def seal(run_dir: RunDir) -> str:
-    """Write SHA256SUMS over every packed file and return the bundle id, which is the sha256 of SHA256SUMS.
+    """Write the digests of all packed files to SHA256SUMS; return the bundle id, which is the sha256 of SHA256SUMS.
 
     Raises:
-        CheckFailed: the directory holds a link or device, or its files differ from an earlier seal.
+        CheckFailed: the directory holds a link or device, or its files changed after an earlier seal.
     """
     reader = FolderReader(run_dir)
     digests: dict[str, str] = {}
@@ -226,7 +226,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
 
 
 def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> RunDir:
-    """Unpack into a new folder, which becomes the run directory; after a failure there is no such folder.
+    """Unpack a bundle into a new folder, which becomes a run directory; after an error the folder does not exist.
 
     Raises:
         BundleUnreadable: the bundle is broken, unsafe or beyond the limits.
@@ -236,7 +236,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
     if destination.exists():
         raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
     with open_archive(bundle, limits=limits) as reader:
-        for _ in reader:  # read it once to the end, so that a bad bundle is refused before any file is written
+        for _ in reader:  # the first reading refuses an invalid bundle before any file is written
             pass
     with open_archive(bundle, limits=limits) as reader, new_folder(destination) as partial:
         _write_members(reader, partial)
@@ -245,7 +245,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[RunDir]:
-    """Yield a run directory; a bundle is unpacked for the duration of the block.
+    """Yield the run directory ``path``; if ``path`` is a bundle, yield a copy that is unpacked until the block ends.
 
     Raises:
         SpecError, BundleUnreadable: for the reasons that ``unpack`` lists.
@@ -260,7 +260,7 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
 
 
 def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
-    """Describe a bundle or run directory without checking it.  A bundle is inflated once and not unpacked.
+    """Describe a bundle or run directory without checking it.  A bundle is read once and not unpacked.
 
     Raises:
         BundleUnreadable: the file is not a bundle, or it is broken, unsafe or beyond the limits.
@@ -277,7 +277,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
 
     Raises:
         SpecError: there is no such file.
-        BundleUnreadable: the file is not a bundle, or it is broken, unsafe or beyond the limits, also in the block.
+        BundleUnreadable: the file is not a bundle, or is broken, unsafe or beyond the limits; the block may raise it.
     """
     try:
         if not path.exists():
@@ -289,7 +289,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
             yield ArchiveReader(stream, str(path), limits=limits)
     except Unwritable:
         raise
-    except OSError as error:  # the block, too, only reads or handles its own errors
+    except OSError as error:  # errors of writing are Unwritable, so this error is one of reading
         raise _unreadable(path, error) from error
 
 
@@ -297,16 +297,16 @@ def is_folder(path: Path) -> bool:
     """Tell whether the path is a run directory instead of a packed bundle.
 
     Raises:
-        BundleUnreadable: this user may not read the path, or the path is a folder of another kind.
+        BundleUnreadable: the user may not read the path, or the path is a folder of another kind.
     """
     try:
         if not path.is_dir():
             return False
-        names = sorted(item.name for item in os.scandir(f"{path}/."))  # the dot tests its search bit
+        names = sorted(item.name for item in os.scandir(f"{path}/."))  # "/." needs the permission to search the folder
     except OSError as error:
         raise _unreadable(path, error) from error
     if not {RunDir(path).plan.name, RunDir(path).checksums.name}.intersection(names):
-        bundles = [f"give the bundle in this folder: {path / name}" for name in names if name.endswith(".tgz")]
+        bundles = [f"give the bundle {path / name} instead" for name in names if name.endswith(".tgz")]
         hint = (*bundles, FIND_BUNDLE)[0]
         raise BundleUnreadable(Problem(str(path), "is not a run directory: it has no plan.json", hint=hint))
     return True
@@ -327,7 +327,7 @@ def _check_seal(run_dir: RunDir, digests: Mapping[str, str]) -> None:
 def _make_problem(run_dir: RunDir, finding: Finding) -> Problem:
     return Problem(
         f"{run_dir.root}/{finding.where}",
-        f"differs from what was sealed: {finding.found}",
+        f"changed after it was sealed: {finding.found}",
         expected=finding.expected,
     )
 
@@ -345,7 +345,7 @@ def _write_members(reader: ArchiveReader, folder: Path) -> None:
 
 
 def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:
-    from rlk_repro.plan import find_run_id  # find_run_id imports pydantic, which verifying does not need
+    from rlk_repro.plan import find_run_id  # imported here: it imports pydantic, which verify.py does not need
 
     sizes_bytes = []
     nodes: set[str] = set()
@@ -378,7 +378,7 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
 
 
 def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
-    """Return the start of a text in an untrusted record, safe to print; return None if ``keys`` lead to no text."""
+    """Return a text of an untrusted record, shortened and safe to print, or None if ``keys`` lead to no text."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None

@@ -1,6 +1,6 @@
 """Check whether a bundle is unchanged since it was sealed, and report every problem in one pass, without unpacking.
 
-``replay`` checks whether a bundle's logs give the bundle's numbers.
+The module ``replay`` checks whether a bundle's numbers follow from its logs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlk_repro.rundir.paths import RunDir
 
 _LAYOUT: Final = RunDir(Path())
 _PARTS_OF_NODE_AND_TRIAL_FILES: Final = 3
-# The newest schema of each file that this version reads; tests compare them with the modules that write the files.
+# The newest schema number that this version reads in each file.  Tests compare it with the module that writes the file.
 _SCHEMAS: Final = {
     str(_LAYOUT.plan): 1,
     str(_LAYOUT.submission): 1,
@@ -54,8 +54,8 @@ _ID: Final = re.compile("[0-9a-f]{12,64}")
 class Verification:
     """The result of checking a bundle.
 
-    ``bundle_id`` is the id that the present files give; it is None if the bundle was never sealed.  ``claimed_id`` is
-    the id of the bundle's own SHA256SUMS if it differs from ``bundle_id``.
+    ``bundle_id`` is computed from the files; it is None if the bundle was never sealed.  ``claimed_id`` is the id of
+    the bundle's own SHA256SUMS if that id differs from ``bundle_id``.
     """
 
     findings: tuple[Finding, ...]
@@ -75,13 +75,13 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
     """Check a bundle or a run directory against its SHA256SUMS, and check the schema numbers of rlk-repro's JSON files.
 
     Blocking findings: a file is changed, missing, extra or malformed; the bundle is unsealed, of a newer schema or
-    repacked wrongly; or its id does not begin with ``expected_id``.  A warning: another tool packed the bundle, so
+    changed after packing; or its id does not begin with ``expected_id``.  A warning: another tool packed the bundle, so
     owners, modes and times are not checked.  Without findings the bundle is unchanged.  One pass over the bundle gives
     all findings and the id.
 
     Raises:
         SpecError: there is no such file, or ``expected_id`` is not 12 to 64 hex digits.
-        BundleUnreadable: the archive is unsafe or cannot be read to its end; the error names members damaged before.
+        BundleUnreadable: the archive is unsafe or cannot be read to its end; the error names damaged members.
     """
     if expected_id is not None and _ID.fullmatch(expected_id) is None:
         raise SpecError(Problem("--id", "not a bundle id", got=expected_id, expected="12 to 64 lower-case hex digits"))
@@ -152,7 +152,7 @@ def _read(reader: ArchiveReader | FolderReader, contents: _Contents) -> None:
 
 
 def _find_schema(name: str) -> int | None:
-    """Return the newest schema number of a file that rlk-repro writes; None for other files."""
+    """Return the newest schema number that this version reads in a file; None for a file without a schema."""
     parts = name.split("/")
     if len(parts) == _PARTS_OF_NODE_AND_TRIAL_FILES:
         parts[1] = "*"
@@ -177,7 +177,7 @@ def _compare(contents: _Contents) -> list[Finding]:
 
 
 def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
-    """Find members whose bytes differ from the seal, among the members that were read before the archive broke off."""
+    """Find members whose bytes differ from the seal, among the members that were read before the error."""
     if contents.checksums is None:
         return []
     listed, _ = parse_checksums(contents.checksums)
@@ -189,7 +189,7 @@ def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
 
 
 def _find_extra_folders(contents: _Contents) -> list[Finding]:
-    """Find folders without files in the archive, because no checksum covers the names of folders."""
+    """Find empty folders in the archive, because no checksum covers them."""
     used = {str(parent) for name in contents.digests for parent in PurePosixPath(name).parents} | {""}
     return [
         Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")
@@ -203,10 +203,10 @@ def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
     if reader.is_as_packed:
         return []
     if reader.is_own:
-        found = "different bytes with the same content"
+        found = "other bytes that inflate to the same content"
         return [Finding(Level.BLOCKING, str(path), "the bytes that were packed", found)]
     findings = [
-        Finding(Level.WARNING, str(path), "packed by rlk-repro", "packed by another tool; the content is checked")
+        Finding(Level.WARNING, str(path), "packed by rlk-repro", "packed by another tool; only the content is checked")
     ]
     if reader.foreign_member is not None:
         where, found = (

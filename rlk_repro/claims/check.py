@@ -18,7 +18,7 @@ from rlk_repro.rundir.manifest import Manifest
 def check_claims(
     claims: Sequence[Claim], bench: Bench | None = None, tell: Callable[[str], object] = lambda _: None
 ) -> ClaimsCheck:
-    """Measure what this machine can measure, and judge every row; ``tell`` gets the name of the current claim."""
+    """Measure claims if this machine has a GPU; give each row a result.  ``tell`` gets each measured claim's name."""
     bench = Bench(env=dict(os.environ)) if bench is None else bench
     facts = Manifest(node="here", sections={gpu.SECTION: gpu.probe(), code.SECTION: code.probe(environ=bench.env)})
     here = Here(gpu=_gpu_name(facts))
@@ -43,7 +43,7 @@ def _gpu_name(facts: Manifest) -> str:
 
 
 def _with_rl_kernel(sections: dict[str, Any], process: Mapping[str, Any]) -> dict[str, Any]:
-    """In the facts, replace the installed RL-Kernel by the RL-Kernel that the measuring process imported."""
+    """Return the sections with the RL-Kernel that the measuring process imported, instead of the installed one."""
     if RL_KERNEL not in process:
         return sections
     return sections | {code.SECTION: sections[code.SECTION] | {RL_KERNEL: process[RL_KERNEL]}}

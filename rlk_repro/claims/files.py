@@ -25,13 +25,13 @@ Unit: TypeAlias = Literal["ms", "s", "MB", "GB", "x", "tok/GPU/s", "none"]
 Dtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
 
 SECONDS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0}
-# All published memory fits its shapes only with binary multiples, although the printed units are decimal.
+# The published values fit the tensors' shapes only if MB means MiB and GB means GiB.
 BYTES: Final[Mapping[str, int]] = {"MB": MIB, "GB": GIB}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurable:
-    """An operator that can be measured again: its implementations, passes and settings, and its inputs' dimensions."""
+    """An operator that ``claims check`` can measure: implementations, passes, settings and the inputs' dimensions."""
 
     implementations: tuple[str, ...]
     dimensions: tuple[str, ...]
@@ -68,9 +68,9 @@ class Source(Model):
     """Where a claim was published."""
 
     repository: Text
-    document: Text | None = Field(None, description="path in the repository")
+    document: Text | None = Field(None, description="path of the document in the repository")
     thread: Text | None = Field(None, description="issue or pull request")
-    commit: ShortCommit | None = Field(None, description="commit at which the document was read, where known")
+    commit: ShortCommit | None = Field(None, description="commit of the document, if known")
 
     def __str__(self) -> str:
         places = ", ".join(place for place in (self.document, self.thread) if place)
@@ -83,7 +83,7 @@ class Testbed(Model):
     __test__ = False
 
     gpu: Text
-    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the GPU's name in its driver")
+    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the GPU's name from the driver")
     num_gpus: Count = 1
     stack: Text
     unknown: tuple[Text, ...] = ()
@@ -98,7 +98,7 @@ class Quantity(Model):
 
 
 class Row(Model):
-    """One row of the published table: values by implementation and quantity; ``oom`` lists what ran out of memory."""
+    """One row of a published table: values by implementation and quantity; ``oom`` lists what ran out of memory."""
 
     row: Name
     shape: dict[Name, Count] = Field({})
@@ -116,8 +116,8 @@ class Row(Model):
 class SpeedComparison(Model):
     """A comparison of the ratio of two times, ``baseline`` / ``candidate``; absolute times are not compared.
 
-    With ``is_cold``, the time of the baseline is the time of the first call in a new process, as the authors published
-    it.
+    With ``is_cold``, the baseline's time is that of the first call in a new process, because the authors published that
+    time.
     """
 
     kind: Literal["speed"]
@@ -136,8 +136,8 @@ class SpeedComparison(Model):
 class MemoryComparison(Model):
     """A comparison of the peak memory of one implementation, with or without its inputs.
 
-    Without a GPU, the published memory is compared with a computed value: ``bytes_per_logit``, which ``made_of``
-    explains.
+    Without a GPU, the published memory is compared with ``bytes_per_logit`` times the number of logits; ``made_of``
+    explains this number of bytes.
     """
 
     kind: Literal["memory"]
@@ -206,7 +206,7 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
     known = list_names([claims_dir()])
     unknown = [name for name in dict.fromkeys(names) if name not in known]
     if unknown:
-        hint = "rlk-repro claims list shows all claims"
+        hint = "rlk-repro claims list prints all claims"
         raise SpecError(*(Problem("ID", "no claim of this name", got=name, hint=suggest(name, known) or hint)
                           for name in unknown))  # fmt: skip
     chosen = dict.fromkeys(names) if names else known
@@ -214,7 +214,7 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
 
 
 def claim_problems(claim: Claim) -> list[PathProblem]:
-    """Return the problems of fields that do not fit together; each problem is (path, what is wrong, got, expected)."""
+    """Return contradictions between the fields of a claim; each problem is (path, what is wrong, got, expected)."""
     problems = [*_source_problems(claim), *_row_problems(claim)]
     if isinstance(claim.check, MeasureCheck):
         problems += [*_measure_problems(claim, claim.check)]
@@ -236,7 +236,7 @@ def _source_problems(claim: Claim) -> Iterator[PathProblem]:
 def _row_problems(claim: Claim) -> Iterator[PathProblem]:
     names = [row.row for row in claim.rows]
     if len(set(names)) != len(names):
-        yield ("rows",), "two rows have one name", names, "each name once"
+        yield ("rows",), "two rows have the same name", names, "each name once"
     menu = f"one of {', '.join(claim.quantities)}"
     for index, row in enumerate(claim.rows):
         for implementation, values in row.published.items():
@@ -250,14 +250,14 @@ def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem
     measurable = MEASURABLE[check.operator]
     if set(check.settings) != set(measurable.settings):
         expected = ", ".join(measurable.settings) or "none"
-        what = "the names of the settings differ from those that the operator takes"
+        what = "must name exactly the settings of this operator"
         yield ("check", "settings"), what, sorted(check.settings), expected
     if claim.dtype is None:
-        yield ("check", "operator"), "the claim names no dtype", None, "dtype in the claim"
+        yield ("check", "operator"), "the claim names no dtype", None, "a value of the key dtype"
     for index, row in enumerate(claim.rows):
         if set(row.shape) != set(measurable.dimensions):
             expected = ", ".join(measurable.dimensions)
-            what = "the dimensions differ from those that the operator takes"
+            what = "must name exactly the dimensions of this operator's inputs"
             yield ("rows", str(index), "shape"), what, sorted(row.shape), expected
 
 
@@ -271,9 +271,9 @@ def _comparison_problems(
         return
     units = BYTES if isinstance(comparison, MemoryComparison) else {*SECONDS, "x"}
     if quantity.unit not in units:
-        yield ("quantity",), "has another unit", quantity.unit, f"one in {', '.join(sorted(units))}"
+        yield ("quantity",), "has a unit that cannot be compared", quantity.unit, f"one of {', '.join(sorted(units))}"
     if quantity.pass_ not in measurable.passes:
-        what = "the quantity's pass is not measured for this operator"
+        what = "rlk-repro does not measure this pass of the operator"
         yield ("quantity",), what, quantity.pass_, ", ".join(measurable.passes)
     for name in comparison.implementations:
         if name not in measurable.implementations:

@@ -1,6 +1,6 @@
 """Compare measurements of this machine with published ones: ratios of times, and memory.
 
-On hardware other than the claim's, a result only compares the ratio on this hardware with the published ratio.
+If this machine has other hardware than the claim names, a result says nothing about the claim's hardware.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlk_repro.claims.results import (
 )
 from rlk_repro.rundir.operator_results import OperatorStatus
 
-# A published "~0 MB" or "0.00 GB" may hide this much memory: workspaces, and one value per row.
+# A published "~0 MB" or "0.00 GB" may mean up to this many bytes: workspaces, and one value per row.
 ZERO_BYTES: Final = 32 << 20
 NO_GPU: Final = "this machine has no GPU, and speed is not checked on a CPU"
 COMPUTED: Final = "only the formula of the published memory was checked; nothing was measured"
@@ -233,9 +233,9 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Return the result of a comparison that has no numbers.
+    """Return the result of a comparison for which a number is missing.
 
-    The result is ``not reproduced`` only if the claim's own kind of hardware ran out of memory.
+    The result is ``not reproduced`` only if this machine has the claim's GPU and ran out of memory.
     """
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

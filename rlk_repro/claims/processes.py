@@ -1,7 +1,7 @@
 """Run ``python -m rlk_repro.bench.claims`` and collect its measurements, even if a measurement kills the process.
 
-The process answers cell by cell; a cell is one measurement.  When the process dies, its current cell has failed, and a
-new process measures the remaining cells.  An implementation that gave no answer in time is not tried again.
+The process prints one result per cell; a cell is one measurement.  If the process dies, the cell that it was measuring
+counts as failed, and a new process measures the other cells.  After a timeout, the implementation is not tried again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
 
 
 def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Sequence[Cell]:
-    """Return the unmeasured cells that must not be tried again in another process."""
+    """Return the unmeasured cells that count as failed; another process measures the other cells."""
     if not is_started:
         return rest
     if is_silent:
@@ -101,7 +101,7 @@ def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Task:
 
 
 def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Measurement]]:
-    """Read the description and the measurements that a process printed, up to a line that was cut off."""
+    """Return the description and the measurements that a process printed; stop at an incomplete line."""
     process: Mapping[str, Any] = {}
     answers: list[Measurement] = []
     with suppress(ValueError):
@@ -115,7 +115,7 @@ def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Measurement]]:
 
 def _failed(cell: Cell, done: proc.Completed) -> Measurement:
     if done.is_timeout:
-        reason = "the measuring process gave no answer in time"
+        reason = "the measuring process exceeded its time limit"
     elif done.returncode < 0:
         reason = f"the measuring process was killed by {Signals(-done.returncode).name}"
     else:

@@ -16,9 +16,9 @@ from rlk_repro.rundir.operator_results import OperatorStatus
 
 SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
-"""The measuring process begins each of its lines with this text, because RL-Kernel prints to the same output."""
+"""The measuring process begins its lines with this text, because RL-Kernel prints lines to the same output."""
 RL_KERNEL: Final = "rl_kernel"
-"""The key of RL-Kernel in the description of a process and in the section ``code`` of a manifest."""
+"""The key of RL-Kernel in a measuring process's description and in the section ``code`` of a manifest."""
 
 
 class Word(StrEnum):
@@ -26,7 +26,7 @@ class Word(StrEnum):
 
     Attributes:
         PARTLY: each comparison agrees, but some numbers could not be compared.
-        ARITHMETIC: the published memory agrees with the formula of its shape; nothing was measured.
+        ARITHMETIC: the published memory agrees with a formula of the tensors' shapes; nothing was measured.
     """
 
     REPRODUCED = "reproduced"
@@ -56,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The measurement of one cell: seconds of each timed call, bytes of the inputs, and peak bytes beyond them.
+    """The measurement of one cell: seconds of each timed call, bytes of the inputs, peak bytes beyond the inputs.
 
     ``ran`` is the class that was called.  Bytes are None if the device does not report them.
     """

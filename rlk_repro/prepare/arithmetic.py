@@ -1,4 +1,4 @@
-"""Make a data set of sums, as JSON lines with ``prompt`` and ``label``.  The settings determine its bytes."""
+"""Make a data set of sums, as JSON lines with ``prompt`` and ``label``.  Equal settings give equal bytes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def _list_lines(source: ArithmeticData) -> Iterator[str]:
 
 
 def _draw(source: ArithmeticData, number: int, which: int) -> int:
-    # 64 random bits for each number make the bias negligible.
+    # 64 random bits for each number make the modulo's bias negligible.
     digest = hashlib.sha256(f"{source.seed}/{number}/{which}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % (source.max_operand + 1)

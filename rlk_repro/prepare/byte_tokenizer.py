@@ -1,4 +1,4 @@
-"""Make a tokenizer whose tokens are the 256 bytes and three marks of a chat, so that it can encode every text.
+"""Make a tokenizer whose tokens are the 256 bytes and three chat marks, so that it can encode every text.
 
 transformers' AutoTokenizer reads the tokenizer's files.
 """

@@ -34,7 +34,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path, sha256: str | None = None) -> FileRecord:
-        """Describe a file.  ``sha256`` is the file's hash, if the caller knows it."""
+        """Return the size and hashes of a file; a ``sha256`` that the caller knows is not computed again."""
         size_bytes = path.stat().st_size
         digest = sha256_file(path) if sha256 is None else sha256
         return cls(size_bytes=size_bytes, sha256=digest, ends_sha256=hash_ends(path, size_bytes, digest))
@@ -53,7 +53,7 @@ class Contents:
         kind: model, checkpoint, data or rollouts.
         name: the name of the folder.
         source: repository and revision, or the recipe that made the folder.
-        made: the command that made the folder and the commits of its tools, if a command did.
+        made: the command that made the folder, and the commits of its tools; empty without a command.
     """
 
     kind: str
@@ -84,12 +84,12 @@ class Contents:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BundleUnreadable(Problem(where, f"not a record of a prepared folder ({error!r})")) from None
         if contents.digest != value.get("digest"):
-            raise BundleUnreadable(Problem(where, "digest does not fit the files", got=value.get("digest")))
+            raise BundleUnreadable(Problem(where, "the digest differs from that of the files", got=value.get("digest")))
         return contents
 
 
 def digest_of(sha256s: Mapping[str, str], order: Mapping[str, int] | None = None) -> str:
-    """Return the sha256 over lines ``<sha256>  <name>``, sorted by name or in the given order."""
+    """Return the sha256 of the lines ``<sha256>  <name>``, sorted by name or in the given order."""
     names = sorted(sha256s, key=None if order is None else order.__getitem__)
     return sha256_bytes("".join(f"{sha256s[name]}  {name}\n" for name in names).encode())
 

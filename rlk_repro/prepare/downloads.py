@@ -1,6 +1,6 @@
 """Limit a download: only https or the requested address, no internal address, and at most the announced size.
 
-A server is not trusted: it may redirect to any address, or send without end.
+A server is not trusted: it could redirect to any address, or send data without end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _RedirectRefused(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The limits of a download from the address ``asked``.  ``what`` names it in messages; ``limit`` is in bytes."""
+    """The limits of a download from the address ``asked``.  ``what`` is its name in messages; ``limit`` is in bytes."""
 
     asked: str
     what: str
@@ -51,7 +51,7 @@ class Bounds:
             self._refuse(f"over {format_bytes(num_bytes)}")
 
     def check_headers(self, headers: Any) -> None:
-        """Check an answer's headers; raise BundleUnreadable if the answer is too large or compressed."""
+        """Check a response's headers; raise BundleUnreadable if the response is too large or compressed."""
         packing = headers.get("content-encoding") or ""
         if packing.lower() not in _PLAIN:
             self._refuse(f"compressed as {packing}")
@@ -59,7 +59,7 @@ class Bounds:
         self.check_size(int(length) if length.isdecimal() else 0)
 
     def count(self, pieces: Any) -> Iterator[bytes]:
-        """Yield the pieces of an answer; raise BundleUnreadable when their sum exceeds the limit."""
+        """Yield the pieces of a response; raise BundleUnreadable when their sum exceeds the limit."""
         total = 0
         for piece in pieces:
             total += len(piece)
@@ -86,7 +86,7 @@ def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
     """During the block, apply the limits to every request and redirect of huggingface_hub's client.
 
     Raises:
-        EnvironmentMissing: the client is older than version 1.0, which has no hook for these checks.
+        EnvironmentMissing: the client is older than version 1.0 and has no hook for these checks.
     """
     before = getattr(session, "event_hooks", None)
     if before is None:
@@ -138,7 +138,7 @@ class _Counted:
 
 
 def _count_stream(response: Any, bounds: Bounds) -> Any:
-    # The client needs a stream of its own library's class, httpx or httpx2.
+    # The client needs a stream class of the HTTP library that it uses, httpx or httpx2.
     base: Any = import_module(type(response).__module__.partition(".")[0]).SyncByteStream
     inner = response.stream
     kind = type("Counted", (base,), {"__iter__": lambda _: bounds.count(inner), "close": lambda _: inner.close()})

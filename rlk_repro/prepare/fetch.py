@@ -29,18 +29,18 @@ _ATTEMPTS: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """One repository, and the places that may have it."""
+    """Fetches one repository from the first of ``origins`` that has it."""
 
     repository: Repository
     origins: Sequence[Origin]
 
     def find(self, work: WorkDir) -> tuple[Origin, Listing]:
-        """Find a place that has the repository, and its list of files.
+        """Return the first origin that has the repository, and the list of the repository's files.
 
         If the run pins no commit, the commit of an earlier attempt is used again.
 
         Raises:
-            EnvironmentMissing: no place has the repository, or none can be reached.
+            EnvironmentMissing: no origin has the repository, or the hub cannot be reached.
             SpecError: the hub has no such repository or commit.
         """
         begun = work.path / _REVISION
@@ -51,8 +51,8 @@ class Fetch:
         """Fetch all files that are still missing.
 
         Raises:
-            EnvironmentMissing: no place has the repository, or the connection broke.
-            BundleUnreadable: a file differed from its announced hash twice.
+            EnvironmentMissing: no origin has the repository, or the connection broke.
+            BundleUnreadable: a file was fetched twice, and both times its hash was wrong.
         """
         origin, listing = self.find(work)
         write_text(work.path / _REVISION, listing.revision)
@@ -82,13 +82,13 @@ class Fetch:
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         raise BundleUnreadable(
-            Problem(f"{self.repository} {file.name}", "differs from its announced hash, also when fetched again",
+            Problem(f"{self.repository} {file.name}", "differs from its expected hash, also when fetched again",
                     got=found, expected=file.sha256 or file.git_sha1 or f"{file.size_bytes} bytes")
         )  # fmt: skip
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return the file's sha256, and a wrong size or hash as text; the text is empty if the file is as announced.
+    """Return the file's sha256, and a text that names a wrong size or hash; the text is empty for a correct file.
 
     Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """
@@ -127,7 +127,7 @@ def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
 
 
 def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
-    """Load the files that were checked and still have their size.  A line that a kill cut off is ignored."""
+    """Load the files that were checked and still have their size.  Incomplete lines of the journal are ignored."""
     path = work.path / _JOURNAL
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else ():

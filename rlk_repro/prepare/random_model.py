@@ -60,7 +60,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The model's sizes under the hub's names.  They come from the arguments that build the model in Megatron."""
+    """The model's sizes under the hub's names.  The sizes come from the arguments that build the model in Megatron."""
 
     num_layers: int
     hidden_size: int

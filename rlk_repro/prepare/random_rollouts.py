@@ -1,4 +1,4 @@
-"""Store rollouts of random tokens for a model with random weights.  A seed determines them; no engine runs.
+"""Store rollouts of random tokens for a model with random weights.  A seed determines the tokens; no engine runs.
 
 A model with random weights chooses all tokens with almost equal probability and very seldom ends an answer.  So every
 sample has the longest prompt and the longest response that the run allows.

@@ -19,7 +19,7 @@ from rlk_repro.spec import Hardware, Run, Stack
 
 T = TypeVar("T")
 
-# This much space stays free, because a full file system is slow and jobs write too.
+# So many bytes stay free, because a full file system is slow and jobs write files too.
 SPARE_BYTES: Final = 1 << 30
 
 
@@ -95,7 +95,7 @@ def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *
 
 
 def verify(done: Sequence[Done], tell: Tell) -> None:
-    """Read every byte again; raise CheckFailed, which names each file that differs from its record."""
+    """Compare every byte with the records; raise CheckFailed, which names each file that differs."""
     for item in done:
         tell(f"{item.contents.name}: hashing {format_bytes(item.contents.size_bytes)}")
         require_unchanged(item.step.folder, item.contents, is_full=True)

@@ -25,13 +25,13 @@ from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"
 _NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
-# The size of an archive is not known in advance.  At most this much is read and unpacked.
+# The size of an archive is not known in advance.  At most this many bytes are read and unpacked.
 MAX_ARCHIVE_BYTES: Final = 64 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """The places that may have the files of one set of rollouts."""
+    """One set of stored rollouts, and the mirror that may have its files."""
 
     stored: StoredRollouts
     mirror: Path | None
@@ -45,13 +45,13 @@ class Storage:
         """Fetch the files and check them.
 
         Raises:
-            EnvironmentMissing: no place has the files.
-            BundleUnreadable: the files differ from those that the run names, or hold more than data.
+            EnvironmentMissing: neither the mirror nor an archive has the files.
+            BundleUnreadable: the files differ from those that the run names, or hold code as well as data.
         """
         found = self._copy(work) or self._fetch(work, tell)
         if not found:
             raise EnvironmentMissing(
-                Problem(f"rollouts {self.stored.name}", "are not found", expected="a mirror or an archive with them",
+                Problem(f"rollouts {self.stored.name}", "are not found", expected="a mirror or archive with the files",
                         hint=f"--mirror DIR with the files DIR/{FOLDER}/{self.stored.name}/0.pt and so on")
             )  # fmt: skip
         files = record_files(work.files)
@@ -118,7 +118,7 @@ def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> 
     """Unpack the numbered files from any folder of the archive, and no other files.
 
     Raises:
-        SpecError: two files have one number.
+        SpecError: two files have the same number.
         BundleUnreadable: the archive exceeds the limit, packed or unpacked.
     """
     unpacked_bytes = 0
@@ -136,4 +136,4 @@ def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> 
                 with open_stream(folder / name, "xb") as target:
                     shutil.copyfileobj(data, target)
             except FileExistsError:
-                raise SpecError(Problem("archive of rollouts", "holds two files with one number", got=name)) from None
+                raise SpecError(Problem("archive of rollouts", "holds one file number twice", got=name)) from None

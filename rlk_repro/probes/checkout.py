@@ -1,12 +1,12 @@
-"""Ask git about a folder: its commit, and whether the files are those of the commit.
+"""Find the commit of a git checkout, and whether the checkout's files are those of the commit.
 
-A checkout is not trusted: its configuration, attributes and hooks can name programs.  So git never runs in the
+A checkout is not trusted: its configuration, attributes and hooks can start programs.  So git never runs in the
 checkout.  Git runs in an empty repository that reads the checkout's objects, and only lists files: those of the commit
 and other files that git does not ignore.  This module hashes the files.  Nothing reads the checkout's configuration.
 
 An unpacked archive has no commit, but git's hash of its files can be computed.
 
-Reasons contain no path, because manifests go into bundles and paths can hold user names.
+The reasons of unknown facts contain no path, because bundles hold manifests, and paths can hold user names.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _HEAD_BYTES: Final = 4096
 class Checkout:
     """A git checkout.  ``names`` are the commit's files and all other files that git does not ignore.
 
-    ``links`` are the repositories inside the checkout.  Each name leads to the repository's commit, or to the hash of
-    its files if they were changed.
+    ``links`` maps the name of each repository inside the checkout to that repository's commit, or to the hash of its
+    files if they were changed.
     """
 
     top: Path
@@ -60,7 +60,7 @@ class Checkout:
 
 
 def probe_checkout(folder: Path) -> dict[str, Fact]:
-    """Find four facts of a checkout: ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256``.
+    """Return the facts ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256`` of a git checkout.
 
     ``tree`` is git's hash of the present files that git does not ignore.  ``diff_sha256`` is ``clean`` if the commit
     has the same tree hash; otherwise it is the sha256 of both tree hashes.
@@ -184,7 +184,7 @@ def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list
 
 @contextmanager
 def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, str]]:
-    """Make an empty repository that reads the checkout's objects; yield the variables with which git uses it."""
+    """Make an empty repository that reads the checkout's objects; yield environment variables that make git use it."""
     with tempfile.TemporaryDirectory(prefix="rlk-repro-git-") as folder:
         own = Path(folder)
         for name in ("objects", "refs"):
@@ -201,7 +201,7 @@ def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, 
 def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
     """Return a patch: ``git apply`` turns the commit's files into those of this checkout.
 
-    The patch covers only the files and folders ``names``.
+    The patch covers only ``names``, which are files and folders.
     """
     found = read_checkout(folder)
     if isinstance(found, Unknown):
@@ -210,7 +210,7 @@ def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
     if repository is None:
         return NOT_A_CHECKOUT
     with _borrow_objects(found.top, repository[2], found.commit) as places:
-        # With these variables git uses no filter and no text conversion of the user's own configuration.
+        # With these variables git ignores the user's own configuration, which can set filters and text conversions.
         places |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         listed = _git(found.top, places, "ls-tree", "-r", "-z", "--name-only", "--full-tree", found.commit)
         if isinstance(listed, Unknown):
@@ -229,7 +229,7 @@ def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
 
 
 def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Read lines ``<mode> <type> <hash>\\t<name>``; yield the mode and the hash by name."""
+    """Split lines ``<mode> <type> <hash>\\t<name>``; yield each name with its mode and hash."""
     for line in listed:
         facts, _, name = line.partition("\t")
         mode, _, digest = facts.split()

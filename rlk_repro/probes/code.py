@@ -50,7 +50,7 @@ def _probe_pinned(source: CodeSource, variables: Mapping[str, str], commits: Map
 
 
 def probe_packages() -> dict[str, Fact]:
-    """Return the version of each installed package; of two copies, the copy that Python imports counts."""
+    """Return the version of each installed package; for two copies, the version of the copy that Python imports."""
     found: dict[str, Fact] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
@@ -60,7 +60,7 @@ def probe_packages() -> dict[str, Fact]:
 
 
 def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mapping[str, str]) -> dict[str, Fact]:
-    """Find version, commit and files of one code base.
+    """Return version, commit and hashes of the files of one code base.
 
     The commit comes from the checkout, otherwise from the record of the installation, otherwise from the image's
     record.  ``tree`` is the hash of all sources.  ``package_tree`` is the hash of the files that Python imports.
@@ -117,13 +117,13 @@ def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unkno
 
 
 def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> str:
-    """Return the variable whose checkout holds the package, or ``installed`` without such a variable."""
+    """Return the variable that names the package's checkout, or ``installed`` if no variable does."""
     named = environ.get(source.variable)
     return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
 
 
 def _holds(distribution: metadata.Distribution, package: Path) -> bool:
-    """Whether pip installed this package.  Python may import another copy that is earlier on the path."""
+    """Whether pip installed this copy of the package.  Python may import another copy, which is earlier on the path."""
     return Path(str(distribution.locate_file(package.name))).resolve() == package.resolve()
 
 

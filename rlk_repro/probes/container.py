@@ -22,7 +22,7 @@ SECTION: Final = "container"
 DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"
 PROVENANCE: Final = "/opt/rlk-repro/provenance.json"
 LOCK: Final = "lock.txt"
-"""An environment that was made from a stack's lock has this file; the environment's record lies beside the file."""
+"""A Python environment that was made from a stack's lock file has this file, and its record beside this file."""
 NONE: Final = "none"
 
 # The first match decides, because a pod's container also has the marks of Docker or containerd.
@@ -56,7 +56,7 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> d
 
 
 def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
-    """Return the name of what runs this container, such as ``docker`` or ``kubernetes``; ``none`` elsewhere."""
+    """Return the name of the container runtime, such as ``docker`` or ``kubernetes``; ``none`` outside containers."""
     by_variable = [runtime for name, runtime in VARIABLES if environ.get(name)]
     by_marker = [runtime for path, runtime in MARKERS if locate(root, path).exists()]
     by_group = _from_control_group(root)
@@ -65,7 +65,7 @@ def find_runtime(root: Path, environ: Mapping[str, str]) -> str:
 
 
 def find_record(root: Path = Path("/")) -> str:
-    """Return the path of the build record: of this environment if it was made from a lock, otherwise of the image."""
+    """Return the path of the build record: of the environment if it was made from a lock file, else of the image."""
     own = Path(sys.prefix)
     return str(own / "provenance.json") if root == Path("/") and (own / LOCK).is_file() else PROVENANCE
 

@@ -27,7 +27,7 @@ PREFIXES: Final = (
     *(prefix for source in PINNED for prefix in source.prefixes),
 )
 NAMES: Final = ("PYTHONHASHSEED", *(source.variable for source in PINNED))
-# These variables hold identities, addresses or paths.  Job scripts use the pattern too, so bash must understand it.
+# These variables hold identities, addresses or paths.  Job scripts use this pattern too, so it must be valid in bash.
 PRIVATE: Final = re.compile(
     r"SLURM_.*(_USER|_UID|_GID|_GROUP|_ACCOUNT|_HOST|_IPADDR|_ADDR|_DIR|_PORT|_CONF|SUBMIT_.*)|RAY_ADDRESS|.*_HOST_IP"
     r"|.*_SERVICE_(HOST|PORT)(_.*)?|.*_PORT(_[0-9]+_(TCP|UDP)(_.*)?)?|RLK_REPRO_RUNS"

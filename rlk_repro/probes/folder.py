@@ -22,7 +22,7 @@ FILE_BYTES: Final = 4096
 
 
 def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
-    """Return every fact of the section ``run_directory``.  The probe writes and removes a few small files there."""
+    """Return every fact of the section ``run_directory``.  The probe writes and removes a few small files in it."""
     return {
         "filesystem": derive(read_text(root, "/proc/mounts"), lambda text: find_filesystem(text, folder.resolve())),
         **_room(folder),

@@ -16,7 +16,7 @@ from rlk_repro.rundir.manifest import Fact, Unknown
 SECTION: Final = "gpu"
 PCI: Final = "/sys/bus/pci/devices"
 VENDOR_IDS: Final = {"0x10de": gpu_nvidia.VENDOR, "0x1002": gpu_amd.VENDOR}
-# These classes are display controllers and accelerators (MI300X).  NVSwitches and audio functions have other classes.
+# PCI classes of display controllers and accelerators (MI300X).  NVSwitches and audio functions have other classes.
 GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 NO_VENDOR: Final = "none"
 

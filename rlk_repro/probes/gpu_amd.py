@@ -28,7 +28,7 @@ AMD_SMI: Final = ("amd-smi", "static", "--asic", "--bus", "--json")
 
 @dataclass(frozen=True, kw_only=True)
 class KfdGpu:
-    """One GPU as ROCm counts GPUs.  A device in a partitioned mode is several such GPUs."""
+    """One GPU in ROCm's sense.  A device in a partitioned mode is several GPUs."""
 
     node: int
     gpu_id: int | Unknown

@@ -1,4 +1,4 @@
-"""Describe which processes use a GPU now.  Preflight asks before the first trial, the agent between two trials."""
+"""Describe which processes use a GPU now: before the first trial (preflight) and between two trials (node agent)."""
 
 from __future__ import annotations
 

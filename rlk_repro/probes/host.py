@@ -1,6 +1,6 @@
 """Find facts of the machine apart from GPUs and network: kernel, processor, memory, limits, control group.
 
-The probe reads files below ``root``.  Limits, page size and glibc come from system calls, so they are this process's.
+The probe reads files below ``root``.  Limits, page size and glibc come from system calls: they describe this process.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _memory(root: Path) -> dict[str, Fact]:
 
 
 def _moment(root: Path) -> dict[str, Fact]:
-    """Return the facts that change within minutes or at a boot; no comparison judges them."""
+    """Return the facts that change within minutes or at a boot; comparisons of manifests ignore them."""
     return {
         "boot_id": read_text(root, "/proc/sys/kernel/random/boot_id"),
         "load_average": derive(read_text(root, "/proc/loadavg"), lambda text: _floats(text, 3)),
@@ -222,7 +222,7 @@ def count_cpu_list(text: str) -> int | Unknown:
 def parse_bracketed(text: str) -> str | Unknown:
     """Return the value in brackets: ``always [madvise] never`` becomes ``madvise``."""
     match = re.search(r"\[(.+?)\]", text)
-    return match[1] if match else Unknown(f"{text[:40]!r} marks no choice")
+    return match[1] if match else Unknown(f"{text[:40]!r} has no value in brackets")
 
 
 def parse_meminfo(text: str) -> dict[str, int]:

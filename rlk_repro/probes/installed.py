@@ -25,7 +25,7 @@ BUILD_RECORD: Final = "rlk_repro_build.json"
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedRepair:
-    """A change with a name, made to one source file before the build."""
+    """A named change that was made to one source file before the build."""
 
     name: str
     file: str
@@ -35,10 +35,10 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """The sources and build settings of an installed RL-Kernel.  Equal builds have equal records, without paths and
-    times.
+    """The sources and build settings of an installed RL-Kernel.  A record holds no paths and no times, so equal builds
+    have equal records.
 
-    ``tree`` is git's hash of the sources before the ``repairs``.  ``commit`` is None if no commit was proved.
+    ``tree`` is git's hash of the sources before the ``repairs``.  ``commit`` is None if the commit is unknown.
     """
 
     schema: int = 1
@@ -57,7 +57,7 @@ class BuildRecord:
 
 
 def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord | None:
-    """Load the record of this tool's installer; return None if another installer was used."""
+    """Load the build record of this tool's installer; return None if another installer was used."""
     text = distribution.read_text(BUILD_RECORD) if distribution else None
     try:
         return TypeAdapter(BuildRecord).validate_json(text) if text else None
@@ -66,7 +66,7 @@ def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord
 
 
 def probe_installed(distribution: metadata.Distribution, module: str) -> dict[str, Fact]:
-    """Find ``commit``, ``is_dirty``, ``diff_sha256`` and ``tree``; a fact that was not recorded is Unknown."""
+    """Return the facts ``commit``, ``is_dirty``, ``diff_sha256`` and ``tree`` of an installed package."""
     record = load_build_record(distribution)
     commit = record.commit if record else _find_commit(distribution)
     facts: dict[str, Fact] = {

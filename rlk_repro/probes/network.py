@@ -20,7 +20,7 @@ INFINIBAND: Final = "/sys/class/infiniband"
 VERBS: Final = "/dev/infiniband"
 OPENS: Final = "opens"
 ACTIVE: Final = "ACTIVE"
-# The state of a port that can carry data.
+# the driver's name for the state of a port that can transfer data
 PLUMBING: Final = re.compile(
     r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
 )

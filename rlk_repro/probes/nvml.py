@@ -1,4 +1,4 @@
-"""Read NVIDIA GPUs from NVML, by the optional package nvidia-ml-py.  Unknown facts keep NVML's reason.
+"""Read NVIDIA GPUs from NVML, by the optional package nvidia-ml-py.  An unknown fact has NVML's error as its reason.
 
 The caller passes the module ``pynvml``, so that tests can pass another one.
 """
@@ -135,7 +135,7 @@ QUESTIONS: Final[dict[str, Question]] = {
 
 @contextmanager
 def session(nvml: Any) -> Iterator[Unknown | None]:
-    """Open NVML for the block.  Yield None, or the reason why NVML cannot be opened."""
+    """Open NVML during the block; yield None, or the reason why NVML cannot be opened."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -186,7 +186,7 @@ def read_use(nvml: Any) -> list[GpuUse]:
 
 
 def given_handles(nvml: Any) -> list[tuple[int, Any]]:
-    """Return the number and the handle of each GPU of this job that answers.
+    """Return the number and the handle of each GPU of this job that NVML can open.
 
     A GPU that fell off the bus is missing here; preflight finds the wrong count.
     """

@@ -1,4 +1,4 @@
-"""Read facts from files below a root folder and from tools.  A missing answer is Unknown, with a reason.
+"""Read facts from files below a root folder and from tools.  A fact that cannot be read is Unknown, with a reason.
 
 This module only reads; each probe interprets what it read.
 """
@@ -18,7 +18,7 @@ U = TypeVar("U")
 
 
 def locate(root: Path, path: str) -> Path:
-    """Return the file below ``root`` that stands for an absolute path of the machine."""
+    """Return the path below ``root`` of a file whose absolute path on the machine is given."""
     return root / path.lstrip("/")
 
 
@@ -49,7 +49,7 @@ def derive(value: T | Unknown, convert: Callable[[T], U]) -> U | Unknown:
 
 
 def list_names(root: Path, folder: str) -> list[str]:
-    """Return the sorted names in a folder; a folder that is absent or unreadable has none."""
+    """Return the sorted names in a folder; the list is empty if the folder is absent or unreadable."""
     try:
         return sorted(path.name for path in locate(root, folder).iterdir())
     except OSError:
@@ -57,7 +57,7 @@ def list_names(root: Path, folder: str) -> list[str]:
 
 
 def link_name(root: Path, path: str) -> str | Unknown:
-    """Return the last part of a symbolic link's target, such as the driver's name for the link ``…/device/driver``."""
+    """Return the last name in a symbolic link's target, such as the driver's name for the link ``…/device/driver``."""
     try:
         return locate(root, path).readlink().name
     except OSError:

@@ -183,7 +183,7 @@ def test_other_compressed_bytes_with_the_same_content_are_found(bundle: Path, tm
     other = tmp_path / "other.tgz"
     other.write_bytes(data)
     expected = Finding(
-        Level.BLOCKING, str(other), "the bytes that were packed", "different bytes with the same content"
+        Level.BLOCKING, str(other), "the bytes that were packed", "other bytes that inflate to the same content"
     )
     assert verify_bundle(other) == [expected]
 
@@ -313,7 +313,7 @@ def test_a_bundle_repacked_with_plain_tar_verifies(bundle: Path, tmp_path: Path)
     expected, header = "packed by rlk-repro", "another owner, mode, time or padding; this is the first such member"
     assert found == [
         Finding(Level.WARNING, ".", "a header as rlk-repro writes it", header),
-        Finding(Level.WARNING, str(again), expected, "packed by another tool; the content is checked"),
+        Finding(Level.WARNING, str(again), expected, "packed by another tool; only the content is checked"),
     ]
 
 
@@ -328,9 +328,9 @@ def test_a_bundle_packed_with_folders_around_it_gets_the_right_command(
     with pytest.raises(BundleUnreadable) as caught:
         verify_bundle(again)
     assert str(caught.value) == (
-        f"{again}: was packed together with a folder around the run directory, "
+        f"{again}: holds the run directory inside another folder, "
         f"got '{folder}/plan.json', expected plan.json at the top\n"
-        f"  hint: pack it from inside: tar czf bundle.tgz -C '{folder}/' ."
+        f"  hint: pack its content: tar czf bundle.tgz -C '{folder}/' ."
     )
     with pytest.raises(BundleUnreadable):
         unpack(again, tmp_path / "again")
@@ -380,7 +380,7 @@ def test_every_byte_of_a_recompressed_tar_counts(bundle: Path, tmp_path: Path) -
         tar[random_.randrange(len(tar))] ^= random_.randrange(1, 256)
         again.write_bytes(gzip.compress(tar, 1))
         found = {finding.found for finding in verify_or_refuse(again)}
-        assert found - {"packed by another tool; the content is checked"}
+        assert found - {"packed by another tool; only the content is checked"}
 
 
 def test_an_added_empty_folder_is_found(bundle: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_claims_of_unknown_names_are_all_named_with_the_nearest() -> None:
         "ID: no claim of this name, got 'ratio-kl-foward'\n"
         "  hint: did you mean 'ratio-kl-forward'?\n"
         "ID: no claim of this name, got 'zzz'\n"
-        "  hint: rlk-repro claims list shows all claims"
+        "  hint: rlk-repro claims list prints all claims"
     )
 
 
@@ -92,7 +92,7 @@ def test_claims_of_unknown_names_are_all_named_with_the_nearest() -> None:
          "example.yaml:19: check.compare[0].quantity: no row has published values to compare, got 'time', "
          "expected values of these implementations"),
         ("{sequences: 2, tokens: 4, vocab: 4096}", "{tokens: 4, vocab: 4096}",
-         "example.yaml:13: rows[0].shape: the dimensions differ from those that the operator takes, "
+         "example.yaml:13: rows[0].shape: must name exactly the dimensions of this operator's inputs, "
          "got ['tokens', 'vocab'], expected sequences, tokens, vocab"),
         ("native: {time: 8, peak: 3}", "native: {tmie: 8, peak: 3}",
          "example.yaml:14: rows[0].published.native.tmie: no such quantity, got 'tmie', expected one of time, peak\n"
