@@ -1,4 +1,4 @@
-"""The kinds of trainer that a run can measure.  To add one, write a module, a line here and a test file."""
+"""The kinds of trainer that a run can measure.  To add a kind, write a module, a line in this file and a test."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def get_workload(kind: str) -> Workload:
 
 
 def find_words(kind: str) -> Words:
-    """Return how a report speaks of a workload.  A bundle of another version may have an unknown kind."""
+    """Return the phrases of reports for a workload.  A bundle of another version may have an unknown kind."""
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
 
 
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
-    """Return, by kind, the folders that a plan needs before its first trial; none if the workload makes all inputs."""
+    """Return, by kind, the folders that a plan needs before its first trial; a workload may need no folders."""
     prepared = PreparedDir.of(plan.profile, run_dir)
     return get_workload(plan.run.workload.kind).list_folders(plan.run, plan.stack, prepared)

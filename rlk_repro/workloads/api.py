@@ -1,4 +1,4 @@
-"""Define the functions that the module of a workload has, and the values that they pass."""
+"""Define the functions that a workload's module must have, and the values that these functions pass."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Command:
     """One trainer process: its arguments, and the variables added to the node agent's environment.
 
-    ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value.  No plan and no
-    file holds the value itself.
+    ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value.  No plan or file
+    holds the value itself.
 
     For a command that ``needs_ray``, the agents first start Ray on all nodes, and Ray's workers inherit this
     environment.  The process finds Ray by ``RAY_ADDRESS``.  Each worker finds its node's address in the variables
@@ -54,7 +54,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """What a plan brings from outside: where model, data and rollouts come from, environment variables, and code."""
+    """What a plan takes from outside: the sources of model, data and rollouts, environment variables, and code."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Brought:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """How a report speaks of a workload.
+    """The phrases that reports use for a workload.
 
     ``takes`` begins the sentence about a step's time.  ``scope`` says what the result does not show.  ``updates_per``
     is *rollout* or *step*: reports give the number of optimizer steps in it.  ``baseline_trainer`` names the trainer
@@ -79,7 +79,7 @@ class Words:
 
 
 class TrialCommands(Protocol):
-    """The functions of a workload that the node agent calls.  All four are pure."""
+    """The functions of a workload that the node agent calls.  All four functions are pure."""
 
     def find_problems(self, plan: Plan) -> list[Problem]:
         """Return the reasons why this plan cannot run on any machine."""
@@ -99,7 +99,7 @@ class Workload(TrialCommands, Protocol):
 
     @property
     def WORDS(self) -> Words:  # noqa: N802  (a constant of the module)
-        """How reports speak of the workload."""
+        """The phrases that reports use for the workload."""
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield names and values that tell runs apart in reports; ``settings`` is the plan's record of a workload."""

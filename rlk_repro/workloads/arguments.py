@@ -1,4 +1,4 @@
-"""Shared parts of workloads: flags from settings, checks of layouts, and texts for reports."""
+"""Functions that several workloads share: flags from settings, checks of layouts, and texts for reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def setting_flags(settings: BaseModel) -> Iterator[str]:
 
 
 def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> list[Problem]:
-    """Find parallel sizes above 1 in the layout, except those in ``free``; ``what`` is the message of each problem."""
+    """Return a problem with the message ``what`` for each size above 1 in the layout, except sizes in ``free``."""
     where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}"
     return [
         Problem(f"{where}.{name}", what, got=value, expected="at most 1")
@@ -41,7 +41,7 @@ def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> l
 
 
 def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
-    """In a run that measures no time, find a design or a number of pairs that could give a verdict on speed."""
+    """Refuse a design, or a number of pairs, that could give a verdict on speed in a run that measures no time."""
     purpose, measure = plan.run.workload.purpose, plan.run.measure
     if purpose == "timing":
         return

@@ -1,7 +1,7 @@
 """Let child processes find checkouts of vime, Megatron-LM and RL-Kernel that are not installed.
 
-Child processes find the checkouts by ``PYTHONPATH``, which no file records.  The manifest finds the commits of the
-checkouts by other variables.
+Child processes find the checkouts by ``PYTHONPATH``, which no file records.  Other variables name the checkouts, so
+that the manifest can record their commits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
 
 
 def find_given() -> list[CodeSource]:
-    """Return the checkouts that an environment variable names and ``PYTHONPATH`` also lists."""
+    """Return the code bases whose checkout has an environment variable with its path, and is in ``PYTHONPATH``."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [source for source in FLAGS if os.environ.get(source.variable) in path and os.environ[source.variable]]
 
@@ -83,7 +83,7 @@ def require_importable(
 
     The error names, for each package, the flag that takes the path of its checkout.
 
-    ``path`` is the child's PYTHONPATH; None means this process's.  ``pins`` name the packages' repositories.
+    ``path`` is the child's PYTHONPATH; None means this process's.  ``pins`` name repositories and commits.
     ``commits`` are the RL-Kernel commits that are missing.
     """
     problems = [

@@ -3,7 +3,7 @@
 Three differences are allowed: the declared switches, the folders for each trial's own records, and the libraries that
 RL-Kernel loads.  A plan with any other difference compares more than RL-Kernel, so it is refused.
 
-Secrets are compared by the names of their variables.  A missing record is named and never counts as equal.
+Secrets are compared by the names of their variables.  A missing record is reported and never counts as equal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NOWHERE: Final = RunDir(Path("/runs/run/id"))
 
 
 class Kind(StrEnum):
-    """The kind of a difference; with ``FOLDER`` only the trial's name differs, and ``UNDECLARED`` is not allowed."""
+    """The kind of a difference.  ``FOLDER``: paths differ only in the trial's name.  ``UNDECLARED`` is not allowed."""
 
     SWITCH = "declared switch"
     FOLDER = "record folder"
@@ -144,7 +144,7 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
 
 
 def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Keep the first differences of a long list, and add one that says that the others were not compared."""
+    """Keep the first 1000 differences, and add one that says that more values were not compared."""
     found = tuple(islice(differences, MAX_DIFFERENCES + 1))
     if len(found) <= MAX_DIFFERENCES:
         return found

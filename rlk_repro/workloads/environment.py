@@ -1,7 +1,7 @@
 """Make the environment of a trainer: variables of both variants, variables of the enabled variant, removed variables.
 
-Variants differ only in the declared switches and in the folders that each trial writes to.  Values of ``from_env`` are
-read just before the start.
+Variants differ only in the declared switches and in the folders that each trial writes to.  Values that ``from_env``
+names are read just before the trainer starts.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"
 VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT})
 """The declared switches: the variables that make a trial an enabled one."""
 
-# If the user's shell exported one of these, it could turn a baseline into an enabled trial, or change both.
+# One of these variables in the user's shell could turn a baseline into an enabled trial, or change both variants.
 DECLARED: Final = VARIANT_SWITCHES | {
     *(OPS_DIR, LIBRARIES_DIR, ENGINES_DIR),
     *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS, AGREEMENT_RECORD),
 }
 
-# by switch, where a user changes it instead of exporting it
+# The flag or setting by which a user changes each of these variables, instead of exporting the variable.
 SWITCHES: Final = {
     SWITCH: "--variants",
     SWITCH_MODE: "--set rl_kernel.mode=…",
@@ -63,7 +63,7 @@ SWITCHES: Final = {
     AGREEMENT_RECORD: "switch in the run",
 }
 
-# If the user's shell exported one of these, the trainer could reach another Ray, or this Ray through a proxy.
+# With one of these variables from the user's shell, the trainer could reach another Ray, or its Ray through a proxy.
 ASTRAY: Final = frozenset(
     {"RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "http_proxy", "https_proxy", "all_proxy"}
     | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
@@ -89,7 +89,7 @@ RUN_ENV: Final[Mapping[str, str]] = {
 
 
 def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
-    """Find variables that a run may not set, because only the user's profile may, and values of the wrong form."""
+    """Return a problem for each variable that only the user's profile may set, and for each value of the wrong form."""
     problems = []
     for name, value in sorted(env.items()):
         pattern = RUN_ENV.get(name)
@@ -123,7 +123,7 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
 
 
 def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
-    """Return the switches' variables: none for a baseline without RL-Kernel; a session also gets its schedule."""
+    """Return the variables that select the trial's variant; a session also gets its schedule."""
     schedule = {SWITCH_SCHEDULE: make_schedule(plan.run.measure, trial.seed).text} if plan.is_crossover else {}
     if plan.run.switch is not None and schedule:
         return {AGREEMENT_RECORD: SCHEDULED, **schedule}
@@ -166,7 +166,7 @@ def find_switches(plan: Plan) -> frozenset[str]:
 
 
 def find_env_problems(plan: Plan) -> list[Problem]:
-    """Find variables of the profile that the launcher sets itself, and variables that a run may not switch."""
+    """Return problems: profile variables that the launcher sets, and variables that a run may not switch."""
     where = f"profile {plan.profile.profile}: env"
     switch, found = plan.run.switch, []
     sides = {} if switch is None else {BASELINE: switch.baseline, ENABLED: switch.enabled}

@@ -32,7 +32,7 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find a layout other than one node with a GPU per tensor parallel rank, and variables that the launcher sets."""
+    """Refuse a layout other than one node with a GPU per tensor parallel rank, and variables that the launcher sets."""
     what = "the module tier can only split the vocabulary over the GPUs of one node"
     problems = [
         *find_env_problems(plan),
@@ -41,7 +41,7 @@ def find_problems(plan: Plan) -> list[Problem]:
     layout = plan.layout
     if plan.num_gpus and layout.gpus_per_node != layout.tensor_parallel:
         where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.gpus_per_node"
-        expected = f"{layout.tensor_parallel}, one per rank"
+        expected = f"{layout.tensor_parallel}, one GPU per rank"
         problems.append(Problem(where, "does not fit tensor_parallel", got=layout.gpus_per_node, expected=expected))
     return problems
 

@@ -1,6 +1,6 @@
 """The operator tier as a workload: make the command of ``rlk_repro.bench.operators`` from a plan.
 
-All trials are baseline trials.  Each trial measures every implementation, and two trials show how processes differ.
+All trials are baseline trials.  Each trial measures every implementation; two trials show how processes differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find a layout with more than one node or device, and variables of the profile that the launcher sets."""
+    """Refuse a layout with more than one node or device, and profile variables that the launcher sets."""
     what = "the operator tier is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what)]
 

@@ -38,7 +38,7 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find why the plan cannot run: layout, variables that the launcher sets, too many pairs for an untimed run."""
+    """Refuse a layout of several devices, variables that the launcher sets, and too many pairs for an untimed run."""
     what = "the reference trainer is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what), *find_untimed_problems(plan)]
 
@@ -57,7 +57,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
     """Return the commands that store rollouts for the train-only lane: one live run for the seed of each pair.
 
-    The seed determines the weights.  Rollouts of another seed would come from another policy, and
+    The seed determines the model's weights.  Rollouts of another seed would come from another policy, and
     train_rollout_logprob_abs_diff would then measure the difference of the policies.
     """
     if plan.run.lane != "train-only":

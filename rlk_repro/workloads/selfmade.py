@@ -1,4 +1,4 @@
-"""Functions of a workload that makes its model, data and rollouts itself, so that nothing is prepared or brought."""
+"""Functions for a workload that makes its model, data and rollouts itself, so that it needs no prepared files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
 
 
 def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
-    """Return nothing: model, data and code belong to this package."""
+    """Return no outside sources: model, data and code come from this package."""
     return Brought()
 
 

@@ -73,7 +73,7 @@ def test_without_the_entropy_metric_both_variants_are_told_so_whatever_the_shell
     [
         (
             ["layouts.h200.gpus_per_node=2"],
-            "layouts.h200.gpus_per_node: does not fit tensor_parallel, got 2, expected 1, one per rank",
+            "layouts.h200.gpus_per_node: does not fit tensor_parallel, got 2, expected 1, one GPU per rank",
         ),
         (
             ["layouts.h200.num_nodes=2"],

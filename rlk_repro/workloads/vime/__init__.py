@@ -66,9 +66,7 @@ def find_problems(plan: Plan) -> list[Problem]:
     except SpecError as error:
         return [*problems, *error.problems]
     where = f"run {plan.run.run}"
-    if (
-        problems
-    ):  # A mistake in a flag that the author wrote may be the cause of these problems, so those flags are checked too.
+    if problems:  # A wrong flag of the run's author may cause these problems, so the author's flags are checked too.
         return [*problems, *contract.find_problems(spell_written(plan), where, is_whole=False)]
     found: dict[str, Problem] = {}
     for argv in _all_arguments(plan):
@@ -91,7 +89,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
     """Return the command that stores rollouts for a lane that generates none: a live run of the baseline.
 
-    All trials train on the same rollouts, so pairs differ only in time.
+    All trials train on the same rollouts, so that pairs do not differ in their data.
     """
     if plan.run.lane == "live" or PreparedDir.of(plan.profile, run_dir).rollouts(plan.run, vime_of(plan)) is not None:
         return {}
@@ -109,7 +107,7 @@ def list_steps(request: PrepareRequest) -> list[PrepareStep]:
 
 
 def find_files(plan: Plan, run_dir: RunDir) -> Files:
-    """Return the places of this plan's model, data and rollouts."""
+    """Return the paths of this plan's model, checkpoint, prompts and rollouts."""
     workload = vime_of(plan)
     prepared = PreparedDir.of(plan.profile, run_dir)
     return Files(

@@ -54,7 +54,7 @@ SOMETIMES: Final = frozenset(
     | {"offload", "offload-train", "no-offload-train", "offload-rollout", "no-offload-rollout", "rm-type"}
     | {"sequence-parallel", "use-routing-replay", "vllm-enable-deterministic-inference", "vllm-worker-extension-cls"}
 )
-"""Flags that the launcher sets under some settings only."""
+"""Flags that the launcher sets only under some settings."""
 ENV: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 DETERMINISTIC_ENV: Final = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -65,7 +65,7 @@ DETERMINISTIC_ENV: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Places of a run's files.  ``rollouts`` is a path with ``{rollout_id}``, which vime replaces by a number."""
+    """The paths of a run's files.  ``rollouts`` is a path with ``{rollout_id}``, which vime replaces by a number."""
 
     model: Path
     checkpoint: Path

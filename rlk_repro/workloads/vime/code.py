@@ -41,7 +41,7 @@ _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def find_brought(plan: Plan) -> Brought:
-    """Find what a vime plan brings: its model, data and rollouts, its environment, and all code that it names."""
+    """Return what a vime plan takes from outside: model, data, rollouts, environment variables, and code."""
     workload = vime_of(plan)
     env = workload.placements[plan.hardware.hardware].env
     code = (*_find_model_code(workload), *_list_flags(plan))
@@ -102,12 +102,12 @@ def spell_written(plan: Plan) -> list[str]:
 def _find_contract(plan: Plan) -> Contract | None:
     try:
         return load_contract(plan.stack.pins["vime"].commit)
-    except (KeyError, SpecError):  # a plan without a contract is refused anyway
+    except (KeyError, SpecError):  # a plan without an argument contract is refused by another check
         return None
 
 
 def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
-    """Whether a value is plain data: a number, a choice that the parser checks, or one of some fixed words."""
+    """Whether values are plain data: numbers, choices that the parser checks, or values of the ``PLAIN_TEXTS``."""
     definitions = contract.by_flag.get(flag, ())
     if not definitions or flag in CODE_SWITCHES:
         return False
@@ -119,7 +119,7 @@ def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
 
 
 def _is_known(flag: str, values: Sequence[str]) -> bool:
-    """Whether a flag's values name a function of a known package; the name of a file, for example, does not."""
+    """Whether a flag's values name a function of a known package, and not, for example, a file."""
     dotted = [value for value in values if not value.isidentifier()]
     are_known = all(_DOTTED.fullmatch(value) and value.partition(".")[0] in KNOWN_PACKAGES for value in dotted)
     return bool(dotted) and are_known and _FUNCTIONS.fullmatch(flag) is not None

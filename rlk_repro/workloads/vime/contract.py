@@ -49,14 +49,14 @@ class Contract(BaseModel):
     schema_: Schema = Field(alias="schema")
     vime: Commit
     megatron_lm: Commit
-    megatron_patch: str = Field(description="sha256 of the patch to Megatron-LM that vime's images carry")
+    megatron_patch: str = Field(description="sha256 of the patch to Megatron-LM in vime's images")
     made_with: dict[str, str]
     missing: tuple[str, ...] = ()
     flags: tuple[Flag, ...]
 
     @cached_property
     def by_flag(self) -> Mapping[str, tuple[Flag, ...]]:
-        """The definitions by spelling.  A flag that several parsers read has several definitions."""
+        """The definitions of flags, by spelling.  A flag that several parsers read has several definitions."""
         found: dict[str, tuple[Flag, ...]] = {}
         for item in self.flags:
             for spelling in item.flags:

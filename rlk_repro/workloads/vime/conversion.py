@@ -83,8 +83,8 @@ class Conversion:
         """Convert the model.
 
         Raises:
-            EnvironmentMissing: vime or Megatron-LM was not found at the pinned commit.  CheckFailed: vime's conversion
-            tool failed.
+            EnvironmentMissing: vime or Megatron-LM was not found at the pinned commit.
+            CheckFailed: vime's conversion tool failed.
         """
         vime, megatron = (_find_root(source) for source in (VIME, MEGATRON))
         commits = _require_pinned(self.stack)
@@ -155,7 +155,7 @@ def _make_env(vime: Path, megatron: Path) -> dict[str, str]:
 
 
 def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-    """Run the conversion under a guard, which ends the conversion when this process ends."""
+    """Run the conversion under a guard process, which ends the conversion when this process ends."""
     with log.open("wb") as stream:
         tool = Guarded(argv, env, stream.fileno())
         try:

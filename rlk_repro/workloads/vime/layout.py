@@ -29,7 +29,7 @@ class Division:
 
     @property
     def actor_num_nodes(self) -> int:
-        """The number of nodes that train.  Of several nodes, only the nodes that do not generate train."""
+        """The number of nodes that train.  With several nodes and divided GPUs, a node either trains or generates."""
         if self.layout.num_nodes == 1:
             return 1
         return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node
@@ -78,7 +78,7 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
     """Return, by kind, the folders of model, checkpoint, data and rollouts that the run's lane needs.
 
     Raises:
-        SpecError: the model needs a conversion, and the stack has no vime for it.
+        SpecError: the model needs a conversion, and the stack pins no vime for the conversion.
     """
     workload = run.workload
     assert isinstance(workload, VimeWorkload)

@@ -15,11 +15,11 @@ from rlk_repro.spec.layers import read_layer_pattern
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 WEIGHT_BYTES: Final = 2
-GRADIENT_BYTES: Final = 4  # accumulated and reduced in fp32
-OPTIMIZER_BYTES: Final = 12  # a copy in fp32 and two moments, divided among the data parallel ranks
 LOGIT_COPIES: Final = 3  # logits in fp32, the softmax that the backward pass needs, and the gradient
+GRADIENT_BYTES: Final = 4
+OPTIMIZER_BYTES: Final = 12  # a copy of the weights in fp32 and two moments, divided among the data parallel ranks
 ACTIVATIONS_PER_LAYER: Final = (
-    34  # bytes per token and hidden unit, for a layer that recomputes nothing (Korthikanti et al. 2022)
+    34  # bytes per token and hidden unit in a layer without recomputation (Korthikanti et al. 2022)
 )
 
 

@@ -131,7 +131,7 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
         wanted = conversion.source
-        # An unknown model is fetched first; then this function is called again.
+        # A model that is not on disk is fetched first; then this function is called again.
         is_known = wanted["model"] is not None
         return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
 

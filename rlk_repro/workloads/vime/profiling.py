@@ -1,7 +1,7 @@
 """Start Ray's workers under nsys or rocprofv3, the profilers besides torch's own.
 
-Both record only between two calls that ``integration`` makes in the training ranks, around the steps that torch's
-profiler would trace.  A worker that makes no such call writes no trace.
+Both profilers record only between two calls that ``integration`` makes in the training ranks, around the steps that
+torch's profiler would trace.  A worker that makes no such call writes no trace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def profiler_env(plan: Plan, traces: Path) -> dict[str, str]:
-    """Return the variables by which Ray starts workers under the run's profiler; none if torch profiles."""
+    """Return the variables by which Ray starts workers under the run's profiler; empty if the profiler is torch's."""
     programs = vime_of(plan).programs
     if not programs:
         return {}

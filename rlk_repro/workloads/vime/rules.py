@@ -51,14 +51,14 @@ Rule: TypeAlias = Callable[[Plan, Division], Iterator[Problem]]
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Apply all rules.  Rules about sizes apply only to a layout that is possible."""
+    """Return the problems of ``FIRST_RULES``; if there are no such problems, those of ``RULES``."""
     division = divide(plan)
     first = [problem for rule in FIRST_RULES for problem in rule(plan, division)]
     return first or [problem for rule in RULES for problem in rule(plan, division)]
 
 
 def find_warnings(plan: Plan) -> list[Finding]:
-    """Find allowed settings whose effect may surprise a user."""
+    """Return warnings about allowed settings that use much memory or have an unexpected effect."""
     return [*_warn_of_memory(plan), *_warn_of_settings(plan)]
 
 
@@ -198,7 +198,7 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
 
 
 def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Check the number of stored rollouts.  For a missing file, vime's forge loading silently takes file 0."""
+    """Check the number of stored rollouts.  If a file is missing, vime silently loads file 0 instead."""
     stored = vime_of(plan).rollouts
     if stored is None:
         return
@@ -246,7 +246,7 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
     is_deterministic = what_for in {"agreement", "deterministic"}
     if is_deterministic and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
-        # True of vLLM 0.25.1 and of the pinned ROCm commit; https://github.com/vllm-project/vllm/pull/52231 adds AMD.
+        # vLLM 0.25.1 and the pinned ROCm commit behave so; https://github.com/vllm-project/vllm/pull/52231 adds AMD.
         what = "the pinned vLLM has deterministic inference for NVIDIA GPUs only"
         yield Problem(where, what, got=what_for, expected="lane train-only")
 
