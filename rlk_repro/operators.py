@@ -22,7 +22,7 @@ class Platform(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why an operator does not run.  Every reason is known before a call; an error inside a call is never a reason."""
+    """Why an operator does not run.  An operator is refused before a call, never because of an error in the call."""
 
     PLATFORM = "has no accepted implementation on this platform"
     TENSOR_PARALLEL = "needs the whole vocabulary on one rank"
@@ -161,7 +161,7 @@ def _needs_no_temperature(case: Case) -> Refusal | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One operator.  ``function`` is the trainer's function whose ``calls`` it serves.
+    """One operator, which serves ``calls`` of the trainer's ``function``.
 
     ``implementations`` holds, by platform, the classes that count as RL-Kernel; other platforms have no class.
     """
@@ -325,7 +325,7 @@ def find_refusal(op: str, case: Case) -> Refusal | None:
 
 
 def find_split_refusal(implementations: Sequence[Implementation], case: Case) -> Refusal | None:
-    """Return why no implementation is accepted for a split vocabulary; None if one is, or if nothing is split."""
+    """Return a refusal if the vocabulary is split and no implementation accepts a split vocabulary; otherwise None."""
     if case.tensor_parallel == 1 or not all(item.needs_whole_vocabulary for item in implementations):
         return None
     what = f"{implementations[0].class_name} is plain PyTorch with tensor parallel size {case.tensor_parallel}"
@@ -375,7 +375,7 @@ def _has_reference_pass(options: Mapping[str, Any]) -> bool:
 
 
 def has_old_policy_pass(options: Mapping[str, Any]) -> bool:
-    """Whether vime runs an old-policy pass: it does not with one step per rollout, nor in fine-tuning."""
+    """Whether vime runs an old-policy pass; it runs no such pass with one step per rollout or in fine-tuning."""
     has_stored = options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics")
     if has_stored or not options.get(_ADVANTAGES, True):
         return False

@@ -1,7 +1,7 @@
 """Make a plan, which holds all values that follow from run, stack, hardware, profile and flags.
 
-The same inputs always give the same two hashes.  ``experiment_hash`` covers everything except profile and cluster,
-so a replay at another site has the same hash.  ``plan_hash`` covers everything.
+The same inputs always give the same two hashes.  ``experiment_hash`` covers all that is measured, but not the
+profile, so a replay at another site has the same hash.  ``plan_hash`` also covers the profile.
 """
 
 from __future__ import annotations

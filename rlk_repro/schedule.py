@@ -32,7 +32,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One rollout of a session.  ``block`` is its block's number, ``label`` its period's letter (A or B).
+    """One rollout of a session.  ``block`` is its block's number, ``label`` A or B; both are empty outside blocks.
 
     In lanes with stored rollouts, ``stored`` is the number of the stored rollout that the trainer trains on; without a
     number the trainer takes one of the largest stored rollouts.

@@ -79,7 +79,7 @@ def find_unsafe(path: str) -> str | None:
 
 
 def render_header(path: str, size_bytes: int) -> bytes:
-    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.  Blocks with a long name come first.
+    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.  Blocks for a long name come before it.
 
     Python's tarfile is not used, because the bytes that it writes may depend on Python's version.
     """
@@ -107,7 +107,7 @@ class ArchiveWriter:
         self._gzip = GzipWriter(stream)
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write one file; return its number of bytes.  If it differs from ``size_bytes``, the archive is invalid."""
+        """Write one file; return its number of bytes.  Another number than ``size_bytes`` makes the archive invalid."""
         self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:
@@ -303,7 +303,7 @@ class ArchiveReader:
 
 
 def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
-    """Return a member's bytes, or None if the member is too large.  All pieces are read in both cases."""
+    """Return a member's bytes; read a member that is too large to its end, but return None."""
     data = bytearray()
     num_bytes = 0
     for piece in pieces:

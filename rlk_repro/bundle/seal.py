@@ -102,7 +102,7 @@ class FolderReader:
     """Reads the files of a run directory as ``ArchiveReader`` reads a bundle; ``data`` streams the current file.
 
     Attributes:
-        refused: why files cannot be packed (a link, a device, unreadable), by name; complete after the iteration.
+        refused: the reason for each file that cannot be packed, by file name; complete after the iteration.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -289,7 +289,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
             yield ArchiveReader(stream, str(path), limits=limits)
     except Unwritable:
         raise
-    except OSError as error:  # errors of writing are Unwritable, so this error is one of reading
+    except OSError as error:  # errors of writing have the type Unwritable, so this is an error of reading
         raise _unreadable(path, error) from error
 
 
@@ -345,7 +345,7 @@ def _write_members(reader: ArchiveReader, folder: Path) -> None:
 
 
 def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:
-    from rlk_repro.plan import find_run_id  # imported here: it imports pydantic, which verify.py does not need
+    from rlk_repro.plan import find_run_id  # imported late, because it imports pydantic, which verify.py does not need
 
     sizes_bytes = []
     nodes: set[str] = set()

@@ -43,7 +43,7 @@ def _gpu_name(facts: Manifest) -> str:
 
 
 def _with_rl_kernel(sections: dict[str, Any], process: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections with the RL-Kernel that the measuring process imported, instead of the installed one."""
+    """Return the manifest's sections with the RL-Kernel that the measuring process imported, not the installed one."""
     if RL_KERNEL not in process:
         return sections
     return sections | {code.SECTION: sections[code.SECTION] | {RL_KERNEL: process[RL_KERNEL]}}

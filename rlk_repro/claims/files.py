@@ -90,7 +90,7 @@ class Testbed(Model):
 
 
 class Quantity(Model):
-    """One column of the published table."""
+    """One column of a published table."""
 
     unit: Unit
     pass_: Pass = Field(alias="pass")
@@ -271,7 +271,7 @@ def _comparison_problems(
         return
     units = BYTES if isinstance(comparison, MemoryComparison) else {*SECONDS, "x"}
     if quantity.unit not in units:
-        yield ("quantity",), "has a unit that cannot be compared", quantity.unit, f"one of {', '.join(sorted(units))}"
+        yield ("quantity",), "has the wrong unit", quantity.unit, f"one of {', '.join(sorted(units))}"
     if quantity.pass_ not in measurable.passes:
         what = "rlk-repro does not measure this pass of the operator"
         yield ("quantity",), what, quantity.pass_, ", ".join(measurable.passes)

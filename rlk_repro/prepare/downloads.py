@@ -30,7 +30,7 @@ class _RedirectRefused(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The limits of a download from the address ``asked``.  ``what`` is its name in messages; ``limit`` is in bytes."""
+    """Limits of a download from the address ``asked``.  Messages name the download ``what``.  ``limit`` is in bytes."""
 
     asked: str
     what: str

@@ -1,6 +1,6 @@
 """Make a prepared folder once: under a lock, in a work folder beside it.  A folder with a record is complete.
 
-After a kill the work continues or begins again.
+After a kill, the next process continues or begins again.
 """
 
 from __future__ import annotations

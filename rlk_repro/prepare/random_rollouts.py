@@ -25,7 +25,7 @@ _BYTES_PER_EXPERT: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RandomRollouts:
-    """The settings of one set of random rollouts.  Layers and experts are 0 if the run replays no routing (R3)."""
+    """Settings of one set of random rollouts.  Without routing replay (R3) the numbers of layers and experts are 0."""
 
     seed: int
     num_files: int

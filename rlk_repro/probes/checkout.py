@@ -40,7 +40,7 @@ _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REFERENCE: Final = re.compile(r"ref: (refs/[^\0\n]+)")
-_MOST_REFERENCES: Final = 5  # a reference may lead to another reference, at most this often
+_MOST_REFERENCES: Final = 5  # so many references may lie between HEAD and the commit
 _HEAD_BYTES: Final = 4096
 
 

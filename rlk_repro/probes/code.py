@@ -139,7 +139,7 @@ def _recorded_commits(root: Path) -> dict[str, str]:
 
 
 def find_distribution(source: CodeSource) -> metadata.Distribution | None:
-    """Return the installed distribution of a code base; it is the first of its possible names that is installed."""
+    """Return the first of ``source.distributions`` that is installed, or None."""
     for name in source.distributions:
         try:
             return metadata.distribution(name)

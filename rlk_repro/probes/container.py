@@ -1,7 +1,7 @@
 """Find the container and the image of this process, from what the process can see inside the container.
 
 No image can hold its own digest.  The digest comes from a variable of the process that started the container, or from
-the record that this tool's launcher mounts.  Without both, the digest is unknown.
+the record that this tool's launcher mounts.  If both are missing, the digest is unknown.
 """
 
 from __future__ import annotations

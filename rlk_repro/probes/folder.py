@@ -22,7 +22,7 @@ FILE_BYTES: Final = 4096
 
 
 def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
-    """Return every fact of the section ``run_directory``.  The probe writes and removes a few small files in it."""
+    """Return every fact of the section ``run_directory``; write and remove a few small files in that directory."""
     return {
         "filesystem": derive(read_text(root, "/proc/mounts"), lambda text: find_filesystem(text, folder.resolve())),
         **_room(folder),
@@ -64,7 +64,7 @@ def _room(folder: Path) -> dict[str, Fact]:
 
 
 def _measure(folder: Path) -> dict[str, Fact]:
-    """Measure the median time in ms to write a file, and the seconds by which the file system's clock is ahead."""
+    """Return the median time in ms to write a file, and by how many seconds the file system's clock is ahead."""
     try:
         durations, skews = zip(*(_write_one(folder) for _ in range(NUM_FILES)), strict=True)
     except OSError as error:

@@ -65,8 +65,8 @@ class Brought:
 class Words:
     """The phrases that reports use for a workload.
 
-    ``takes`` begins the sentence about a step's time.  ``scope`` says what the result does not show.  ``updates_per``
-    is *rollout* or *step*: reports give the number of optimizer steps in it.  ``baseline_trainer`` names the trainer
+    ``takes`` begins a sentence about a step's time.  ``scope`` says what the result does not show.  ``updates_per``
+    is *rollout* or *step*, the unit per which reports count optimizer steps.  ``baseline_trainer`` names the trainer
     whose entropy metric the baseline may leave out.
     """
 

@@ -41,7 +41,7 @@ def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> l
 
 
 def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
-    """Refuse a design, or a number of pairs, that could give a verdict on speed in a run that measures no time."""
+    """If a run measures no time, refuse a design or a number of pairs that could give a verdict on speed."""
     purpose, measure = plan.run.workload.purpose, plan.run.measure
     if purpose == "timing":
         return

@@ -26,7 +26,7 @@ FLAGS: Final[Mapping[CodeSource, str]] = {VIME: "--vime-src", MEGATRON: "--megat
 
 
 def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
-    """Put the checkouts first on the path of this process's children, and set each checkout's variable.
+    """Put the checkouts first in ``PYTHONPATH`` for child processes, and set each checkout's environment variable.
 
     Raises:
         SpecError: a folder does not hold its package.
@@ -51,7 +51,7 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
 
 
 def find_given() -> list[CodeSource]:
-    """Return the code bases whose checkout has an environment variable with its path, and is in ``PYTHONPATH``."""
+    """Return each code base whose environment variable holds a folder that ``PYTHONPATH`` lists too."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [source for source in FLAGS if os.environ.get(source.variable) in path and os.environ[source.variable]]
 

@@ -46,6 +46,6 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield names and values that tell runs apart in a report; ``settings`` is the plan's record of the workload."""
     names = dict.fromkeys(grid["operator"] for grid in settings["grids"])
-    calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']} untimed, per cell and sweep"
-    chosen = ", ".join(settings["implementations"]) or "all implementations that serve them"
+    calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']} untimed calls, per cell and sweep"
+    chosen = ", ".join(settings["implementations"]) or "all implementations of these operators"
     yield "operators", f"{', '.join(names)}; {chosen}; {calls}"

@@ -81,7 +81,7 @@ def test_claims_of_unknown_names_are_all_named_with_the_nearest() -> None:
         ("quantity: time, baseline", "quantity: tme, baseline",
          "example.yaml:19: check.compare[0].quantity: no such quantity, got 'tme', expected one of time, peak"),
         ("quantity: time, baseline", "quantity: peak, baseline",
-         "example.yaml:19: check.compare[0].quantity: has another unit, got 'MB', expected one in ms, s, x"),
+         "example.yaml:19: check.compare[0].quantity: has the wrong unit, got 'MB', expected one of ms, s, x"),
         ("candidate: triton", "candidate: sm90",
          "example.yaml:19: check.compare[0]: the operator has no such implementation, got 'sm90', "
          "expected one of native, triton\n"

@@ -48,7 +48,7 @@ WORDS: Final = Words(
     step="training",
     baseline_trainer="vime",
     may_not_claim=(
-        "For MoE models, this result says nothing beyond vime + R3 against vime + R3 + RL-Kernel. R3 routing replay is "
+        "For MoE models, this result only compares vime + R3 with vime + R3 + RL-Kernel. R3 routing replay is "
         "vime's own and the same in both variants; expert and router kernels are not part of the comparison.",
     ),
 )

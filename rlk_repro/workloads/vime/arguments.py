@@ -157,7 +157,7 @@ def _parallel(division: Division) -> dict[str, Any]:
 
 
 def _place(division: Division, lane: str) -> dict[str, Any]:
-    """Return the flags for nodes and GPUs.  Without them vime assumes 8 GPUs per node."""
+    """Return the flags for nodes and GPUs.  Without these flags vime assumes 8 GPUs per node."""
     placement = division.placement
     where: dict[str, Any] = {
         "actor-num-nodes": division.actor_num_nodes,

@@ -93,7 +93,7 @@ class Contract(BaseModel):
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return flags as words, in their order.  True is a flag without a value; a tuple or list gives several values."""
+    """Return flags with values as a list of words.  True gives no value; a tuple or list gives several values."""
     return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
 
 
@@ -104,7 +104,7 @@ def _spell_flag(flag: str, value: Any) -> Iterator[str]:
 
 
 def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield flags with their values.  Values before the first flag belong to the flag ``""``."""
+    """Yield each flag with its values.  Values before the first flag belong to the flag ``""``."""
     flag = ""
     values: list[str] = []
     for word in argv:

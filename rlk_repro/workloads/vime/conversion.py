@@ -1,6 +1,6 @@
 """Convert a model to Megatron's format with vime's own tool, at the stack's commits of vime and Megatron-LM.
 
-The tool needs a GPU for each process.  Its output counts only if the exit code is 0 and the checkpoint is marked as
+The tool needs a GPU for each process.  The checkpoint counts only if the exit code is 0 and the checkpoint is marked as
 complete.  After an interruption the conversion begins again.
 """
 
