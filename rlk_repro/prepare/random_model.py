@@ -1,7 +1,7 @@
 """Make a Qwen3 model with random weights in the hub's format: configuration, byte tokenizer, one safetensors file.
 
 The arguments and the seed determine the bytes.  SHAKE-256 chooses one of 256 quantiles of a normal distribution for
-each weight, so no library, random generator or processor has an influence.  Each piece of a tensor depends only on the
+each weight, so library, random generator and processor do not matter.  Each piece of a tensor depends only on the
 seed, the tensor's name and the piece's number.  So several processes can write one file.
 
 https://huggingface.co/docs/safetensors

@@ -14,13 +14,13 @@ from rlk_repro.spec import VimeModel
 from rlk_repro.spec.layers import read_layer_pattern
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
+GRADIENT_BYTES: Final = 4  # gradients are accumulated and reduced in fp32
 WEIGHT_BYTES: Final = 2
-LOGIT_COPIES: Final = 3  # logits in fp32, the softmax that the backward pass needs, and the gradient
-GRADIENT_BYTES: Final = 4
 OPTIMIZER_BYTES: Final = 12  # a copy of the weights in fp32 and two moments, divided among the data parallel ranks
 ACTIVATIONS_PER_LAYER: Final = (
     34  # bytes per token and hidden unit in a layer without recomputation (Korthikanti et al. 2022)
 )
+LOGIT_COPIES: Final = 3  # logits in fp32, the softmax that the backward pass needs, and the gradient
 
 
 @dataclass(frozen=True, kw_only=True)

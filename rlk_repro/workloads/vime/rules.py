@@ -246,7 +246,7 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
     is_deterministic = what_for in {"agreement", "deterministic"}
     if is_deterministic and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
-        # vLLM 0.25.1 and the pinned ROCm commit behave so; https://github.com/vllm-project/vllm/pull/52231 adds AMD.
+        # vLLM 0.25.1 and the ROCm commit have this limit; https://github.com/vllm-project/vllm/pull/52231 adds AMD.
         what = "the pinned vLLM has deterministic inference for NVIDIA GPUs only"
         yield Problem(where, what, got=what_for, expected="lane train-only")
 
