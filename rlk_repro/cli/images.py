@@ -83,7 +83,7 @@ def build(
     stack: StackName = None,
     platform: Platform = None,
     engine: Annotated[
-        str | None, typer.Option(help="docker, buildah or podman; default: the first that answers.")
+        str | None, typer.Option(help="docker, buildah or podman; default: the first that works.")
     ] = None,
     tag: Annotated[
         str | None, typer.Option(help="Name of the image; default: localhost/rlk-repro:STACK-PLATFORM.")

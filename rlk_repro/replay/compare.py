@@ -268,7 +268,7 @@ def _find_obstacles(recorded: Analysis, new: Analysis) -> Iterator[str]:
         elif (old.status, trial.status) != (TrialStatus.OK, TrialStatus.OK):
             yield f"{old.name}: recorded {old.status}, now {trial.status}"
         elif old.proof is not trial.proof:
-            yield f"{old.name}: RL-Kernel recorded {old.proof}, now {trial.proof}"
+            yield f"{old.name}: proof of RL-Kernel: recorded {old.proof}, now {trial.proof}"
 
 
 def _seeded_differences(recorded: Sequence[TrialResult], new: Sequence[TrialResult]) -> Iterator[str]:
@@ -279,7 +279,7 @@ def _seeded_differences(recorded: Sequence[TrialResult], new: Sequence[TrialResu
             was, now = _values(old, metric), _values(trial, metric)
             step = next((index for index, pair in enumerate(zip(was, now, strict=False)) if pair[0] != pair[1]), None)
             if step is not None:
-                yield f"{old.name}: {metric} first differs at step {step}: was {was[step]}, now {now[step]}"
+                yield f"{old.name}: {metric} first differs at step {step}: recorded {was[step]}, now {now[step]}"
             elif len(was) != len(now):
                 yield f"{old.name}: {metric} has {len(now)} steps, recorded {len(was)}"
 
@@ -328,7 +328,7 @@ def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
             differing.append(f"{_name_cell(old)}: recorded {old.status}, now {'absent' if now is None else now.status}")
         elif not _is_same_speed(old, now):
             was, is_now = (format_number(_mean_speedup(cell) or 0.0, 3) for cell in (old, now))
-            differing.append(f"{_name_cell(old)}: {was} times vime's speed, now {is_now}")
+            differing.append(f"{_name_cell(old)}: recorded {was} times vime's speed, now {is_now}")
     num_agreeing = len(recorded.operators) - len(differing)
     yield _Comparand(is_compatible=not differing, text=f"operators: {num_agreeing} of {len(recorded.operators)} agree")
     yield from (_Comparand(is_compatible=False, text=text) for text in differing[:MAX_DETAILS])

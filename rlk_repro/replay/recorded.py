@@ -124,7 +124,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 
 
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
-    """Return where the sealed analysis differs from ``analysis``, or None where the bytes are the same.
+    """Return where the sealed analysis differs from ``analysis``, or None if both agree.
 
     Another version may word gates, headline and reasons differently: these sentences follow from numbers that are
     compared, and a report shows this version's sentences.  The same version must write the same sentences.
@@ -148,7 +148,7 @@ def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
 def _is_by_another_version(run_dir: RunDir) -> bool:
     """Tell whether the rlk-repro that recorded a node differs from this one in version number, files or git commit.
 
-    An installed package knows its files but no commit.
+    An installed package has files but no commit.
     """
     here = {**probe_source(OURSELVES, os.environ, {}), "version": __version__}
     recorded = [manifest.sections.get("code", {}).get("rlk_repro") for manifest in load_manifests(run_dir)]

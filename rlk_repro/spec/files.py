@@ -172,12 +172,12 @@ class Run(GrowingModel):
     stack: Name
     lane: Lane
     expected_trial_minutes: dict[Name, Minutes] = Field(
-        {}, description="estimated minutes of one trial or session with these steps, by hardware"
+        {}, description="estimated minutes of one trial or session of this run, by hardware"
     )
     expected_session_minutes: dict[Name, Minutes] = Field(
         {},
         description="estimated minutes of a session, if a run supports both designs; expected_trial_minutes then "
-        "count trials only",
+        "apply to trials only",
     )
     time_limit_min: Minutes | None = Field(
         None,
@@ -296,7 +296,7 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
     if is_crossover and not has_variants:
         yield ("measure", "design"), "this workload has no enabled variant", measure.design, "parallel"
     elif measure.pairs and not has_variants:
-        yield ("measure", "pairs"), "this workload has no enabled variant", measure.pairs, "0, and control pairs"
+        yield ("measure", "pairs"), "this workload has no enabled variant", measure.pairs, "0, but control_pairs"
     margin = measure.replay_margin_pct
     if margin is not None and not has_variants:
         yield ("measure", "replay_margin_pct"), "this workload has no ratio of step times", margin, "none"

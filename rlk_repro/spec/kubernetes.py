@@ -147,7 +147,7 @@ class KubernetesSettings(GrowingModel):
         None, description="version of Ray that the RayJob names; the leading agent checks that the image has this Ray"
     )
     max_time_min: Positive | None = Field(
-        None, description="minutes after which the job is ended, including the wait for nodes"
+        None, description="minutes after which the job is stopped, including the wait for nodes"
     )
     restarts: Annotated[int, Field(ge=0, le=100)] = Field(
         6, description="how many times the run continues with new pods after an eviction; this needs a results claim"
@@ -157,7 +157,7 @@ class KubernetesSettings(GrowingModel):
     )
     ttl_s: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         86_400,
-        description="seconds after which an ended job is removed; of a RayJob only the Ray cluster is removed, at once",
+        description="seconds until an ended Job is removed; an ended RayJob stays, its Ray cluster is removed at once",
     )
     hold_min: Positive = Field(
         720.0, description="minutes that the leading pod of a run without a claim waits for collect"

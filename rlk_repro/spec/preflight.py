@@ -70,5 +70,5 @@ class Preflight(GrowingModel):
     )
     on_blocking: Literal["stop", "continue"] = "stop"
     policy: dict[CheckName, Policy] = Field(
-        {}, description="effect of each check's findings, if it differs from the check's default (docs/preflight.md)"
+        {}, description="pass, warn or fail, for the findings of a check; default: see docs/preflight.md"
     )

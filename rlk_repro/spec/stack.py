@@ -112,7 +112,7 @@ class Stack(GrowingModel):
     pins: dict[PinName, Pin] = Field({}, description="versions that every node must have before the first trial")
     bases: dict[ImagePlatform, BaseImage] = Field({})
     locks: dict[ImagePlatform, Digest] = Field(
-        {}, description="hash of requirements/STACK-PLATFORM.txt: every Python package by version and hash"
+        {}, description="hash of requirements/STACK-PLATFORM.txt, which pins every Python package by version and hash"
     )
     components: dict[Name, Component] = Field(
         {}, description="further parts of the images, which no check compares with the image"
@@ -134,7 +134,7 @@ def stack_problems(stack: Stack) -> list[PathProblem]:
         if pin is not None and image.vime not in {None, pin.commit}
     ]
     problems += [
-        (("components", name), "has no commit and no version", None, "a commit, a version, or a line in moving")
+        (("components", name), "has no commit and no version", None, "a commit, a version, or an entry in moving")
         for name, component in stack.components.items()
         if component.commit is None and component.version is None
     ]

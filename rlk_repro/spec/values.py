@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
-"""Control, direction and zero-width characters, for patterns: no argument or path may hold them."""
+"""Control, direction and zero-width characters, for use in patterns: no argument or path may hold them."""
 
 Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=2000)]
 Word: TypeAlias = Annotated[str, Field(pattern=rf"^[^-{UNSEEN}][^{UNSEEN}]*$", max_length=1000)]
@@ -37,7 +37,7 @@ Variant: TypeAlias = Literal["baseline", "enabled"]
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
-"""Name of a design, and of the ``variant`` of a session, because a session runs both variants."""
+"""Name of a design, and value of ``variant`` for a session, because a session runs both variants."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 """The names of architectures in images, by the output of ``uname -m``."""
 

@@ -105,7 +105,7 @@ class VimeGrpo(PolicyLoss):
 
 
 class Placement(Model):
-    """How one hardware is used, in addition to the nodes and parallel sizes of its layout."""
+    """How a run uses one hardware, in addition to the nodes and parallel sizes of the layout."""
 
     rollout_num_gpus: Annotated[int, Field(ge=0, le=10**5)] = Field(
         0,
@@ -160,7 +160,7 @@ class VimeWorkload(AnyWorkload):
         None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
     )
     placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
-        description="GPUs and memory settings on each hardware that layouts names"
+        description="GPUs and memory settings for each hardware in layouts"
     )
     arguments: Arguments = Field({}, description="further flags of both variants")
 

@@ -218,7 +218,7 @@ class ModuleWorkload(AnyWorkload):
     imports = ("vime.backends.megatron_utils.loss",)
 
     kind: Literal["module"]
-    model: Text = Field(description="model whose vocabulary size this is, shown to readers")
+    model: Text = Field(description="name of the model with this vocabulary size, for reports")
     grpo: ModuleLoss = ModuleLoss()
     batch: ModuleBatch
     lead_ms: Annotated[float, Field(ge=0, le=10000)] = Field(

@@ -58,8 +58,8 @@ class Request:
 class Prepared:
     """A planned and rendered job that is not sent yet.  ``inputs`` is None if the author's files are staged.
 
-    ``remarks`` say what was chosen without a flag.  ``is_proposed`` says that the profile comes from the
-    cluster's facts and not from a file.
+    ``remarks`` say what was chosen without a flag.  ``is_proposed`` says that the profile comes from
+    the cluster and not from a file.
     """
 
     plan: Plan
@@ -135,7 +135,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
 
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
-    """Add a hint to problems of a proposed profile: a profile file can set the value that the cluster did not give."""
+    """Add a hint to problems of a proposed profile: a profile file can set what the cluster did not report."""
     hint = (
         f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set the value there, then --profile my-site.yaml"
     )
@@ -150,7 +150,7 @@ class _Found:
 
 
 def _find_profile(request: Request, run: Run) -> _Found:
-    """Return the named profile or the cluster's proposal; without a cluster, a dry run uses a shipped profile."""
+    """Return the named profile or the cluster's proposal; without a cluster, a dry run takes a shipped one."""
     cluster = request.cluster or LOCAL
     overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:

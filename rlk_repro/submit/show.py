@@ -239,7 +239,7 @@ def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _duration(summary: dict[str, Any]) -> str:
     if summary["expected_minutes"] is None:
-        return "not estimated for this hardware and these steps"
+        return "no estimate for this hardware and number of steps"
     text = f"about {format_duration(summary['expected_minutes'] * 60)}"
     return f"{text} · {summary['gpu_hours']:.2f} GPU-hours" if summary["gpu_hours"] else f"{text} · no GPU"
 
@@ -249,11 +249,11 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     effect = summary["smallest_visible_effect"]
     if plan.is_crossover:
         if effect is None:
-            return "none: faster and slower need 3 sessions of 6 blocks, and in all 0 or at least 6 control blocks"
+            return "none: faster and slower need 3 sessions of 6 blocks, and 0 or at least 6 control blocks in total"
         return (
             f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
-            f"spread by {measure.expected_block_sd_pct:g} % (the verdict faster needs a change of over "
-            f"{measure.smallest_effect_pct:g} %)"
+            f"have a standard deviation of {measure.expected_block_sd_pct:g} % (the verdict faster needs a change of "
+            f"over {measure.smallest_effect_pct:g} %)"
         )
     if summary["num_pairs"] < 6:
         return f"none: {summary['num_pairs']} pairs can never show faster or slower (6 are needed)"
@@ -265,6 +265,6 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         )
     return (
         f"{effect * 100:.1f} % of step time, reliably detected by {summary['num_pairs']} pairs if pair effects "
-        f"spread by {measure.expected_pair_sd_pct:g} % (the verdict faster needs a change of over "
+        f"have a standard deviation of {measure.expected_pair_sd_pct:g} % (the verdict faster needs a change of over "
         f"{measure.smallest_effect_pct:g} %)"
     )

@@ -89,7 +89,7 @@ def test_the_step_time_ratio_decides_the_level(
     assert (comparison.level, comparison.is_ok) == (level, level is Match.REPRODUCED)
     assert f"step time ratio 0.99 recorded, {ratio:.4g} now; " in comparison.headline
     assert words in comparison.headline
-    assert "00-p1-baseline: loss first differs at step 0: was 0.1, now 0.1000001" in comparison.details
+    assert "00-p1-baseline: loss first differs at step 0: recorded 0.1, now 0.1000001" in comparison.details
     assert comparison.describe().margin_pct == pytest.approx(100 * margin)
 
 
@@ -177,7 +177,7 @@ def test_operators_agree_cell_by_cell_and_never_bitwise() -> None:
     assert comparison.level is Match.DIFFERENT
     assert "operators: 9 of 10 agree" in comparison.details
     assert (
-        "logp forward 9216x151936 float32 density 1 rl-kernel-online: 7.78 times vime's speed, now 6.48"
+        "logp forward 9216x151936 float32 density 1 rl-kernel-online: recorded 7.78 times vime's speed, now 6.48"
     ) in comparison.details
 
 
@@ -211,7 +211,7 @@ def test_rl_kernel_that_ran_on_one_side_only_is_not_comparable(analysis: Analysi
     new = analyse(make_run(tmp_path / "id", Recipe(speedup=1.1, is_routed=False)))
     comparison = compare_analyses(analysis, new)
     assert comparison.level is Match.NOT_COMPARABLE
-    assert comparison.obstacles[0] == "01-p1-enabled: RL-Kernel recorded proved, now fallback"
+    assert comparison.obstacles[0] == "01-p1-enabled: proof of RL-Kernel: recorded proved, now fallback"
 
 
 def test_another_speed_of_the_fabric_is_a_caution(analysis: Analysis) -> None:
