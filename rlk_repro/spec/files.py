@@ -296,7 +296,7 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
     if is_crossover and not has_variants:
         yield ("measure", "design"), "this workload has no enabled variant", measure.design, "parallel"
     elif measure.pairs and not has_variants:
-        yield ("measure", "pairs"), "this workload has no enabled variant", measure.pairs, "0, but control_pairs"
+        yield ("measure", "pairs"), "this workload has no enabled variant", measure.pairs, "0; set control_pairs"
     margin = measure.replay_margin_pct
     if margin is not None and not has_variants:
         yield ("measure", "replay_margin_pct"), "this workload has no ratio of step times", margin, "none"

@@ -114,8 +114,8 @@ OPERATORS = (data_dir("jobs") / "operators-smoke.yaml").read_text()
          "expected at least 16, two per sample"),
         (MODULE, "num_tokens: 512", "num_token: 512", "workload.batch.num_token: unknown key, expected one of "
          "num_samples, num_tokens, prompt_fraction, num_microbatches, vocab_size\n  hint: did you mean 'num_tokens'?"),
-        (OPERATORS, "pairs: 0", "pairs: 6", "measure.pairs: this workload has no enabled variant, got 6, expected 0, "
-         "and control pairs"),
+        (OPERATORS, "pairs: 0", "pairs: 6", "measure.pairs: this workload has no enabled variant, got 6, expected 0; "
+         "set control_pairs"),
         (OPERATORS, "hidden_size: [64]", "hidden_size: []", "workload.grids[3].hidden_size: does not fit linear_logp, "
          "got [], expected one size or more"),
         (OPERATORS, "operator: logp,", "operator: logp, hidden_size: [8],", "workload.grids[0].hidden_size: does not "
