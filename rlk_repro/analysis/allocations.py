@@ -31,7 +31,7 @@ SLACK_S: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A span of time; ``begin`` and ``end`` are Unix seconds."""
+    """A span of time; ``begin_s`` and ``end_s`` are Unix times."""
 
     begin_s: float
     end_s: float
@@ -126,7 +126,7 @@ def _find_window(record: ExitRecord) -> Window | None:
 def _read_agents(run_dir: RunDir) -> dict[str, Window]:
     """Return when the leading agent of each allocation began and ended.
 
-    A killed agent may have written its last line before its last trial ended.  The agent's end is therefore the first
+    A killed agent may have written its last line before its last trial ended.  So an agent is taken to end at the first
     line of the next agent, if another agent ran.
     """
     found: dict[str, Window] = {}

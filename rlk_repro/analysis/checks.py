@@ -173,7 +173,7 @@ def _describe_case(check: AgreementCheck) -> str:
 def _compare_variants(
     place: Place, names: tuple[str, str], one: EngineLog, other: EngineLog
 ) -> Iterator[AgreementCheck]:
-    """Yield the checks between the training engines of two trials; both need the same tokens and the same weights."""
+    """Yield the checks between the training engines of two trials; both trials need the same tokens and weights."""
     step = place[2]
     reason = _find_other(step, one, other)
     if reason:

@@ -1,7 +1,7 @@
 """Read a session of the design ``crossover``: its two arms, its blocks, and one effect per metric.
 
 An *arm* holds the steps of one variant and has the form of a trial's result, so that a report shows a session like a
-pair of trials.  ``statistics.crossover`` has the arithmetic.
+pair of trials.  The module ``statistics.crossover`` computes the effects.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _keep_steps(series: Series, steps: Iterable[int]) -> Series:
 
 
 def compare_sessions(sessions: Sequence[Session]) -> tuple[list[PairResult], list[BlockResult]]:
-    """Compare the arms of each session by the Hodges-Lehmann mean of the block effects; return sessions and blocks."""
+    """Compare the variants of each session by the Hodges-Lehmann mean of block effects; return sessions and blocks."""
     counting = [session for session in sessions if session.is_complete]
     slopes = {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
     blocks = [block for session in counting for block in _list_blocks(session, slopes.get(STEP_TIME, 0.0))]

@@ -112,7 +112,7 @@ class _Case:
 
     @property
     def never_ran(self) -> bool:
-        """Whether RL-Kernel served no call in any finished comparison."""
+        """Whether every finished comparison fell back, so RL-Kernel served no call."""
         return bool(self.fallen_back) and not self.evidence.scored and not self.comparisons_that_are(PairStatus.VOID)
 
 

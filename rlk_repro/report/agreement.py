@@ -73,7 +73,7 @@ def plot_agreement(view: View) -> Iterator[Figure]:
     ]
     labels = [f"{bound:g}" for bound in LADDER]
     caption = f"Each point is the share of {count(number, 'token')} with a difference above the number on the axis."
-    yield _draw(f"{KEY}-shares", "Tokens beyond a difference", caption, "share of tokens", "difference", shares, labels)
+    yield _draw(f"{KEY}-shares", "Tokens above a difference", caption, "share of tokens", "difference", shares, labels)
     means = [
         (item.variant, [(x, mean) for x, mean in enumerate(item.mean_by_position) if mean is not None and mean > 0])
         for item in found

@@ -43,8 +43,8 @@ SUSPECTS: Final = {
     "host.other_runs": "another run on this machine",
     "host.trainer_processes": "processes of another trainer",
     "host.load_average": "a busy host",
-    "host.governor": "a processor that saves power",
-    "host.numa_balancing": "a kernel that moves memory",
+    "host.governor": "a CPU governor that saves power",
+    "host.numa_balancing": "automatic NUMA balancing",
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }

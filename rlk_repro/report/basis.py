@@ -25,7 +25,7 @@ SHOWN_HASH: Final = 12
 
 
 def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Return what identifies a run, from its workload to its id, as name and value."""
+    """Return names and values that identify a run: workload, lane, hardware, stack, cluster and id."""
     return (
         ("workload", analysis.workload),
         ("lane", analysis.lane),

@@ -68,7 +68,7 @@ def _name(kind: CheckKind) -> str:
 
 
 def make_matrices(checks: Sequence[AgreementCheck]) -> Iterator[Table]:
-    """Make, for each variant, a table of the largest log-prob difference between each two engines in step 0."""
+    """Make, for each variant, a table of the largest log-prob difference between every two engines in step 0."""
     found = [item for item in checks if item.kind is CheckKind.LOG_PROBS and item.step == 0]
     for variant in dict.fromkeys(item.variant for item in found):
         here = {frozenset((item.first, item.second)): item for item in found if item.variant == variant}

@@ -266,7 +266,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     cautions = [] if view.context.is_sealed else [UNSEALED]
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
-    # These sentences explain a gain, and only a scored pair can show a gain.
+    # The sentences ``own_work`` explain a gain, and only a scored pair can show a gain.
     if view.is_comparison and analysis.verdict.num_pairs:
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:

@@ -66,7 +66,7 @@ class Context:
 
 @dataclass(frozen=True)
 class View:
-    """An analysis and its context.  HTML ids contain numbers, never names, because names come from a stranger's run."""
+    """An analysis and its context.  HTML ids contain numbers, never names, because a run's names may contain markup."""
 
     analysis: Analysis
     context: Context

@@ -33,7 +33,7 @@ MOST_CHANGED: Final = 5
 class LargestDifference:
     """The token with the largest difference.
 
-    ``place`` is its step, rank, microbatch and sample.  ``position`` counts from 0 in the response.
+    ``place`` is the step, rank, microbatch and sample of the token.  ``position`` counts from 0 in the response.
     """
 
     abs_difference: float
@@ -167,7 +167,7 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
 
 
 def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    """Return one word for all checks of a run; a run passes only if both variants have a passed check of log-probs."""
+    """Return the result of a run with these checks; ``pass`` needs a passed check of log-probs in both variants."""
     if any(item.word is CheckWord.FAIL for item in checks):
         return CheckWord.FAIL
     passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}

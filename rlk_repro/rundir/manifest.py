@@ -148,7 +148,7 @@ def severity(path: str) -> Level:
 
 
 def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
-    """Return a finding for every fact that differs.  A fact that one side does not know gives at most a warning."""
+    """Return a finding for every fact that differs.  A fact that one manifest lacks gives at most a warning."""
     left, right = dict(expected.facts()), dict(found.facts())
     return list(_diff_facts(left, right, left.keys() | right.keys()))
 
@@ -183,7 +183,7 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
         if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
             level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
         elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
-            level = Level.INFO  # older versions hash the diff otherwise; equal trees prove equal files
+            level = Level.INFO  # older versions hash the diff in another way; equal trees prove equal files
         yield Finding(level, path, shorten(str(was)), shorten(str(now)))
 
 

@@ -78,7 +78,7 @@ class OperatorResult:
     """One implementation in one case, over all processes.
 
     ``error`` is the largest difference from float64 over the checked rows.  ``gradient_error`` is the largest
-    difference of a gradient, divided by the largest gradient element.  Both are the worst values of all processes.
+    difference of a gradient, divided by the largest gradient element.  Both errors are the worst of all processes.
     ``process_spread`` is the range of the processes' medians, divided by the smallest median.
     """
 

@@ -276,7 +276,7 @@ class RunDir:
         return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
 
 
-# A trainer knows these two folders from its environment, but it does not know the trial's folder.
+# A trainer's environment names the folders of ops files and of libraries, but not the trial's folder.
 def ops_file(folder: Path, rank: int) -> Path:
     return folder / f"{rank}{OPS_SUFFIX}"
 

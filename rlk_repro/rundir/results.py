@@ -1,4 +1,4 @@
-"""Define the values of an analysis.  Only ``analysis`` makes them; reports, comparison and replay read them.
+"""Define the values of an analysis.  Only ``analysis`` makes these values; reports, comparison and replay read them.
 
 All values are frozen and survive a round trip through JSON.  Times are seconds, memory is bytes.  A missing number is
 None with a reason or an ``n``, and never 0.

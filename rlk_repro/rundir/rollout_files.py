@@ -85,7 +85,7 @@ def check_file(path: Path) -> None:
 
 
 def check_archive(path: Path) -> None:
-    """Check that a file is an archive.  Raise BundleUnreadable for another file, which torch would load as a pickle."""
+    """Check that a file is an archive.  Raise BundleUnreadable for other files, because torch loads them as pickles."""
     with path.open("rb") as stream:
         if stream.read(len(_ARCHIVE)) != _ARCHIVE:
             raise _refuse(path, "is not an archive of torch.save")

@@ -1,7 +1,7 @@
 """Find run directories: all, one by its id or path, or the newest; and tell which ones this user submitted.
 
 A run directory may come from another person's bundle and hold that person's job id or site.  So a file in the user's
-state folder records what this user submitted.  The name of this file is the hash of the plan, which holds the run id.
+state folder records what this user submitted.  The file is named by the hash of the plan, which holds the run id.
 """
 
 from __future__ import annotations

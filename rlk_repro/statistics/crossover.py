@@ -18,7 +18,7 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""Largest number of sums over half of the sessions for which the exact p is computed.
+"""The exact p is computed only up to this number of sums over half of the sessions.
 
 Four sessions of 8 blocks need 4,900 sums.
 """

@@ -68,7 +68,7 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def summarise(metric: str, values: Iterable[float | None]) -> Summary | None:
-    """Summarise the scored steps of one trial; the result is None without any number.
+    """Summarise the scored steps of one trial; the result is None if no step has a number.
 
     ``n`` counts only recorded steps, without values that are NaN, infinite or too large to be squared.  Outliers,
     beyond 1.5 times the interquartile range (Tukey's fences), are counted and stay in all numbers.
