@@ -50,7 +50,7 @@ CLASSES: Final[Mapping[tuple[str, str], str]] = {
     ("linear-logp", "sm90"): f"{_OPS}.cuda.loss.linear_logp.FusedLinearLogpSM90Op",
     ("sampling", "flashinfer"): "rl_engine.kernels.sampling.SamplerBackend",
 }
-# plain PyTorch functions that the claims call native; RL-Kernel has no class for them
+# plain PyTorch functions that the claims name "native"; RL-Kernel has no class for them
 FUNCTIONS: Final = frozenset({("sampler-logp", "native"), ("sampling", "native")})
 
 

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     log_record("device", name=name, bytes_per_s=rates.bytes_per_s, flops_per_s=rates.flops_per_s)
     harness = Harness(args.suite, implementations, device, rates, args.seed)
     for sweep in range(args.num_rollout):
-        # with this, the garbage collection before every cell does not visit the objects that exist now
+        # the garbage collection before every cell does not visit frozen objects
         gc.collect()
         gc.freeze()
         began = time.perf_counter()

@@ -94,7 +94,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
 def _gather_rows(hidden: torch.Tensor, group: Any) -> torch.Tensor:
     """Gather the rows of hidden states from all ranks.
 
-    The operator already sums the gradient over the ranks.  In the backward pass each rank takes its own rows of that
+    ``linear_logp`` already sums the gradient over the ranks.  In the backward pass each rank takes its own rows of that
     sum, so nothing is summed twice.
     """
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region

@@ -111,7 +111,7 @@ def _cut(tokens: list[list[int]], log_probs: list[list[float]]) -> list[Response
 
 
 def make_samples(questions: Sequence[task.Question], responses: Sequence[Response]) -> list[Sample]:
-    """Make samples with rewards; the responses to one question are neighbours, equally many for each question."""
+    """Make samples with rewards; the responses to one question follow each other, equally many for each question."""
     group_size = len(responses) // len(questions)
     samples = []
     for index, response in enumerate(responses):

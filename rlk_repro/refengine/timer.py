@@ -1,6 +1,6 @@
 """Measure named wall-clock phases, logged and summed as vime's timer does.
 
-Unlike in vime, a phase on a GPU ends when its GPU work has ended: the device is synchronised at both ends.
+Unlike in vime, a phase includes all its GPU work: the device is synchronised at the phase's start and end.
 """
 
 from __future__ import annotations

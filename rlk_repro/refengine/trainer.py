@@ -85,7 +85,7 @@ def frozen_heap() -> Iterator[None]:
 
 
 def make_device(args: argparse.Namespace) -> torch.device:
-    """Choose the device and configure torch for it; on a CPU equal flags give equal bits."""
+    """Choose the device and configure torch for it; on a CPU equal flags give bitwise equal results."""
     has_gpu = torch.cuda.is_available()
     if args.device == "cuda" and not has_gpu:
         raise EnvironmentMissing(Problem("--device", "torch sees no GPU", got="cuda", hint="use --device cpu"))

@@ -35,7 +35,7 @@ from tests.support.loss_examples import LENGTHS, VOCABULARY, load_loss_module, m
 DOUBLE = SUPPORT / "fake_rl_engine"
 NUM_ROWS, HIDDEN = sum(total for total, _ in LENGTHS), 8
 CPU = Case(platform="cpu")
-NEVER = "expected a call that the route can serve, because no logits exist"
+NEVER = "expected a call that the route can serve, as without logits there is no fallback"
 
 
 @pytest.fixture(autouse=True)

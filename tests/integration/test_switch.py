@@ -151,7 +151,7 @@ def test_a_function_with_other_parameters_is_named_and_nothing_is_replaced(tmp_p
             "loss_example.compute_approx_kl: takes other arguments (lacks kl_loss_type; adds kl_type), got "
             "'(log_probs, log_probs_base, kl_type, *, importance_ratio)', expected "
             f"(log_probs, log_probs_base, kl_loss_type, importance_ratio){hint}",
-            "loss_example.compute_policy_loss: takes other arguments (another order or kind), got "
+            "loss_example.compute_policy_loss: takes other arguments (the order or kind of parameters differs), got "
             "'(advantages, ppo_kl, eps_clip, eps_clip_high, eps_clip_c)', expected "
             f"(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c){hint}",
             "loss_example.policy_loss_function: no such function, expected "

@@ -157,8 +157,8 @@ class CallRows:
     """The rows of chosen tokens in each call of a model.
 
     ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
-    ``lengths`` has the number of rows of each call, where the caller knows them.  ``order`` sorts the tokens of all
-    calls by their numbers.
+    ``lengths`` has the number of rows of each call; it is empty if these numbers are unknown.  ``order`` sorts the
+    tokens of all calls by their numbers.
     """
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:

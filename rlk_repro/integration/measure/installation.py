@@ -209,4 +209,4 @@ def _differ(found: inspect.Signature, expected: str) -> str:
     lacks = [name for name in names if name not in found.parameters]
     adds = [name for name in found.parameters if name not in names]
     parts = [f"{verb} {', '.join(some)}" for verb, some in (("lacks", lacks), ("adds", adds)) if some]
-    return "; ".join(parts) or "another order or kind"
+    return "; ".join(parts) or "the order or kind of parameters differs"

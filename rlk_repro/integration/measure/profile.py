@@ -1,7 +1,7 @@
 """Time a trainer's functions, forward and backward separately, and measure a step's peak memory.
 
-Values and gradients stay bitwise equal.  Nothing waits for the device before the end of a step.  This module is not a
-profiler: the calls inside a timed function stay unknown.
+Timing leaves values and gradients bitwise equal.  Nothing waits for the device before the end of a step.  This module
+is not a profiler: the calls inside a timed function stay unknown.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class StepProfile:
         """Wrap ``function`` to time its calls; a call that raises an exception is not counted.
 
         The backward pass of a call lasts from the first gradient that arrives at an output until the last gradient that
-        leaves at a tensor argument.  Tensors inside lists or mappings do not count.
+        leaves at a tensor argument.  Tensors in arguments that are lists or mappings do not count.
         """
 
         def timed(*args: Any, **kwargs: Any) -> R:

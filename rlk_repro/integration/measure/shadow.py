@@ -71,7 +71,7 @@ class _Calls:
 
 
 class ShadowStep:
-    """Compares the routes in the first microbatch with gradient of each shadow step.
+    """Compares the routes in each shadow step, for the first microbatch that computes gradients.
 
     ``refusal`` is the reason why this run cannot compare.  With ``is_loss_routed`` an operator serves the whole loss.
     """

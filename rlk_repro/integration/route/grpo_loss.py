@@ -1,9 +1,9 @@
 """Compute the whole policy loss by RL-Kernel's ``grpo_loss``, if its formula is exactly the trainer's loss.
 
-The trainer's own function still runs, without gradient, and gives value and metrics.  The operator adds the gradient.
-The operator takes the mean over all tokens.  The advantages A are multiplied by the weights of the trainer's own
-reducer, which turns this mean into the trainer's weighted sum: min(rA, clip(r)A) scales with a positive factor of A.
-For the operator, each token is a sequence of its own.
+The trainer's own function still runs, without gradient, and gives value and metrics.  The operator gives only the
+gradient.  The operator takes the mean over all tokens.  The advantages A are multiplied by the weights of the trainer's
+own reducer, which turns this mean into the trainer's weighted sum: min(rA, clip(r)A) scales with a positive factor of
+A.  For the operator, each token is a sequence of its own.
 """
 
 from __future__ import annotations

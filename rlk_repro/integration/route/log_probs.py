@@ -135,8 +135,7 @@ def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) ->
 
 
 class FirstCallCheck:
-    """Checks the values of each call until one call passes, because a run with invalid logits has them in its
-    first call.
+    """Checks the values of each call until one call passes, because invalid logits appear in the first call of a run.
 
     Later calls do not wait for the device; ``watch`` checks their results when the step ends.
     """
@@ -271,10 +270,11 @@ class _RatioLogProbs(torch.autograd.Function):
 def _mend_far_rows(
     ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
 ) -> torch.Tensor:
-    """Return ``old`` with the exact log-prob in rows where it was far off, and set the ratio to 1 there.
+    """Return ``old`` with the exact log-prob in rows where ``old`` was far off, and set the ratio to 1 there.
 
     The operator's backward pass reads the ratio that it returned, and a normaliser that does not depend on ``old``.
-    With ratio 1 that pass is exact, even after an underflow; ``can_mend`` checks this.  Nothing waits for the device.
+    With ratio 1 the backward pass is exact, even after an underflow; ``can_mend`` checks this.  The function does not
+    wait for the device.
     """
     values = ratio.data
     is_near = (values > math.exp(-NEAR)) & (values < math.exp(NEAR))

@@ -25,7 +25,7 @@ class Moments(NamedTuple):
 
 
 def find_moments(logits: torch.Tensor) -> Moments:
-    """Return the three values of each row of [T, V] logits, T > 0."""
+    """Return the largest logit, log-sum and entropy of each row of [T, V] logits, T > 0."""
     with torch.no_grad():
         if not logits.is_cuda:
             return Moments(*map(torch.cat, zip(*map(_moments, torch.split(logits, _ROWS)), strict=True)))

@@ -31,7 +31,7 @@ _MAX_REJECTIONS: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """RL-Kernel's own report on how it chose an implementation; long lists and texts are cut."""
+    """RL-Kernel's own report on how it chose an implementation; long lists and texts are shortened."""
 
     requested_backend: str
     actual_backend: str
@@ -168,7 +168,7 @@ def _explain(name: str, platform: str) -> str:
     """Return a likely reason why RL-Kernel's registry chose no kernel."""
     wanted = [item for item in OPERATORS[name].implementations[platform] if item.symbols]
     if not wanted:
-        return "its kernels cannot be loaded here"
+        return "its kernels cannot be loaded on this machine"
     try:
         importlib.import_module(EXTENSION)
     except ImportError as error:

@@ -38,7 +38,7 @@ DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a contract states about a call: number of rows, this rank's columns and place among the ranks."""
+    """What a contract states about a call: number of rows, this rank's columns and its number among the ranks."""
 
     num_rows: int
     num_columns: int
