@@ -108,7 +108,7 @@ def test_other_bytes_than_the_pods_are_refused(run_dir: RunDir) -> None:
 
 def test_a_lost_connection_is_given_up_in_the_end(run_dir: RunDir) -> None:
     far = Far(lose=lambda _: True)
-    with pytest.raises(Unreachable, match="the same command fetches the rest"):
+    with pytest.raises(Unreachable, match="run the same command again to fetch the missing bytes"):
         fetch(far, run_dir)
     assert len(far.asked) == MAX_FAILURES
 

@@ -191,8 +191,8 @@ def test_secrets_are_references() -> None:
         ({"gpu_products": ["NVIDIA-GB200"]}, "no node with NVIDIA-GB200 has this processor"),
         ({"rdma": {"resource": "nvidia.com/gpu"}}, "is not an RDMA device"),
         ({"rdma": {"resource": "hca"}}, "is not an RDMA device"),
-        ({"claims": [{"claim": "models", "path": "/results"}]}, "two claims have one path"),
-        ({"claims": [{"claim": "models", "path": "/dev/shm"}]}, "two claims have one path"),
+        ({"claims": [{"claim": "models", "path": "/results"}]}, "a path is used twice"),
+        ({"claims": [{"claim": "models", "path": "/dev/shm"}]}, "a path is used twice"),
     ],
 )
 def test_a_profile_that_cannot_work_is_refused(values: dict[str, Any], words: str) -> None:

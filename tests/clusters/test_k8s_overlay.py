@@ -95,7 +95,7 @@ def test_an_overlay_and_waived_gang_scheduling_are_warned_about() -> None:
     )
     waived = with_site(PLAN, queue=None, gang="waived")
     (gang,) = backend.render(waived, run_dir_of(waived)).remarks
-    assert gang.startswith("2 nodes, and gang scheduling is waived: two such jobs can each hold half")
+    assert gang.startswith("2 nodes, and gang scheduling is waived: two jobs can each hold half")
     alone = plan_for("smoke", "h200")
     assert backend.render(alone, run_dir_of(alone)).remarks == ()
 
@@ -125,7 +125,7 @@ def test_several_nodes_need_gang_scheduling_or_a_waiver(kind: str, overlay: dict
         backend.render(plan, run_dir_of(plan))
     (problem,) = caught.value.problems
     assert problem.where == "profile generic-h200: kubernetes.queue"
-    assert problem.what.startswith("missing for a job of 2 nodes: two such jobs can each hold half")
+    assert problem.what.startswith("missing for a job of 2 nodes: two jobs can each hold half")
     assert "schedulerName kai-scheduler or volcano" in str(problem.expected)
     assert problem.hint == "or set kubernetes.gang: waived"
     alone = with_site(plan_for("smoke", "h200"), queue=None, kind=kind)

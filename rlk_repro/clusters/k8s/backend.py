@@ -70,7 +70,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     """Do a dry run on the server, apply the job, and send the staged files in a ConfigMap, for which the pods wait.
 
     Raises:
-        SchedulerRefused: the server refused; the error quotes it, and no object of the run is left.
+        SchedulerRefused: the server refused; the error quotes the server's message, and no object of the run is left.
         EnvironmentMissing: kubectl is not installed.
     """
     plan = Plan.load(run_dir.plan)
@@ -122,7 +122,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
-        SchedulerRefused: the server refused; the error quotes it.
+        SchedulerRefused: the server refused; the error quotes the server's message.
     """
     sent = read_sent(submission)
     if sent is None or not run_dir.plan.is_file():
@@ -137,7 +137,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
         leader = _find_pod(sent, find_leader(sent), run_dir)
         if leader is not None and leader.ask_to_stop():
             return True
-    # the pods get SIGTERM, and kubernetes.grace_s seconds to record and pack
+    # the pods get SIGTERM; they then have kubernetes.grace_s seconds to write records and pack the run
     kubectl.require(delete_all(sent))
     return True
 
@@ -146,9 +146,9 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
     """Fetch the bundle from the leading pod, or from a small pod with the results claim; then remove the run's objects.
 
     Raises:
-        CheckFailed: the job waits or runs, or its results are gone with its pod.
+        CheckFailed: the job waits or runs, or its results were lost with its pod.
         EnvironmentMissing: this machine cannot find out whether the job runs.
-        SchedulerRefused: the cluster refused, or the connection was lost; a second call continues.
+        SchedulerRefused: the cluster refused, or the connection was lost; a second call continues the transfer.
     """
     sent = read_sent(submission)
     if sent is None:
@@ -228,7 +228,7 @@ def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
     """Return the state of a job that exists.  A sealed run is done, even if the job failed; an unsealed run is not."""
     last = read_last_word(run_dir)
-    # before the agent has ended, its message only names its last action
+    # the message of an agent that still runs only names the agent's last action
     message = last.message if last.exit_code is not None else ""
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
@@ -312,12 +312,12 @@ def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
 def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> None:
     try:
         last_state = _fetch(sent, run_dir, tell)
-    except LeaderEnded:  # the run can be over a moment before its pod is
+    except LeaderEnded:  # the leading pod ended; a collector pod sends the bundle
         last_state = _fetch(sent, run_dir, tell)
     put_in_place(run_dir)
     if last_state is not None:
         write_json(run_dir.state, last_state)
-    if not run_dir.is_sealed:  # a sealed run directory holds the submission as the pods got it
+    if not run_dir.is_sealed:  # a sealed run already holds its submission
         write_json(run_dir.submission, submission.to_json())
     record_objects(sent, run_dir)
 
@@ -325,7 +325,7 @@ def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> N
 def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
     with find_holder(sent, run_dir, tell) as holder:
         facts = holder.facts
-        assert facts.bundle_bytes is not None  # a holder always has a bundle
+        assert facts.bundle_bytes is not None  # find_holder yields only pods with a bundle
         tell(f"fetching {format_bytes(facts.bundle_bytes)} from pod {holder.pod.name}")
         fetch_bundle(holder.ask_bundle, run_dir, facts.bundle_bytes, facts.bundle_sha256, tell=tell)
         return facts.state

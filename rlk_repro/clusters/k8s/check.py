@@ -15,7 +15,7 @@ from rlk_repro.spec import KubernetesSettings, Profile
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find values of a profile with which the plan's run would fail; without a plan, any run.  Create no object.
+    """Find values of a profile with which the plan's run (without a plan: any run) would fail.  Create no object.
 
     Raises:
         EnvironmentMissing: no cluster answers.

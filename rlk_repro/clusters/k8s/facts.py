@@ -1,4 +1,4 @@
-"""Define a pod's facts about its run directory, and the blocks with checksums in which a pod sends files.
+"""Define the facts that a pod reports about its run, and the blocks with checksums in which a pod sends files.
 
 The commands inside the pod (``rlk_repro.clusters.k8s.pod.answers``) and the backend that calls these commands use this
 module.

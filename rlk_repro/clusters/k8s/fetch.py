@@ -40,7 +40,7 @@ def fetch_bundle(
     """Fetch the bundle to ``run_dir.bundle``; after an interruption, fetch only the missing part.
 
     Raises:
-        Unreachable: the connection was lost; the next call fetches the rest.
+        Unreachable: the connection was lost; the next call fetches the missing part.
         CheckFailed: the received bundle differs from the pod's bundle.
         EnvironmentMissing: the bundle cannot be written on this machine.
     """
@@ -63,14 +63,14 @@ def put_in_place(run_dir: RunDir) -> None:
     """Unpack the bundle into the run directory.  The bundle also holds the files that were staged.
 
     Raises:
-        BundleUnreadable, EnvironmentMissing: as ``unpack``.
+        BundleUnreadable, EnvironmentMissing: as ``unpack`` raises them.
     """
     from rlk_repro.bundle.seal import unpack
 
     with tempfile.TemporaryDirectory(dir=run_dir.root, prefix=".partial-") as folder:
         whole = unpack(run_dir.bundle, Path(folder) / "bundle")
         names = {path.name for path in whole.root.iterdir()}
-        checksums = run_dir.checksums.name  # written last: its presence shows that all other files are there
+        checksums = run_dir.checksums.name  # placed last: this file shows that all others are there
         for name in sorted(names, key=lambda name: name == checksums):
             _replace(whole.root / name, run_dir.root / name)
     shutil.rmtree(run_dir.live.root, ignore_errors=True)
@@ -80,14 +80,14 @@ def _fill(
     ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, tell: Tell, sleep: Callable[[float], object]
 ) -> None:
     with open_stream(part, "ab") as stream:
-        # the rest of an interrupted block is incomplete
+        # only whole blocks are kept: an interruption can leave a part of the last block
         offset = (
             min(stream.tell() // block_bytes * block_bytes, size_bytes) if stream.tell() < size_bytes else size_bytes
         )
         stream.truncate(offset)
         stream.seek(offset)
         if offset:
-            tell(f"{format_bytes(offset)} were fetched before")
+            tell(f"{format_bytes(offset)} were fetched earlier")
         num_failures, told = 0, time.monotonic()
         while offset < size_bytes:
             wanted = min(block_bytes, size_bytes - offset)
@@ -97,7 +97,7 @@ def _fill(
                 if num_failures == MAX_FAILURES:
                     raise Unreachable(
                         Problem("kubernetes", f"the connection was lost after {offset} of {size_bytes} bytes",
-                                hint="the same command fetches the rest")
+                                hint="run the same command again to fetch the missing bytes")
                     )  # fmt: skip
                 sleep(min(FIRST_PAUSE_S * 2 ** (num_failures - 1), MAX_PAUSE_S))
                 continue

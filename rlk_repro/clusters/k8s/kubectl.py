@@ -47,7 +47,7 @@ class Target:
         """Return the matching objects; the list is empty if no object matches.
 
         Raises:
-            Unreachable, SchedulerRefused: kubectl failed; the error quotes it.
+            Unreachable, SchedulerRefused: kubectl failed; the error quotes kubectl's message.
         """
         done = require(self.run("get", kinds, *words, "--ignore-not-found", "--output=json"))
         if not done.stdout.strip():

@@ -1,4 +1,4 @@
-"""Select the nodes that may run a pod: by labels, architecture, taints and the other pods of a node."""
+"""Select the nodes that may run a pod: by labels, architecture, taints and other pods on the node."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
 
 
 def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Sequence[str]) -> Object:
-    """Return the pod's affinity.  Every term is required, because figures from other nodes are not comparable."""
+    """Return the pod's affinity.  Every term is required, because results from other nodes are not comparable."""
     affinity: Object = {}
     terms = make_node_terms(plan, settings, nodes)
     if terms:
@@ -114,7 +114,7 @@ def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[st
     terms = [[*common, _is_in(key, values)] for key, values in products] or [common]
     if not nodes:
         return [{"matchExpressions": term} for term in terms if term]
-    # a term names one node, so each node needs a term
+    # a term can name only one node, so each node needs its own term
     return [
         {
             **({"matchExpressions": term} if term else {}),

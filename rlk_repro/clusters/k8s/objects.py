@@ -50,7 +50,7 @@ _OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 _REPLACED: Final[Object] = {
     "rules": [
         {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        # the schema of Kubernetes 1.28 asks for both fields
+        # the schema of Kubernetes 1.28 requires both fields
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0, 143]}, "onPodConditions": []},
     ]
 }
@@ -78,7 +78,7 @@ def dump_objects(objects: Sequence[Object]) -> str:
     """Write all objects to one file that an administrator can read."""
     import yaml
 
-    # safe_dump would replace repeated parts by anchors, and a reader could not see what is applied
+    # safe_dump would replace repeated values by YAML anchors, which are hard to read
     dumper = type("Dumper", (yaml.CSafeDumper,), {"ignore_aliases": lambda *_: True})
     return str(yaml.dump_all(objects, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
 
@@ -121,7 +121,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     words = [settings.python, *POD_PROGRAM, "wait", pod_run_dir(plan, run_dir)]
     spec["entrypoint"] = shlex.join(words)
     _set_limits(plan, spec)
-    spec["ttlSecondsAfterFinished"] = 0  # KubeRay keeps the cluster, with its GPUs, for this many seconds
+    spec["ttlSecondsAfterFinished"] = 0  # KubeRay keeps the GPUs for so many seconds after the job ends
     cluster = spec["rayClusterSpec"]
     if settings.ray_version is not None:
         cluster["rayVersion"] = settings.ray_version
@@ -158,7 +158,7 @@ def _make_job(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     _set_limits(plan, spec)
     spec["parallelism"] = spec["completions"] = plan.layout.num_nodes
     if num_restarts := find_restarts(plan):
-        spec["backoffLimit"] = num_restarts * plan.layout.num_nodes  # each lost pod counts
+        spec["backoffLimit"] = num_restarts * plan.layout.num_nodes  # Kubernetes counts each lost pod
         spec["podFailurePolicy"] = copy.deepcopy(_REPLACED)
     spec["template"] = _make_agent(plan, run_dir, AGENT, nodes)
     return job

@@ -1,4 +1,4 @@
-"""Add the site's own parts to the rendered objects: scheduler, annotations, devices, claims, host paths."""
+"""Add the site's own settings to the rendered objects: scheduler, annotations, devices, claims, host paths."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlk_repro.spec.values import list_leaves
 
 # These schedulers start all pods of a job together; the default scheduler starts each pod by itself.
 GANG_SCHEDULERS: Final = ("kai-scheduler", "volcano", "yunikorn", "koord-scheduler", "scheduler-plugins-scheduler")
-# parts of the labels and annotations that put a pod into a group of these schedulers
+# a label or annotation whose key contains one of these words puts a pod into a group of such a scheduler
 _GROUP_KEYS: Final = ("group", "gang", "min-member")
-NO_GANG: Final = "two such jobs can each hold half of the nodes that they need, and wait forever"
+NO_GANG: Final = "two jobs can each hold half of the nodes that they need, and wait forever"
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:

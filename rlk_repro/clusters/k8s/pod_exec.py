@@ -30,7 +30,7 @@ LOG_BLOCK_BYTES: Final = 4 << 20
 
 
 class LeaderEnded(Unreachable):
-    """The leading pod ended while it sent the bundle, which is also on the results claim."""
+    """The leading pod ended while it sent the bundle; the results claim, if there is one, still has the bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def find_leader(sent: Sent) -> str:
     """Return the name of the leading pod; an empty text where no such pod runs.
 
     Raises:
-        Unreachable, SchedulerRefused: kubectl failed; the error quotes it.
+        Unreachable, SchedulerRefused: kubectl failed; the error quotes kubectl's message.
     """
     found = find_objects(sent)
     return "" if found.job is None else judge(found.job, found.pods).leader
@@ -121,7 +121,7 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
     claim = kubernetes_settings(plan).results.claim
     if claim is None:
         what = "the results are lost: they were in the leading pod, which no longer exists"
-        raise CheckFailed(Problem(run_dir.run_id, what, expected="set kubernetes.results.claim for the next run"))
+        raise CheckFailed(Problem(run_dir.run_id, what, hint="set kubernetes.results.claim for the next run"))
     collector = Pod(place=sent.place, name=_start_collector(sent, plan, run_dir), plan=plan, run_dir=run_dir)
     tell(f"waiting for pod {collector.name}, which reads claim {claim}")
     try:
@@ -129,12 +129,12 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
     except CheckFailed:
         _remove(collector)
         raise
-    yield holder  # a collection that was interrupted finds the same pod again
+    yield holder  # after an interruption the pod stays, and the next collection uses it
     _remove(collector)
 
 
 def mirror_logs(pod: Pod, facts: Facts, live: RunDir) -> None:
-    """Copy new lines of the trials' logs.  A pod that does not answer gives no lines.
+    """Copy new lines of the trials' logs; copy nothing if the pod does not answer.
 
     A trial's name becomes a path on this machine, so a name that is not in the plan is ignored.
     """
@@ -204,4 +204,4 @@ def _wait_for_collector(pod: Pod, tell: Tell) -> Facts:
             break
         time.sleep(POLL_S)
     raise CheckFailed(Problem(run_id, f"pod {pod.name} offers no bundle ({reason or 'it gives no reason'})",
-                              hint="kubectl describe pod, then collect again"))  # fmt: skip
+                              hint=f"kubectl describe pod {pod.name}, then collect again"))  # fmt: skip

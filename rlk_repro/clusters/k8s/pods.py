@@ -33,7 +33,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, KubernetesSettings
 
 INPUTS_PATH: Final = "/etc/rlk-repro"
-"""The mount path of the run directory's staged files; the leading pod copies them."""
+"""The mount path of the staged files, which the leading pod copies into the run directory."""
 INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml", "plan.json", "submission.json")
 POD_PROGRAM: Final = ("-m", "rlk_repro.pod")
 GROUP_VARIABLE: Final = "RLK_REPRO_GROUP"
@@ -61,8 +61,8 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
                       got=image.reference, expected="a registry and a repository")  # fmt: skip
     for block in ("slurm", "container"):
         if getattr(plan.profile, block) is not None:
-            what = "has no meaning in a Kubernetes cluster"
-            yield Problem(f"{where}: {block}", what, expected="only the block kubernetes")
+            what = "has no effect in a Kubernetes cluster"
+            yield Problem(f"{where}: {block}", what, expected="settings only in the block kubernetes")
     wanted = [value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)]
     for name in sorted(set(wanted) - settings.secrets.keys()):
         yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: a pod does not get this shell's variables",
@@ -75,7 +75,7 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: str) -> Iterator[Problem]:
-    """Find variables and paths that a profile gives twice, or that every pod already has."""
+    """Find variables and mount paths that a profile sets twice, or that every pod already has."""
     own = load_base("pod")["spec"]["containers"][0]
     doubled = sorted({DIGEST_VARIABLE, GROUP_VARIABLE, *(item["name"] for item in own["env"])}.intersection(wanted))
     if doubled:
@@ -88,7 +88,7 @@ def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: st
     paths = [settings.results.path, INPUTS_PATH, *(claim.path for claim in settings.claims)]
     paths += [mount["mountPath"] for mount in own["volumeMounts"] if mount["name"] != "results"]
     if len(set(paths)) < len(paths):
-        yield Problem(f"{where}: kubernetes.claims", "two claims have one path", got=paths, expected="each path once")
+        yield Problem(f"{where}: kubernetes.claims", "a path is used twice", got=paths, expected="each path once")
     memory, shm = parse_quantity(settings.memory), parse_quantity(settings.shm)
     if memory is not None and shm is not None and shm >= memory:
         what = "is not larger than kubernetes.shm, which counts as memory of the pod"
@@ -129,7 +129,7 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
         container["resources"]["claims"] = [{"name": _CHANNEL}]
     if settings.rdma is not None:
         container["securityContext"]["capabilities"]["add"] = [RDMA_CAPABILITY]
-    if plan.hardware.platform == "rocm":  # ROCm makes system calls that the default profile forbids
+    if plan.hardware.platform == "rocm":  # ROCm makes system calls that the default seccomp profile forbids
         container["securityContext"]["seccompProfile"] = {"type": "Unconfined"}
     metadata = {"labels": make_labels(plan, name, role), "annotations": _pod_annotations(plan, run_dir)}
     return overlay_pod({"metadata": metadata, "spec": spec}, settings)
@@ -164,7 +164,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
     """Make resource requests and equal limits.
 
-    GPUs need equal values.  A pod that sets equal values for CPU and memory too is evicted last.
+    Kubernetes requires equal requests and limits for GPUs.  A pod with equal values for CPU and memory is evicted last.
     """
     values: dict[str, Any] = {}
     for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):

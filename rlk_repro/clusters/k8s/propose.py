@@ -15,7 +15,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.spec import OCI_ARCHITECTURES, FromEnv, Hardware, KubernetesSettings, Profile
 
 SHARED: Final = frozenset({"ReadWriteMany"})
-# share of a node's memory; the rest is left to the system and to daemon sets
+# share of a node's CPUs and memory for a pod; the system and daemon sets use the remaining share
 USABLE: Final = 0.9
 CLAIMS_RELEASE: Final = (1, 32)
 
@@ -130,7 +130,7 @@ def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iter
         yield Finding(Level.BLOCKING, "kubernetes.kind", f"the operator of {OPERATORS[settings.kind]}", "not installed")
     if settings.compute_domain:
         if "compute_domain" not in site.operators:
-            expected = f"the driver that brings {OPERATORS['compute_domain']}"
+            expected = f"the driver that provides {OPERATORS['compute_domain']}"
             yield Finding(Level.BLOCKING, "kubernetes.compute_domain", expected, "not installed")
         if _release(site.version) < CLAIMS_RELEASE:
             yield Finding(Level.BLOCKING, "kubernetes.compute_domain", "Kubernetes 1.32 or newer", site.version)

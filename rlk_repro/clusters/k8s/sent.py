@@ -1,4 +1,4 @@
-"""Find, record and delete the objects of a job in a cluster.  All these objects carry one label."""
+"""Find, record and delete the objects of a job in a cluster.  All these objects have one common label."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def find_objects(sent: Sent) -> Found:
     """Find the job and its pods; while the job waits for pods, also find its warning events.
 
     Raises:
-        Unreachable, SchedulerRefused: kubectl failed; the error quotes it.
+        Unreachable, SchedulerRefused: kubectl failed; the error quotes kubectl's message.
     """
     kind = KINDS[sent.kind][0]
     items = sent.place.get(sent.resources, f"--selector={sent.selector}")

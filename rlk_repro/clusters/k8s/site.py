@@ -17,14 +17,14 @@ from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS, KINDS, NETWORK_POLICIES
 from rlk_repro.clusters.k8s.tree import as_list, as_map
 
-# the operator's resource, by the profile's word for a kind of job or for what a pod may ask for
+# maps a kind of job, or a feature that a profile can use, to the resource of its operator
 OPERATORS: Final[Mapping[str, str]] = {
     "rayjob": "rayjobs.ray.io",
     "compute_domain": COMPUTE_DOMAINS,
     "queue": "localqueues.kueue.x-k8s.io",
 }
 SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
-# permissions that every run needs in the namespace, then those of a kind of job, then those of owned objects
+# permissions for every run; then JOB_VERBS for the job's resource and OWNED_VERBS for objects that the job owns
 PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "pods": ("create", "delete", "get", "list"),
     "pods/exec": ("create",),

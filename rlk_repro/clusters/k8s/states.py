@@ -1,4 +1,4 @@
-"""Derive a job's state, and the reason in plain words, from the job's objects.  No function asks a cluster."""
+"""Derive a job's state, and the reason in plain words, from the job's objects.  No function contacts a cluster."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ CONDITIONS: Final[tuple[tuple[str, JobState], ...]] = (
     ("Complete", JobState.DONE),
     ("Suspended", JobState.PENDING),
 )
-# plain words for why a container waits, or why a pod or job ended; the cluster's own message follows
+# plain words for why a container waits, or why a pod or job ended; the cluster's own message follows in brackets
 WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "BackoffLimitExceeded": "a pod failed",
         "ContainerCannotRun": "the container cannot be started",
         "ContainerCreating": "the container is being created",
         "ContainersNotReady": "its containers are not ready",
-        "CrashLoopBackOff": "the container keeps ending",
+        "CrashLoopBackOff": "the container ends after every start",
         "CreateContainerConfigError": "a secret or ConfigMap that the pod names is missing",
         "CreateContainerError": "the container cannot be created",
         "DeadlineExceeded": "the job took longer than max_time_min",
@@ -80,7 +80,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "PreemptionByKubeScheduler": "preempted by a job of higher priority",
         "RegistryUnavailable": "the registry does not answer",
         "SchedulingGated": "held back by its queue",
-        "Terminated": "ended with the node",
+        "Terminated": "ended because the node shut down",
         "TerminationByKubelet": "ended by its node",
         "UnexpectedAdmissionError": "the node's device plugin refused the pod",
         "Unschedulable": "no node fits",
@@ -153,7 +153,7 @@ def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
-    """Return the state and the reason that the job's own object shows, without a look at the pods."""
+    """Return the state and the reason that the job's own object shows; the pods are not read."""
     status, spec = as_map(job.get("status")), as_map(job.get("spec"))
     if job.get("kind") == "RayJob":
         word = str(status.get("jobDeploymentStatus", ""))
@@ -168,7 +168,7 @@ def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
             return state, _explain(found)
     if spec.get("suspend"):
         return JobState.PENDING, "held back by its queue"
-    return JobState.RUNNING, ""  # the pods tell more than the job
+    return JobState.RUNNING, ""  # ``judge`` corrects this by the states of the pods
 
 
 def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
@@ -189,7 +189,7 @@ def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
                 yield _explain(found)
             elif found.get("exitCode"):
                 ended = f"the agent of {as_map(pod.get('metadata')).get('name')} ended with code {found['exitCode']}"
-                # an error of this tool ends with the problem and the next step
+                # the last two lines of this tool's errors name the problem and the next step
                 last = str(found.get("message", "")).splitlines()[-2:]
                 words = "; ".join(" ".join(line.split()) for line in last)
                 yield ": ".join(part for part in (ended, words) if part)

@@ -1,6 +1,6 @@
-"""Answer commands inside a pod: return facts, return blocks of the bundle and of logs, pass on a request to stop.
+"""Run the commands of ``kubectl exec`` in a pod: report facts, send blocks of the bundle and of logs, stop the run.
 
-``kubectl exec`` runs each answer as a short process of its own, so the pod listens on no port.
+Each command is a short process of its own, so the pod listens on no port.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
     """Return bytes of the bundle or of a log with their checksum; fewer bytes than requested where the file ends.
 
     Raises:
-        CheckFailed: a pod does not send this file, or the request is larger than a block.
+        CheckFailed: pods do not send this file, or the request is larger than a block.
     """
     trial = what.removeprefix(f"{TRIALS}/") if what.startswith(f"{TRIALS}/") else ""
     path = _find_file(run_dir, what, trial)

@@ -1,4 +1,4 @@
-"""Start the child processes of a pod's first process: the node agent, and Ray where KubeRay made the pod."""
+"""Start the child processes of a pod's first process: the node agent, and Ray if KubeRay made the pod."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def bring_in(run_dir: RunDir, inputs: Path) -> None:
         run_dir.root.mkdir(parents=True, exist_ok=True)
         for source in sorted(inputs.rglob("*")):
             name = source.relative_to(inputs)
-            # the kubelet also keeps folders of versions beside the files; their names begin with two dots
+            # names of the kubelet's own folders in a ConfigMap's mount begin with two dots
             if source.is_file() and not any(part.startswith("..") for part in name.parts):
                 write_bytes(run_dir.root / name, source.read_bytes())
         for earlier in (run_dir.state, run_dir.bundle, run_dir.pod_end, run_dir.pod_note, run_dir.pod_read):

@@ -1,6 +1,6 @@
 """Keep notes in the run directory: what the pod's first process does, and which part of the trials' logs was read.
 
-The commands that answer inside the pod are separate processes, so they exchange information by files.
+The commands of ``kubectl exec`` are separate processes, so they and the first process share data through files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1
 UID_VARIABLE: Final = "RLK_REPRO_POD_UID"
-# a reader that has not asked for 30 s no longer follows
+# a reader that has sent no request for 30 s counts as gone
 FOLLOWER_S: Final = 30.0
 
 

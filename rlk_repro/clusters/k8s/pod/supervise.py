@@ -64,13 +64,13 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         ray_grace_s = RAY_GRACE_S
         try:
             code = _run_agent(duty, environ, stop, ray, notes) if earlier_code is None else earlier_code
-            if stop.signal is signal.SIGINT:  # a user cancels: after SIGTERM's code a Job would replace this pod
+            if stop.signal is signal.SIGINT:  # a user cancels: with SIGTERM's exit code, the Job would get a new pod
                 code = code_after(signal.SIGINT)
             if ray is not None and _is_replaced(duty, environ, stop):
-                # KubeRay must see that nothing answers, not that its job failed: only then a new head runs the job
+                # Ray ends at once: KubeRay starts a new head if Ray does not answer, but not if its job failed
                 ray_grace_s = 0.0
                 return code
-            with suppress(EnvironmentMissing):  # the disk is full: a collector can show the bundle later
+            with suppress(EnvironmentMissing):  # if the disk is full, a collector pod can offer the bundle later
                 notes.write_bundle()
             _hold(duty, stop)
             _tell_end(run_dir, environ, code)
@@ -140,7 +140,7 @@ def find_seat(environ: Mapping[str, str]) -> PodSeat:
     names = ("RLK_REPRO_POD", UID_VARIABLE, "RLK_REPRO_NODE")
     missing = [name for name in names if not environ.get(name)]
     if missing:
-        raise EnvironmentMissing(*(Problem(name, "not set", expected="a field of the pod") for name in missing))
+        raise EnvironmentMissing(*(Problem(name, "not set", expected="a value from the pod") for name in missing))
     pod, uid, node = (environ[name] for name in names)
     return PodSeat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
 
@@ -169,17 +169,17 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded 
             _name_ray(duty.run_dir, ray.code)
         if not has_lost_nodes(duty.run_dir, roster) or stop.signal or (ray is not None and ray.code is not None):
             break
-    if not duty.run_dir.bundle.is_file():  # the agent was killed, or it never began
+    if not duty.run_dir.bundle.is_file():  # the agent was killed, or it never started
         _pack(duty.run_dir)
     return code
 
 
 def _name_ray(run_dir: RunDir, code: int) -> None:
-    """Add to the agent's last message that Ray ended; the agent knows only that somebody asked the agent to stop."""
+    """Add to the agent's last message that Ray ended; the agent knows only that it was asked to stop."""
     state = read_state(run_dir)
     if state is not None and state.is_interrupted:
         message = f"Ray ended with {code}; {state.message}"
-        with suppress(EnvironmentMissing):  # the disk is full: packing matters more than this message
+        with suppress(EnvironmentMissing):  # if the disk is full, packing matters more than this message
             write_json(run_dir.state, replace(state, message=message).to_json(), is_durable=False)
 
 
@@ -191,7 +191,7 @@ def _find_earlier_end(duty: Duty, environ: Mapping[str, str]) -> int | None:
     """Return the exit code of a run that an earlier pod or container has ended; None where the run goes on."""
     if duty.run_dir.is_sealed:
         return 0
-    # KubeRay replaces a head that went before KubeRay saw the end of its job
+    # KubeRay replaces a head pod that is gone before KubeRay sees that the job has ended
     end = _read_own(duty.run_dir.pod_end, environ) if duty.is_kuberay else None
     return None if end is None else int(end["exit_code"])
 
@@ -234,7 +234,7 @@ def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) ->
 
 
 def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
-    """Wait for the agent and return its exit code; tell the agent to stop on a request to stop, or when Ray ends."""
+    """Wait for the agent and return its exit code; if a signal comes or Ray ends, ask the agent to stop."""
     is_asked = False
     while (code := agent.code) is None:
         is_over = stop.wait(LOOK_S) or (ray is not None and ray.code is not None)
