@@ -86,8 +86,7 @@ class Submission:
 class JobStatus:
     """The state of a submission when its cluster was last asked; ``reason`` quotes the cluster's own words.
 
-    ``is_unreachable`` is true if the cluster did not answer: ask again later.  Otherwise the state ``unknown`` is the
-    cluster's own answer.
+    ``is_unreachable`` is true if the cluster did not answer; a later call may get an answer.
     """
 
     state: JobState
@@ -146,7 +145,7 @@ class Backend(Protocol):
         """Yield the lines of the trials' logs, one trial after the other, until the job ends."""
 
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
-        """Ask a job to pack its run and end; return False if it has already ended.  A second call does no harm."""
+        """Ask a job to pack its run and end; return False if it has ended.  A second call can end the job at once."""
 
     def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
         """Copy the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
@@ -158,4 +157,4 @@ class Backend(Protocol):
         """Return a first profile and the source of its values; raise EnvironmentMissing if no cluster answers."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """Find values of a profile with which the plan's run would fail; without a plan, any run.  Queue no job."""
+        """Find values of a profile with which the plan's run (without a plan: any run) would fail.  Queue no job."""

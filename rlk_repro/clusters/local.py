@@ -47,7 +47,7 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     """Render one leading agent.  The command names this machine's Python and folders; the job's file names neither.
 
     Raises:
-        SpecError: the stack has only images, or the plan needs several nodes, or another node is asked for.
+        SpecError: the stack has only images, or the plan needs several nodes, or ``nodes`` names another node.
     """
     problems = [*_find_problems(plan, nodes)]
     if problems:
@@ -141,7 +141,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
         return run_dir.bundle
     _require_this_host(submission, run_dir)
     require_ended(poll(submission, run_dir), run_dir)
-    tell(f"packing what {run_dir.root} holds")
+    tell(f"packing run directory {run_dir.root}")
     return pack(run_dir)
 
 
@@ -157,12 +157,12 @@ def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
     values = {"schema": 1, "profile": "here", "cluster": "local", "purpose": "This machine."}
     if found:
         return Proposal(values={**values, "hardware": found[0]}), "this machine"
-    remark = "the GPUs here are not known hardware: submit with --hardware"
+    remark = "rlk-repro knows no hardware with these GPUs: submit with --hardware"
     return Proposal(values=values, remarks=[remark]), "this machine"
 
 
 def guess_hardware(manifest: Manifest) -> Hardware:
-    """Guess this machine's hardware by the names of its GPUs; without a known name, take hardware without GPUs."""
+    """Guess this machine's hardware by the names of its GPUs; if no name is known, return hardware without GPUs."""
     hardware = load_all_hardware()
     return hardware[next(iter(_find_hardware(manifest.sections.get("gpu", {}))), "cpu")]
 
@@ -224,7 +224,7 @@ def _has_output(pid: int, path: Path) -> bool:
     """Whether a process writes its standard output to exactly this file, also after the file was moved."""
     try:
         return path.samefile(f"/proc/{pid}/fd/1")
-    except PermissionError:  # the process of another user; only pid and start time identify it
+    except PermissionError:  # another user's process: only pid and start time can be compared
         return True
     except OSError:
         return False

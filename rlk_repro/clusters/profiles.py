@@ -36,7 +36,7 @@ def render_profile(proposal: Proposal, origin: str) -> str:
     import yaml
 
     remarks = [f"# - {remark}" for remark in proposal.remarks]
-    head = [f"# Written by rlk-repro profile init from {origin}. Look at:", *remarks] if remarks else [
+    head = [f"# Written by rlk-repro profile init from {origin}. Check:", *remarks] if remarks else [
         f"# Written by rlk-repro profile init from {origin}."
     ]  # fmt: skip
     return "\n".join(head) + "\n" + yaml.safe_dump(proposal.values, sort_keys=False, allow_unicode=True, width=110)

@@ -1,4 +1,4 @@
-"""Register the clusters that a job can be sent to.  A new cluster needs a folder, a line here and a test file."""
+"""Register the clusters that can run a job.  A new cluster needs a folder, a line in this module and a test file."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_slurm_itself_checks_whether_it_would_accept_the_job(call: Call, profile
     code, out, _ = call("profile", "check", str(profile), "--run", "smoke")
     assert code == 0, out
     assert "  info: sbatch --test-only: expected accepted, found Job " in out
-    assert "  warning: hardware: expected nodes of 8 GPUs, as a100 has, found 2\n" in out
+    assert "  warning: hardware: expected nodes with 8 GPUs (hardware a100), found 2\n" in out
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_slurm_itself_checks_whether_it_would_accept_the_job(call: Call, profile
             "sbatch --test-only: expected accepted, found invalid partition specified",
         ),
         ("partition: gpu", "partition: nope", "slurm.partition: expected one of gpu, short, found nope"),
-        ("gpu:a100", "gpu:h100", "slurm.gres: expected what gpu has: gpu:a100, found gpu:h100"),
+        ("gpu:a100", "gpu:h100", "slurm.gres: expected a GRES of partition gpu: gpu:a100, found gpu:h100"),
         (
             "gres:",
             "constraint: big\n  gres:",

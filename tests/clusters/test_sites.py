@@ -265,12 +265,12 @@ def test_a_profile_that_fits_has_no_findings() -> None:
     [
         (("batch", "gpus"), blocking("slurm.partition", "one of debug, batch, long", "gpus")),
         (("5760", "9999"), blocking("slurm.max_time_min", "at most 5760", "9999")),
-        (("gpu:nvidia_h200", "gpu:h200"), blocking("slurm.gres", "what batch has: gpu:nvidia_h200", "gpu:h200")),
+        (("gpu:nvidia_h200", "gpu:h2"), blocking("slurm.gres", "a GRES of partition batch: gpu:nvidia_h200", "gpu:h2")),
         (
             ('gres: "gpu:nvidia_h200"', "gres: none"),
             warning("slurm.gres", "gpu:nvidia_h200", "none: Slurm may hide GPUs that were not requested"),
         ),
-        (("hardware: h200", "hardware: a100"), warning("hardware", "h200, which GRES and features name", "a100")),
+        (("hardware: h200", "hardware: a100"), warning("hardware", "h200 (named by GRES or features)", "a100")),
         (
             ("slurm: {", "slurm: {reservation: mine, "),
             blocking("slurm.reservation", "no reservation: the cluster has none", "mine"),
@@ -299,7 +299,7 @@ def test_each_problem_of_a_profile_is_found(change: tuple[str, str], expected: l
         (Needs(num_nodes=33), blocking("slurm.partition", "33 nodes", "batch has 32")),
         (
             Needs(num_nodes=31),
-            warning("slurm.partition", "31 nodes that are neither down nor drained", "30 of 32 in batch"),
+            warning("slurm.partition", "31 nodes that are neither down nor drained", "30 usable nodes of 32 in batch"),
         ),
         (Needs(time_limit_min=6000), blocking("slurm.partition", "6000 min for this run", "batch allows 5760")),
         (Needs(gpus_per_node=16), blocking("slurm.gres", "16 GPUs per node", "8")),

@@ -35,7 +35,7 @@ LOG_POLL_S: Final = 5.0
 SUBMIT_TIMEOUT_S: Final = 300.0
 CLUSTER_NAME: Final = "cluster_name"
 VERSION: Final = "slurm_version"
-_SCRIPT_FAILED: Final = "Slurm says FAILED"  # Slurm's word when the script itself failed
+_SCRIPT_FAILED: Final = "Slurm says FAILED"  # Slurm's state of a job whose script failed
 
 
 CLIENT: Final = "sbatch"
@@ -64,13 +64,13 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     """Test the job, then send it, without variables of this shell that would change the script's options.
 
     Raises:
-        SchedulerRefused: sbatch refused; the error quotes it.
+        SchedulerRefused: sbatch refused; the error quotes sbatch's message.
         EnvironmentMissing: sbatch is not installed.
     """
     config = slurmctl.probe_config()
     program, *options = job.command
     _test(job, program, "--test-only", *options)
-    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # files of an earlier allocation
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # files of an earlier job of this run
         earlier.unlink(missing_ok=True)
     _record_site(run_dir, config)
     sent = _run_sbatch(job, program, *options)
@@ -87,7 +87,7 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """Ask Slurm's queue once for all jobs; for jobs without queue entry and agent's report, ask the accounting."""
+    """Ask Slurm's queue once for all jobs; for jobs with no queue entry and no agent's report, ask sacct."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
         job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
@@ -120,7 +120,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
-        SchedulerRefused: scancel refused; the error quotes it.
+        SchedulerRefused: scancel refused; the error quotes scancel's message.
     """
     status = poll(submission, run_dir)
     job_id = slurmctl.parse_job_id(submission.job_id)
@@ -154,7 +154,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
     job_id = slurmctl.parse_job_id(submission.job_id)
     if not run_dir.is_sealed and job_id is not None and (record := slurmctl.dump_accounting(job_id)):
         _record(run_dir, "accounting-at-end", record)
-    tell(f"packing what {run_dir.root} holds")
+    tell(f"packing run directory {run_dir.root}")
     return pack(run_dir)
 
 
@@ -263,7 +263,7 @@ def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)
-    if run_dir.cancelled.exists():  # the script was told to end, so Slurm's state says nothing about the run
+    if run_dir.cancelled.exists():  # the user cancelled the job, so Slurm's state does not describe the run
         return JobStatus(state=JobState.CANCELLED, reason=last.message or word)
     said = last.message or ("" if last.exit_code is not None else NO_REPORT)
     if word == _SCRIPT_FAILED and last.is_interrupted:

@@ -30,7 +30,7 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find values of a profile with which the plan's run would fail; without a plan, any run on one node.
+    """Find values of a profile with which the plan's run (without a plan: any run on one node) would fail.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.
@@ -100,7 +100,7 @@ def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, 
 
 
 def ask_scheduler(options: Sequence[str]) -> Finding:
-    """Ask Slurm whether it accepts the job.  While nodes are missing, a refusal is only a warning."""
+    """Ask Slurm whether it accepts the job.  While nodes are down, a refusal is only a warning."""
     done = slurmctl.run_client("sbatch", "--test-only", *options, "--wrap=true")
     words = slurmctl.quote_words(done)
     if done.is_ok:

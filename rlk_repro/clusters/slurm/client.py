@@ -1,4 +1,4 @@
-"""Ask Slurm's clients, 22.05 and later, and interpret job states.  Only fixed fields are read, never human text.
+"""Ask Slurm's clients, 22.05 and later, and interpret job states.  Only fixed fields are read, never text for humans.
 
 This module submits nothing; the backend does.  Every client gets a clean environment: variables such as
 ``SBATCH_PARTITION``, or the variables of an enclosing job, would silently change what the client does.
@@ -169,11 +169,11 @@ def ask_queue(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
     """Ask slurmctld about jobs, once per cluster.  Slurmctld forgets an ended job after ``MinJobAge``.
 
     Raises:
-        SchedulerRefused: slurmctld did not answer; the error quotes the client.
+        SchedulerRefused: slurmctld did not answer; the error quotes squeue's message.
     """
     found: dict[JobId, JobFacts] = {}
     for cluster, numbers in _by_cluster(jobs):
-        # squeue reports an error for a single unknown number; in a list of two it only leaves the number out.
+        # For one unknown job id squeue fails; from a list of two ids it only leaves out the unknown ids.
         listed = ",".join([*numbers, numbers[-1]])
         done = run_client(
             "squeue", *_name_cluster(cluster), "--noheader", "--states=all", f"--jobs={listed}",
@@ -199,7 +199,7 @@ def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
 
 
 def find_sacct_fields() -> list[str]:
-    """Return the SACCT_FIELDS that this Slurm knows; none without accounting."""
+    """Return those of SACCT_FIELDS that this Slurm knows; an empty list without accounting."""
     done = run_client("sacct", "--helpformat")
     known = set(done.stdout.split()) if done.is_ok else set()
     return [name for name in SACCT_FIELDS if name in known]
@@ -224,7 +224,7 @@ def has_missing_nodes() -> bool:
 
 
 def cancel(job: JobId, *, is_gentle: bool) -> proc.Completed:
-    """Cancel a job.  With ``is_gentle`` only signal the job's batch shell, whose trap ends the agents."""
+    """Cancel a job.  With ``is_gentle``, only send SIGTERM to the job's batch shell, which then ends the agents."""
     gently = ("--batch", "--signal=TERM") if is_gentle else ()
     return run_client("scancel", *_name_cluster(job.cluster), *gently, job.number)
 

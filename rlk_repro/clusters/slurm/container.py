@@ -25,7 +25,7 @@ from rlk_repro.spec import ContainerSettings, Image
 ENGINES: Final = frozenset({"docker", "podman"})
 _AMD_DEVICES: Final = ("/dev/dri", "/dev/kfd")
 _IMEX: Final = "/dev/nvidia-caps-imex-channels"
-# Ray sets HIP_VISIBLE_DEVICES itself, and refuses to start where one of these variables disagrees with it
+# Ray sets HIP_VISIBLE_DEVICES itself, and does not start if one of these variables differs from it
 AMD_VISIBILITY: Final = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CACHE: Final = "/var/cache/rlk-repro"
 """The path at which Apptainer's containers see a cache folder of the node."""
@@ -101,7 +101,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
     """List the mounts: run directory, prepared files, the profile's mounts and package, devices that pyxis omits."""
     settings = container_settings(plan)
-    binds = [_bind(str(run_dir.root.absolute()))]  # the run directory is mounted whatever its name is
+    binds = [_bind(str(run_dir.root.absolute()))]
     binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
               for item in settings.mounts]  # fmt: skip
     if plan.run.workload.needs_prepared:
@@ -114,7 +114,7 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
 
 
 def list_fabric(plan: Plan) -> tuple[str, ...]:
-    """List the devices of the network between nodes; in an NVLink domain also the IMEX devices of shared memory.
+    """List the devices of the network between nodes; in an NVLink domain also the IMEX devices.
 
     The job's script mounts the devices that exist on the node.
     """
@@ -135,7 +135,7 @@ def _bind(path: str, *, is_read_only: bool = False) -> Bind:
 
 
 def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
-    """List the runtime's options, which stand before the image; for pyxis they are options of ``srun``.
+    """List the runtime's options, which precede the image; for pyxis, these are options of ``srun``.
 
     Runtime ``host`` has no options.
     """
@@ -162,7 +162,7 @@ def make_image_name(plan: Plan) -> str:
 
 
 def list_entry(plan: Plan) -> list[str]:
-    """List the words that stand before Python in the agent's start command, inside a container if there is one.
+    """List the words before Python in the agent's start command, which a container runs if there is one.
 
     On whole nodes with AMD GPUs, the words remove Slurm's variables that select GPUs.  If the stack has an image, the
     words set the variable with the image's digest.  If the profile has ``package_dir``, the words put this folder first
@@ -231,8 +231,8 @@ def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    yield "--user=0:0"  # root in the container is the submitting user; an image's own user could not write the run
-    yield "--pids-limit=-1"  # podman's default of 2048 counts threads; Ray on a node with 100 cores has more
+    yield "--user=0:0"  # root here is the submitting user; an image's own user could not write to the run directory
+    yield "--pids-limit=-1"  # podman allows 2048 threads by default; Ray on a node with 100 cores has more
     yield "--security-opt=label=disable"
     for bind in list_binds(plan, run_dir):
         yield f"--volume={bind.source}:{bind.target}{':ro' * bind.is_read_only}"
@@ -241,7 +241,7 @@ def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    # the image knows neither home nor name of the submitting user
+    # the image has no home and no name for the submitting user
     yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")
     for bind in list_binds(plan, run_dir):
         yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"

@@ -77,7 +77,7 @@ def _judge_partition(
     if num_nodes < needs.num_nodes:
         yield Finding(Level.BLOCKING, where, f"{needs.num_nodes} nodes", f"{name} has {num_nodes}")
     elif num_usable < needs.num_nodes:
-        found = f"{num_usable} of {num_nodes} in {name}"
+        found = f"{num_usable} usable nodes of {num_nodes} in {name}"
         yield Finding(Level.WARNING, where, f"{needs.num_nodes} nodes that are neither down nor drained", found)
     limits = [pool.max_time_min for pool in pools if pool.max_time_min is not None]
     limit = min(limits, default=None)
@@ -101,7 +101,7 @@ def _judge_gpus(
     if wanted == "none" and kinds and needs.gpus_per_node:
         yield Finding(Level.WARNING, where, menu, "none: Slurm may hide GPUs that were not requested")
     elif wanted == "gpu" and needs.gpus_per_node and (not kinds or (kind and kind not in kinds)):
-        yield Finding(Level.BLOCKING, where, f"what {pools[0].partition} has: {menu}", settings.gres)
+        yield Finding(Level.BLOCKING, where, f"a GRES of partition {pools[0].partition}: {menu}", settings.gres)
     elif wanted == "gpu":
         most = max(sum(gpus.count for gpus in pool.gpus if kind in ("", gpus.kind)) for pool in pools)
         if most < needs.gpus_per_node:
@@ -117,11 +117,11 @@ def _judge_hardware(profile: Profile, pools: Sequence[Pool], hardware: Mapping[s
     kinds = [gpus.kind for pool in pools for gpus in pool.gpus]
     found = find_hardware([*kinds, *(name for pool in pools for name in pool.features)], hardware)
     if found and model.hardware not in found:
-        yield Finding(Level.WARNING, "hardware", f"{' or '.join(found)}, which GRES and features name", model.hardware)
+        yield Finding(Level.WARNING, "hardware", f"{' or '.join(found)} (named by GRES or features)", model.hardware)
     counts = sorted({pool.gpus_per_node for pool in pools} - {0})
     if counts and model.gpus_per_node not in counts:
-        has = " or ".join(map(str, counts))
-        yield Finding(Level.WARNING, "hardware", f"nodes of {model.gpus_per_node} GPUs, as {model.hardware} has", has)
+        expected = f"nodes with {model.gpus_per_node} GPUs (hardware {model.hardware})"
+        yield Finding(Level.WARNING, "hardware", expected, " or ".join(map(str, counts)))
 
 
 def _judge_account(settings: SlurmSettings, site: SlurmSite) -> Iterator[Finding]:

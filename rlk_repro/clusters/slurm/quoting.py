@@ -46,7 +46,7 @@ def quote(value: Any) -> str:
             return " ".join(_quote_word(item) for item in value)
         case _:
             pass
-    raise TypeError(f"no way to quote {value!r}")
+    raise TypeError(f"no rule to quote {value!r}")
 
 
 def quote_directive(text: str) -> str:
@@ -69,7 +69,7 @@ def _quote_part(text: str) -> str:
 
 
 def _quote_word(value: Any) -> str:
-    """Quote a word as shlex does, and also a word with a comma, which shellcheck takes for a mistake in an array."""
+    """Quote as shlex does; also quote words with commas, which shellcheck takes for mistakes in an array."""
     if not isinstance(value, str):
-        raise TypeError(f"not a word: {value!r}")
+        raise TypeError(f"not a text: {value!r}")
     return f"'{value}'" if "," in value and "'" not in value else shlex.quote(value)

@@ -71,9 +71,9 @@ def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def _escape_folder(folder: str) -> str:
-    """Escape a path for Slurm: double its backslashes, or else its ``%``.
+    """Escape a path for Slurm: double each backslash; in a path without backslash, double each ``%``.
 
-    Slurm does not expand ``%`` in a path with a backslash.
+    Slurm expands ``%`` only in a path without a backslash.
     """
     return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
 
