@@ -50,7 +50,7 @@ class Build:
         epoch = self.arguments["SOURCE_DATE_EPOCH"]
         words = {
             "docker": ["docker", "build"],
-            # podman and buildah stamp every file of the new layers themselves; enroot needs docker's format
+            # --timestamp sets the times of all files in the new layers; enroot needs docker's image format
             "podman": ["podman", "build", "--format=docker", f"--timestamp={epoch}"],
             "buildah": ["buildah", "build", "--layers", "--format=docker", f"--timestamp={epoch}"],
         }[self.engine]
@@ -63,7 +63,7 @@ class Build:
 def make_build(
     stack: Stack, platform: ImagePlatform | None, *, engine: str | None, tag: str | None, base: str | None
 ) -> Build:
-    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces a base without digest.
+    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces the stack's base image.
 
     Raises:
         SpecError: the stack lacks a pin or a base image for the platform.
@@ -94,7 +94,7 @@ def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str
 
 
 def bake_variables(stack: Stack, base: str | None = None) -> dict[str, str]:
-    """Return the variables of docker/docker-bake.hcl; ``base`` is the base of the ROCm image."""
+    """Return the variables of docker/docker-bake.hcl; ``base`` is the base image for ROCm."""
     bases = {str(name): item for name, item in stack.bases.items()}
     variables: dict[str, str] = {}
     for platform, prefix in (("cuda-amd64", "CUDA"), ("rocm-amd64", "ROCM")):
@@ -159,7 +159,7 @@ def require_clean() -> None:
     changed = _git("status", "--porcelain", "--", *CONTEXT)
     if changed:
         raise SpecError(
-            Problem("this checkout", "has changed files, but the image's record would name its commit",
+            Problem("this checkout", "has changed files, but an image's record names only the commit",
                     got=changed.splitlines()[0].strip(), hint="commit the files, or git stash")
         )  # fmt: skip
 
@@ -174,7 +174,7 @@ def _base(stack: Stack, platform: ImagePlatform, given: str | None) -> tuple[str
     if platform.startswith("rocm") or known.digest is None:
         hint = "docs/images.md, MI300X" if platform.startswith("rocm") else f"rlk-repro images pin {stack.stack}"
         raise SpecError(
-            Problem(f"stack {stack.stack}: bases.{platform}", "has no digest to build on",
+            Problem(f"stack {stack.stack}: bases.{platform}", "has no digest, which a build needs",
                     expected="--base NAME@sha256:…", hint=hint)
         )  # fmt: skip
     return known.reference, known.digest
@@ -200,6 +200,6 @@ def _is_answering(engine: str) -> bool:
 def _git(*arguments: str) -> str:
     done = git.ask_git(ROOT, *arguments, timeout_s=30.0)
     if not done.is_ok:
-        hint = "images are built from a checkout of rlk-repro, whose commit they name"
+        hint = "build images from a git checkout of rlk-repro; they name its commit"
         raise EnvironmentMissing(Problem(str(ROOT), "is no git checkout", hint=hint))
     return done.stdout.strip()

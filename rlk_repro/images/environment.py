@@ -1,6 +1,6 @@
 """Create a virtual environment with a stack's packages, sources, kernels and record, for hosts without containers.
 
-Every step is a step of docker/Dockerfile.locked.  Finished steps are kept, so the same command continues a build that
+The steps are those of docker/Dockerfile.locked.  Finished steps are kept, so the same command continues a build that
 was interrupted.
 """
 
@@ -73,8 +73,8 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
         if done.get(step) == key:
             say(f"{step}: done already")
             continue
-        words = "compiling; MAX_JOBS bounds memory" if step in {"transformer-engine", "rl-kernel"} else "running"
-        # the modules of this checkout, whose commit the record names
+        words = "compiling; a lower MAX_JOBS saves memory" if step in {"transformer-engine", "rl-kernel"} else "running"
+        # a step runs the modules of this checkout, because the record names the checkout's commit
         argv = [str(_python(folder)), "-m", "tools.image_build", step]
         with _timed(step, words):
             _require(f"step {step}", _shown(argv, environ))
@@ -94,7 +94,7 @@ def check(folder: Path, stack: str | None, platform: str | None) -> int:
     folder = folder.absolute()
     _find_lock(folder)
     named = [*(["--stack", stack] if stack else []), *(["--platform", platform] if platform else [])]
-    # runs in the caller's folder, because a relative path of --stack starts there
+    # the check runs in the caller's folder, because a relative path in --stack starts there
     argv = ["env", str(_python(folder)), "-P", "-m", "rlk_repro.image_check", *named]
     code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
     if code in {126, 127}:
@@ -132,10 +132,10 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
 
 
 def source_requirement(stack: Stack) -> str:
-    """Return pip's requirement line for TransformerEngine's part for torch, which pip builds from sources.
+    """Return pip's requirement line for ``transformer-engine-torch``, which pip builds from sources.
 
     Raises:
-        SpecError: the stack does not name the part by version and hash.
+        SpecError: the stack does not name this package by version and hash.
     """
     component = stack.components.get("transformer-engine-torch")
     if component is None or component.version is None or component.sha256 is None:

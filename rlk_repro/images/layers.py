@@ -57,7 +57,7 @@ def _members(layout: OciLayout, layer: Descriptor) -> Iterator[tuple[str, tarfil
         try:
             with tarfile.open(fileobj=raw, mode="r|", bufsize=CHUNK_BYTES) as archive:
                 for member in archive:
-                    archive.members = []  # type: ignore[attr-defined]  # a stream needs none, and there are many
+                    archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all members in memory
                     yield member.name.removeprefix("./").rstrip("/"), member, archive
         except (tarfile.TarError, OSError, EOFError) as error:
             raise BundleUnreadable(Problem(f"layer {layer.digest}", f"is no tar ({error})")) from None

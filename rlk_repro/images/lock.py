@@ -15,7 +15,7 @@ from rlk_repro.spec import ImagePlatform, Stack
 
 FOLDER: Final = PACKAGE.parent / "requirements"
 UNPACKED: Final = 2.6
-"""The size of the packages on disk, as a multiple of their download."""
+"""The size of the packages on disk, as a multiple of their download size."""
 _LINE: Final = re.compile(
     r"(?P<name>[a-z0-9-]+)==(?P<version>[^ ]+) --hash=sha256:(?P<sha256>[0-9a-f]{64})  # (?P<size>[0-9]+)"
 )

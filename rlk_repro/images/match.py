@@ -99,7 +99,7 @@ def match_running(record: ImageRecord, code: Section) -> Iterator[Finding]:
     for name in SECTIONS.values():
         names = (*SOURCE_FACTS, *(KERNEL_FACTS if name == "rl_kernel" else ()))
         yield from _match_facts(name, names, record.code, code, Level.BLOCKING)
-    # a profile may put a newer rlk_repro in front; the manifest says which one
+    # a profile may put a newer rlk_repro first on Python's path; the manifest names the version used
     yield from _match_facts("rlk_repro", ("version",), record.code, code, Level.WARNING)
 
 

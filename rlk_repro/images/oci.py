@@ -105,7 +105,7 @@ class OciLayout:
 
 
 def open_layout(path: Path) -> OciLayout:
-    """Open a layout in a folder or a tar.
+    """Open an OCI image layout in a folder or a tar.
 
     Raises:
         BundleUnreadable: the path holds no image.

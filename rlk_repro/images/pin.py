@@ -126,7 +126,7 @@ def resolve_ref(repository: str, ref: str) -> tuple[str, str]:
     """Return the present commit of a branch, tag or commit, and git's hash of its files; fetch no history.
 
     Raises:
-        EnvironmentMissing: git failed; the error quotes it.
+        EnvironmentMissing: git failed; the error quotes git's message.
     """
     with temporary_folder("rlk-repro-pin-") as folder:
         git.require("git init", git.ask_git(folder, "init", "--quiet", "--bare", timeout_s=GIT_TIMEOUT_S))
@@ -149,7 +149,7 @@ def _renew_pin(edited: PinnedText, stack: Stack, name: str, ref: str) -> None:
     if pins[name].evidence is not None:
         edited.set(("pins", name, "confidence"), "certain")
         found = ref.replace(":", " ")
-        edited.set(("pins", name, "evidence"), f"{found} of its repository, resolved by `rlk-repro images pin`")
+        edited.set(("pins", name, "evidence"), f"resolved from {found} of the repository by `rlk-repro images pin`")
 
 
 def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> None:

@@ -54,10 +54,10 @@ def ask_size(reference: str) -> int | Unknown:
 
 
 def copy_image(source: str, target: str) -> None:
-    """Copy all platforms with their digests; layers that the target already has are not copied again.
+    """Copy the images of all platforms and keep their digests; layers that the target already has are not copied again.
 
     Raises:
-        CheckFailed: skopeo failed; the error quotes it.
+        CheckFailed: skopeo failed; the error quotes skopeo's message.
     """
     argv = [SKOPEO, "copy", "--quiet", "--all", "--preserve-digests", "--", source, target]
     done = proc.run(argv, timeout_s=COPY_TIMEOUT_S)

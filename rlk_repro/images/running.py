@@ -26,7 +26,7 @@ ROOT: Final = Path("/")
 
 
 def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
-    """Read the record of the image around this process; return Unknown outside an image.
+    """Read the record of the image in which this process runs; return Unknown outside an image.
 
     Raises:
         BundleUnreadable: the record cannot be trusted.
@@ -42,9 +42,9 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
 def check_running(
     code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
 ) -> list[Finding]:
-    """Find every difference between this container, its record and the stack; other images give no finding.
+    """Find every difference between this container, its record and the stack.
 
-    ``code`` is the section ``code`` of this container's manifest.  A separate process asks RL-Kernel's registry.
+    A container without a record gives a finding only if ``is_required``.  ``code`` is the manifest's section ``code``.
     """
     try:
         record = read_record(root)

@@ -68,9 +68,8 @@ def find_runtime(name: str | None) -> Runtime:
         if shutil.which(runtime.name):
             return runtime
     wanted = name or ", ".join(RUNTIMES)
-    raise EnvironmentMissing(
-        Problem(wanted, "is not on PATH", hint="install it, or check the image's file: skopeo copy … oci-archive:FILE")
-    )
+    hint = "install it, or save the image as a file and check that file: skopeo copy … oci-archive:FILE"
+    raise EnvironmentMissing(Problem(wanted, "is not on PATH", hint=hint))
 
 
 def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | None) -> str:
@@ -80,7 +79,7 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
     engines and caches keep complete layers.
 
     Raises:
-        CheckFailed: the runtime failed; the error quotes it.
+        CheckFailed: the runtime failed; its output on standard error gives the reason.
     """
     machine = _MACHINES.get(platform.rpartition("-")[2], "any")
     wanted = None if folder is None else plan_import(runtime.name, image, machine, str(folder.absolute()))

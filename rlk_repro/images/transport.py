@@ -63,7 +63,7 @@ def _check_sums(folder: Path) -> list[Finding]:
     try:
         listed, findings = parse_checksums((folder / CHECKSUMS).read_bytes())
     except OSError as error:
-        hint = "the folder that `rlk-repro images export` wrote"
+        hint = "name the folder that `rlk-repro images export` wrote"
         raise EnvironmentMissing(
             Problem(str(folder / CHECKSUMS), f"cannot be read ({error.strerror})", hint=hint)
         ) from None

@@ -182,7 +182,7 @@ def test_the_build_command_holds_the_stacks_pins(call: Call) -> None:
     assert f"--build-arg=VIME_COMMIT={pins['vime'].commit}" in out
     assert f"--build-arg=RL_KERNEL_COMMIT={pins['rl_kernel'].commit}" in out
     code, _, error = call("images", "build", "--stack", "2026-07", "--platform", "rocm-amd64", "--dry-run")
-    assert (code, "has no digest to build on, expected --base NAME@sha256:…" in error) == (2, True)
+    assert (code, "has no digest, which a build needs, expected --base NAME@sha256:…" in error) == (2, True)
     code, out, _ = call(
         *words[:4], "--platform", "rocm-amd64", "--engine", "podman", "--dry-run", "--base", f"a/b@{DIGEST}"
     )
