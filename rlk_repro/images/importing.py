@@ -28,7 +28,7 @@ def is_imported(runtime: str) -> bool:
 
 
 def plan_import(runtime: str, image: Image, machine: str, folder: str) -> Import | None:
-    """Return the commands that import an image, or None.  The file's name holds the image's digest and processor."""
+    """Return the commands that import an image to a file named by digest and processor; None if no file is needed."""
     make = _IMPORTS.get(runtime)
     if make is None:
         return None

@@ -40,7 +40,7 @@ def resolve() -> dict[str, Any]:
 
 
 def _import_extension() -> str:
-    # The caller has imported torch already.
+    # The caller has already imported torch, which the extension needs.
     try:
         import rl_engine._C  # noqa: F401
     except ImportError as error:
