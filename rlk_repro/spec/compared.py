@@ -34,7 +34,7 @@ class Commits(Model):
 
 
 class RlKernel(GrowingModel):
-    """How the enabled variant uses RL-Kernel.  The mode ``require`` refuses to start where an operator cannot run."""
+    """How the enabled variant uses RL-Kernel.  In mode ``require``, a trial fails if an operator cannot run."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"ops_on", "commits"})
 
@@ -58,7 +58,7 @@ PER_ROLLOUT: Final = ({AGREEMENT_RECORD: "0"}, {AGREEMENT_RECORD: "1"})
 
 
 class OwnSwitch(Model):
-    """A switch other than RL-Kernel in which the variants differ: environment variables, each with a value in both."""
+    """A switch other than RL-Kernel: environment variables, each with one value in baseline and one in enabled."""
 
     title: Text
     baseline: SwitchValues

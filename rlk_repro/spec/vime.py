@@ -44,7 +44,7 @@ Fraction: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 class VimeModel(Model):
     """A model: where it comes from and the arguments that build it in Megatron (upstream's ``scripts/models``)."""
 
-    title: Text = Field(description="name of the model, shown to readers")
+    title: Text = Field(description="name of the model, for reports")
     source: ModelSource
     checkpoint: Checkpoint = "torch_dist"
     recipe: Annotated[str, Field(pattern=r"^scripts/[\w./-]+\.sh$", max_length=200)] | None = Field(
