@@ -280,7 +280,7 @@ class Leader:
             last = list(ended)[-1]
             raise CheckFailed(
                 Problem(last, f"failed, like all of the first {len(ended)} trials",
-                        expected="one trial that exits with 0", hint=f"read its log, trials/{last}/stdout.log")
+                        expected="at least one trial that exits with 0", hint=f"read trials/{last}/stdout.log")
             )  # fmt: skip
 
     def _wait_until_idle(self, trial: Trial) -> None:
