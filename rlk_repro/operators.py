@@ -31,13 +31,13 @@ class Reason(StrEnum):
     ENTROPY_GRADIENT = "computes no gradient of the entropy bonus"
     ENTROPY_METRIC = "computes no entropy, which this run reports"
     TOP_P_REPLAY = "cannot leave out the columns that top-p sampling removed"
-    TEMPERATURE = "would round hidden states that are divided by a temperature"
+    TEMPERATURE = "would round the hidden states after dividing them by the temperature"
     LOSS_OPTIONS = "does not support these loss options"
     LOSS_TYPE = "serves the policy loss only"
     OUTPUT_LAYER = "needs an output layer that can hand over its hidden states"
     LOGITS = "needs hidden states, and this call has logits"
     NOT_IMPORTABLE = "RL-Kernel cannot be imported"
-    NO_ROUTE = "has no route in this version of rlk-repro"
+    NO_ROUTE = "cannot be called by this version of rlk-repro"
     NOT_ACCEPTED = "resolved to an implementation that is not accepted"
     GENERATION = "is not in this generation of RL-Kernel"
     NOT_DISPATCHED = "RL-Kernel's own dispatch refuses it"
@@ -66,9 +66,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Implementation:
-    """An operator class of RL-Kernel; ``backend`` names its member of ``OpBackend``, or its backend in a contract.
+    """An operator class of RL-Kernel; RL-Kernel's ``OpBackend`` or dispatch calls it ``backend``.
 
-    ``symbols`` are compiled functions that must exist; ``kernels`` are parts of the names of the kernels that then run.
+    ``symbols`` are compiled functions that must exist; ``kernels`` are parts of its GPU kernels' names.
     A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.
     With ``needs_whole_vocabulary``, the implementation has kernels only if one rank has the whole vocabulary.
     """

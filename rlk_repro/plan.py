@@ -150,7 +150,7 @@ class Plan:
         return grouped
 
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
-        """Return the two trials of each pair, baseline first, by the pair's name.  Sessions are not pairs.
+        """Return the two trials of each pair, baseline first, by the pair's name, without sessions.
 
         In every second control pair the later trial comes first, so that linear drift cancels as in ABBA order.
         """

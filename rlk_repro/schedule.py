@@ -108,7 +108,7 @@ class Schedule:
 
 
 def make_schedule(measure: Measure, seed: int) -> Schedule:
-    """Make the schedule of the session with this seed.  Its control blocks are spread evenly among the other blocks."""
+    """Make the schedule of the session with this seed.  Control blocks are spread evenly among the other blocks."""
     slots = [
         ((number + 0.5) / len(orders), is_control, order)
         for is_control, count in ((False, measure.blocks), (True, measure.control_blocks))

@@ -135,7 +135,7 @@ class FolderReader:
             raise _unreadable(Path(self._stream.name), error) from error
 
     def check(self) -> None:
-        """Raise CheckFailed if any file was refused."""
+        """Raise CheckFailed if a file cannot be packed."""
         if self.refused:
             root = self._run_dir.root
             raise CheckFailed(

@@ -135,7 +135,7 @@ class ClaimResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsCheck:
-    """The record of ``claims check``.
+    """The record that ``claims check`` writes.
 
     ``environment`` holds the sections ``gpu`` and ``code`` of a manifest; ``process`` is how the measuring process
     described itself.
@@ -153,7 +153,7 @@ class ClaimsCheck:
 
     @property
     def has_measured(self) -> bool:
-        """Whether any row was compared with a measurement, not only with a formula."""
+        """Whether any published value was compared with a measurement, not only with a formula."""
         return any(
             item.basis is Basis.MEASURED and item.word in {Word.REPRODUCED, Word.NOT_REPRODUCED}
             for result in self.results

@@ -42,7 +42,7 @@ class Storage:
         return self.stored.model_dump(mode="json", include={"name", "num_files", "digest", "made_by"})
 
     def run(self, work: WorkDir, tell: Tell) -> Made:
-        """Fetch the files and check them.
+        """Fetch the rollouts' files and check them.
 
         Raises:
             EnvironmentMissing: neither the mirror nor an archive has the files.

@@ -204,7 +204,7 @@ def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
 
 
 def parse_product_names(text: str) -> dict[str, str]:
-    """Return product names by PCI address from amd-smi's JSON, which is a list; ROCm 7 puts it under ``gpu_data``."""
+    """Return product names by PCI address from amd-smi's JSON: a list, which ROCm 7 puts under ``gpu_data``."""
     starts = [position for position in (text.find("{"), text.find("[")) if position >= 0]
     try:
         value = json.loads(text[min(starts, default=0) :])  # amd-smi may print warnings before the JSON

@@ -23,7 +23,7 @@ class Command:
     """One trainer process: its arguments, and the variables added to the node agent's environment.
 
     ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value.  No plan or file
-    holds the value itself.
+    holds the value of such a variable.
 
     For a command that ``needs_ray``, the agents first start Ray on all nodes, and Ray's workers inherit this
     environment.  The process finds Ray by ``RAY_ADDRESS``.  Each worker finds its node's address in the variables

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlk_repro import image_check
 from rlk_repro.agent.preflight.image import check_image, find_record
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json
@@ -263,3 +264,8 @@ def test_a_job_in_a_container_needs_the_stacks_image_where_there_are_gpus(
     assert (unrecorded.level, unrecorded.where) == (Level.BLOCKING, "/opt/rlk-repro/provenance.json")
     assert find_record(root) == make_record()
     assert find_record(tmp_path / "none") is None
+
+
+def test_the_check_has_exit_code_3_outside_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_check, "read_record", lambda: Unknown("no such file"))
+    assert image_check.main([]) == 3

@@ -194,7 +194,7 @@ def test_ordinary_logits_go_to_the_trainer_where_the_mode_allows_it() -> None:
     [
         (CPU, {"has_entropy_metric": True}, "computes no entropy, which this run reports"),
         (Case(platform="cpu", loss=LossOptions(rollout_temperature=0.8)), {},
-         "would round hidden states that are divided by a temperature (0.8)"),
+         "would round the hidden states after dividing them by the temperature (0.8)"),
         (Case(platform="cpu", has_output_layer=False), {},
          "needs an output layer that can hand over its hidden states (this workload has no output layer)"),
     ],

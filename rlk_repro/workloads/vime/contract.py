@@ -93,7 +93,7 @@ class Contract(BaseModel):
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return flags with values as a list of words.  True gives no value; a tuple or list gives several values."""
+    """Return flags with values as a list of words.  A flag with True has no value; a tuple gives several values."""
     return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
 
 
