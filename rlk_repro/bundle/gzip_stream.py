@@ -171,7 +171,7 @@ class GzipReader:
             except _DeflateError as error:
                 self._place.refuse(f"compressed data is damaged here or shortly before ({error})")
             if not (data or piece or engine.eof):
-                self._place.refuse("ends early: the file was cut off", hint=f"copy it again; {FIND_BUNDLE}")
+                self._place.refuse("ends early: the file was cut off", hint=f"copy the bundle again; {FIND_BUNDLE}")
             crc = deflate.crc32(piece, crc)
             self._count(len(piece))
             if self._num_lines_left < math.inf:
@@ -217,7 +217,7 @@ class GzipReader:
         if len(tail) > _TRAILER_BYTES:
             self._place.refuse("data follows the end of the archive")
         if len(tail) < _TRAILER_BYTES:
-            self._place.refuse("ends early: the file was cut off", hint=f"copy it again; {FIND_BUNDLE}")
+            self._place.refuse("ends early: the file was cut off", hint=f"copy the bundle again; {FIND_BUNDLE}")
         if tail != crc.to_bytes(4, "little") + size.to_bytes(4, "little"):
             self._place.refuse("content is damaged (CRC or length differs)")
 

@@ -317,4 +317,4 @@ def _floats(text: str, count: int) -> list[float] | Unknown:
             [float(word) for word in text.split()[:count]] if len(text.split()) >= count else Unknown("too few numbers")
         )
     except ValueError:
-        return Unknown(f"{text[:40]!r} is not numbers")
+        return Unknown(f"{text[:40]!r} holds words that are not numbers")

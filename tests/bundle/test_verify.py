@@ -155,7 +155,7 @@ def test_a_bundle_cut_off_says_so_and_where(bundle: Path, tmp_path: Path) -> Non
         verify_bundle(cut)
     assert str(caught.value) == (
         f"{cut}: ends early: the file was cut off\n"
-        "  hint: copy it again; rlk-repro runs list --submitted shows your runs; "
+        "  hint: copy the bundle again; rlk-repro runs list --submitted shows your runs; "
         "rlk-repro collect ID brings a run's bundle"
     )
     assert caught.value.exit_code == 5
