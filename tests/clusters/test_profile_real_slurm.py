@@ -78,7 +78,7 @@ def test_without_a_profile_the_cluster_is_asked_and_its_facts_are_shown(call: Ca
     code, out, err = call("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run")
     assert code == 0, err
     assert "no --profile given: rlk-repro made one from cluster " in err
-    assert "found hardware a100, partition gpu, gres gpu:a100" in err
+    assert "hardware a100, partition gpu, gres gpu:a100" in err
     assert "to save this profile: rlk-repro profile init --cluster slurm" in err
     assert "#SBATCH --partition=gpu" in out
 
