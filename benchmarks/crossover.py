@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.verdicts import make_result
+from benchmarks.verdicts import make_result, spell_out
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.sessions import Session, compare_sessions, make_session
 from rlk_repro.analysis.shadows import CASES
@@ -241,7 +241,7 @@ def render_table(outcomes: Sequence[Outcome]) -> str:
     ]
     for item in outcomes:
         shares = " | ".join(f"{100 * item.words.get(word, 0.0):.1f}" for word in columns)
-        lines.append(f"| {item.name} | {item.num_runs} | {shares} | {100 * item.coverage:.1f} | "
+        lines.append(f"| {spell_out(item.name)} | {item.num_runs} | {shares} | {100 * item.coverage:.1f} | "
                      f"{100 * item.half_width:.2f} |")  # fmt: skip
     return "\n".join(lines) + "\n"
 

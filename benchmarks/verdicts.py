@@ -105,6 +105,16 @@ NOISY: Final = Noise(
     reward_trial_sd=0.05, length_trial_sd=0.08, abs_diff_trial_sd=0.3, memory_sd=0.08, trial_sd=0.05, step_sd=0.05
 )
 QUIET: Final = Noise(linear_drift=0.005, walk_sd=0.0005, trial_sd=0.0028, step_sd=0.005)
+_SPELLINGS: Final = {
+    ", steps ": ", steps vary by ",
+    ", tokens ": ", tokens vary by ",
+    "abs diff 1.5 times": "log-prob difference 1.5 times as large",
+    "quiet": "little noise",
+    "sessions spread": "session spread",
+    "stall of 5 ×": "step 5 times as long",
+    "strong walk (2 % a trial)": "random walk of 2 % between trials",
+    "very noisy": "much noise",
+}
 GAIN: Final = Truth(gain=0.05)
 SCENARIOS: Final = (
     Scenario(name="A/A, live", lane="live", is_barred=True),
@@ -315,6 +325,13 @@ def find_misses(outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
+def spell_out(name: str) -> str:
+    """Return a scenario's name as the tables show it.  The name itself seeds the simulation, so it does not change."""
+    for short, full in _SPELLINGS.items():
+        name = name.replace(short, full)
+    return name
+
+
 def render_table(outcomes: Sequence[Outcome]) -> str:
     """Markdown, shares in percent."""
     columns = [word.value for word in VerdictWord if word is not VerdictWord.NO_COMPARISON]
@@ -325,7 +342,7 @@ def render_table(outcomes: Sequence[Outcome]) -> str:
     for item in outcomes:
         shares = " | ".join(f"{100 * item.words.get(word, 0.0):.1f}" for word in columns)
         rest = f"{100 * item.coverage:.1f} | {100 * item.pair_sd:.2f}"
-        lines.append(f"| {item.name} | {item.num_experiments} | {shares} | {rest} |")
+        lines.append(f"| {spell_out(item.name)} | {item.num_experiments} | {shares} | {rest} |")
     return "\n".join(lines) + "\n"
 
 
