@@ -139,7 +139,7 @@ class Backend(Protocol):
         """Ask for the job's state once; the state is ``unknown`` where this machine cannot find it out."""
 
     def poll_all(self, items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-        """Return the state of each submission, with as few questions as the cluster allows."""
+        """Return the state of each submission, with as few requests as the cluster allows."""
 
     def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
         """Yield the lines of the trials' logs, one trial after the other, until the job ends."""

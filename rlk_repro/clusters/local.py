@@ -44,7 +44,7 @@ def available() -> str | None:
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """Render one leading agent.  The command names this machine's Python and folders; the job's file names neither.
+    """Render a job of one agent.  The command names this machine's Python and folders; the job's file names neither.
 
     Raises:
         SpecError: the stack has only images, or the plan needs several nodes, or ``nodes`` names another node.
@@ -65,7 +65,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
         yield Problem("--same-nodes", "the local cluster is this machine", got=", ".join(nodes), expected=here)
     if plan.stack.images and plan.hardware.image_platform not in plan.stack.locks:
         yield Problem(f"stack {plan.stack.stack}", "has images, but the local cluster starts no containers",
-                      expected="a stack without images or with a lock",
+                      expected="a stack with a lock or without images",
                       hint="--stack host uses the software of this machine")  # fmt: skip
     if plan.layout.num_nodes > 1:
         where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes"
@@ -78,7 +78,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     Raises:
         EnvironmentMissing: this Python cannot be started.
     """
-    for earlier in (run_dir.state, run_dir.bundle):  # files of an earlier agent
+    for earlier in (run_dir.state, run_dir.bundle):  # left by an earlier agent
         earlier.unlink(missing_ok=True)
     with open_stream(run_dir.agent_output, "ab") as output:
         pid = proc.start_detached(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})
@@ -133,7 +133,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
     Raises:
         CheckFailed: the run has not ended.
-        EnvironmentMissing: the run was started on another host and may go on there.
+        EnvironmentMissing: the run was started on another host and may still run there.
     """
     from rlk_repro.bundle.seal import pack
 

@@ -18,7 +18,7 @@ def read_logs(
 ) -> Iterator[TrialLine]:
     """Yield every line of every trial's log until ``is_over`` returns True and all lines are read.
 
-    ``is_over`` is called when there is no new line; with ``lambda: True``, the function returns after the lines so far.
+    ``is_over`` is called when there is no new line; with ``lambda: True``, only the existing lines are read.
     """
     seen: set[str] = set()
     while True:

@@ -86,7 +86,7 @@ def _judge(
     platform: str | None,
 ) -> Iterator[Finding]:
     if record is None:
-        yield missing_record("the image's layers have no such file")
+        yield missing_record("no layer of the image has this file")
         return
     yield from judge_record(record, image.labels, stack, platform)
     machine = record.platform.rpartition("-")[2]

@@ -1,6 +1,6 @@
 """Build a stack's image from this checkout: make the command line and run it.
 
-The build arguments are the stack's pins, this tool's commit and the commit's time.  The build has no other input.
+The build arguments name the base image, the stack's pins, this tool's commit and the commit's time.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | N
     """Create the environment, or continue an interrupted build; ``bundle`` is a folder that `export` wrote.
 
     Raises:
-        RlkReproError: something is missing, or differs from the stack.
+        RlkReproError: an input is missing or differs from the stack, or a step failed.
     """
     folder, bundle = folder.absolute(), bundle.absolute() if bundle else None
     chosen = choose_platform(stack, list(stack.locks), platform, "lock")

@@ -89,7 +89,7 @@ class OciLayout:
         """Read a small JSON file.
 
         Raises:
-            BundleUnreadable: the file is absent, too large, or not an object.
+            BundleUnreadable: the file is absent, too large, or not a JSON object.
         """
         if (self.size_bytes(name) or 0) > MAX_JSON_BYTES:
             raise BundleUnreadable(Problem(f"{self.where}: {name}", "is too large", expected="a small JSON file"))
@@ -113,7 +113,7 @@ def open_layout(path: Path) -> OciLayout:
     try:
         files = dict(_list_folder(path) if path.is_dir() else _list_tar(path))
     except (OSError, tarfile.TarError) as error:
-        hint = "skopeo copy SOURCE oci-archive:FILE, uncompressed"
+        hint = "make the archive with skopeo copy SOURCE oci-archive:FILE; do not compress it"
         raise BundleUnreadable(Problem(str(path), f"is no OCI archive ({error})", hint=hint)) from None
     if "index.json" not in files:
         raise BundleUnreadable(Problem(str(path), "holds no index.json", expected="an OCI layout or a tar of one"))
@@ -151,7 +151,7 @@ def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
     """Load the image of one platform (``amd64``); with several images in the layout, name the platform.
 
     Raises:
-        BundleUnreadable: there is no image, more than one, or a manifest of another kind.
+        BundleUnreadable: the layout holds no image or several images, or the manifest is not an image manifest.
     """
     where = str(layout.where)
     descriptor, index_digest = _choose(layout, layout.read_json("index.json"), platform, None)

@@ -1,7 +1,7 @@
 """Renew a stack file: replace tags by their present digests and refs by commits, and add published images.
 
-The file's text is edited in place, so comments and order stay.  The result is read again as a stack.  Nothing is
-written before the user has seen the difference.
+The file's text is edited in place, so comments and order stay.  The new text is checked by loading it as a
+stack.  Without ``-o``, `images pin` only prints the difference.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PinnedText:
 
 
 def _last_line(node: yaml.Node) -> int:
-    # The end mark of a block is at the start of the next node.
+    # PyYAML puts the end mark of a block at the start of the next node.
     mark = node.end_mark
     return mark.line - 1 if mark.column == 0 and mark.line > node.start_mark.line else mark.line
 

@@ -1,8 +1,8 @@
 """Read the record in an image, ``/opt/rlk-repro/provenance.json``: its code, base image and platform.
 
 The record holds no time and no path of the build machine.  Equal inputs therefore give equal records, except for the
-hash of the compiled extension: the compiler makes new internal names at every build.  ``digest`` covers the rest of the
-record and catches a careless edit.  A careful edit is caught because every fact is compared with the image itself.
+hash of the compiled extension: the compiler makes new internal names at every build.  ``digest`` is a hash of the
+other fields and reveals an edit.  All facts are also compared with the image itself, in case an edit renewed the hash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
-"""GPU architectures of the extension's machine code: GB200, A100, H200, and H200 with its own instructions."""
+"""GPU architectures of the extension's machine code: GB200, A100, H200, and Hopper's own instructions (``sm_90a``)."""
 
 _LOGP_OPERATORS: Final = ("logp", "linear_logp")
 SYMBOLS: Final = {

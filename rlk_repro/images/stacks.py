@@ -1,4 +1,4 @@
-"""List stacks for the commands about images: which images exist, and how to get the others."""
+"""List stacks for the commands about images: which images exist, and how to build the missing images."""
 
 from __future__ import annotations
 

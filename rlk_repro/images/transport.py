@@ -22,7 +22,7 @@ def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Arc
     """Copy a published image into a new folder, check it there, and write the checksums last.
 
     Raises:
-        SpecError: the folder already holds something.
+        SpecError: the folder already holds a finished export.
         CheckFailed: the copy is not the image of the stack.
     """
     if (folder / CHECKSUMS).exists():

@@ -395,17 +395,17 @@ def test_values_that_a_runtime_cannot_take_are_refused() -> None:
     example = plan_for(stack="example")
     assert refusal_of(with_site(example, container={"runtime": "host"})) == (
         "stack example: has images, but runtime host starts no container, "
-        "expected a stack without images or with a lock, or another container.runtime"
+        "expected a stack with a lock or without images, or another container.runtime"
     )
     no_folder = with_site(example, container={"runtime": "apptainer", "image_dir": None})
     assert refusal_of(no_folder) == (
         "profile generic-h200: container.image_dir: missing, expected a shared folder for the images of apptainer"
     )
     assert refusal_of(example, RunDir(Path("/runs/a b"))) == (
-        "mount: pyxis cannot take this path, got '/runs/a b', expected no space, comma or colon"
+        "mount: pyxis cannot take this path, got '/runs/a b', expected a path without spaces, commas or colons"
     )
     podman = with_site(example, container={"runtime": "podman", "mounts": [{"source": "/a:b"}]})
-    assert refusal_of(podman) == "mount: podman cannot take this path, got '/a:b', expected no colon"
+    assert refusal_of(podman) == "mount: podman cannot take this path, got '/a:b', expected a path without colons"
     shared = with_site(example, slurm={"exclusive": False}, container={"runtime": "docker"})
     assert refusal_of(shared) == (
         "profile generic-h200: slurm.exclusive: docker gives a job all GPUs of a node, got False, expected true"

@@ -118,7 +118,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to write its records, pack and end.  Delete a waiting job; a second call deletes any job.
+    """Ask a running job to write its records, pack and end; a second call deletes the job.  Delete a waiting job.
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
@@ -228,7 +228,7 @@ def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
     """Return the state of a job that exists.  A sealed run is done, even if the job failed; an unsealed run is not."""
     last = read_last_word(run_dir)
-    # the message of an agent that still runs only names the agent's last action
+    # while an agent runs, its message only names its last action
     message = last.message if last.exit_code is not None else ""
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
@@ -317,7 +317,7 @@ def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> N
     put_in_place(run_dir)
     if last_state is not None:
         write_json(run_dir.state, last_state)
-    if not run_dir.is_sealed:  # a sealed run already holds its submission
+    if not run_dir.is_sealed:  # the bundle of a sealed run has this file
         write_json(run_dir.submission, submission.to_json())
     record_objects(sent, run_dir)
 

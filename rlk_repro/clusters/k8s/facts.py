@@ -33,7 +33,7 @@ class TrialLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts that a pod reports about its run.  ``state`` is the progress that the agent wrote.
+    """The facts that a pod reports about its run.  ``state`` is the agent's last progress report.
 
     ``bundle_bytes`` and ``bundle_sha256`` describe a complete bundle; ``failure`` says why there will be no bundle.
     """

@@ -70,7 +70,7 @@ def put_in_place(run_dir: RunDir) -> None:
     with tempfile.TemporaryDirectory(dir=run_dir.root, prefix=".partial-") as folder:
         whole = unpack(run_dir.bundle, Path(folder) / "bundle")
         names = {path.name for path in whole.root.iterdir()}
-        checksums = run_dir.checksums.name  # placed last: this file shows that all others are there
+        checksums = run_dir.checksums.name  # this file is placed last: it shows that all files are there
         for name in sorted(names, key=lambda name: name == checksums):
             _replace(whole.root / name, run_dir.root / name)
     shutil.rmtree(run_dir.live.root, ignore_errors=True)

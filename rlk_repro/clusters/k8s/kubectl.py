@@ -1,4 +1,4 @@
-"""Ask a cluster through ``kubectl``, with the user's own authentication.  Answers are JSON or bytes."""
+"""Ask a cluster through ``kubectl``, with the user's own authentication."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def probe_versions(place: Target) -> dict[str, str]:
 def explain(done: proc.Completed) -> SchedulerRefused:
     """Return the error that quotes kubectl's message; the caller raises the error."""
     words = quote_words(done)
-    # the message of kubectl does not contain the server's reason
+    # search stderr, because quote_words removes the server's reason, such as (ServiceUnavailable)
     if done.is_timeout or _UNREACHABLE.search(done.stderr):
         return Unreachable(Problem("kubernetes", f'did not answer: "{words}"'))
     return SchedulerRefused(Problem("kubernetes", f'refused: "{words}"'))

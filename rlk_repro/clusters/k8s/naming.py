@@ -1,4 +1,4 @@
-"""Name and label the objects of a run.  By the labels, rlk-repro finds and removes all objects of the run."""
+"""Name and label the objects of a run.  By these labels, rlk-repro finds and removes the objects."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 _REPLACED: Final[Object] = {
     "rules": [
         {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        # the schema of Kubernetes 1.28 requires both fields
+        # the schema of Kubernetes 1.28 requires onPodConditions in every rule
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0, 143]}, "onPodConditions": []},
     ]
 }
@@ -121,7 +121,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     words = [settings.python, *POD_PROGRAM, "wait", pod_run_dir(plan, run_dir)]
     spec["entrypoint"] = shlex.join(words)
     _set_limits(plan, spec)
-    spec["ttlSecondsAfterFinished"] = 0  # KubeRay keeps the GPUs for so many seconds after the job ends
+    spec["ttlSecondsAfterFinished"] = 0  # KubeRay frees the GPUs as soon as the job ends
     cluster = spec["rayClusterSpec"]
     if settings.ray_version is not None:
         cluster["rayVersion"] = settings.ray_version
@@ -158,7 +158,7 @@ def _make_job(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     _set_limits(plan, spec)
     spec["parallelism"] = spec["completions"] = plan.layout.num_nodes
     if num_restarts := find_restarts(plan):
-        spec["backoffLimit"] = num_restarts * plan.layout.num_nodes  # Kubernetes counts each lost pod
+        spec["backoffLimit"] = num_restarts * plan.layout.num_nodes  # each lost pod counts against this limit
         spec["podFailurePolicy"] = copy.deepcopy(_REPLACED)
     spec["template"] = _make_agent(plan, run_dir, AGENT, nodes)
     return job

@@ -15,7 +15,7 @@ from rlk_repro.spec.values import list_leaves
 
 # These schedulers start all pods of a job together; the default scheduler starts each pod by itself.
 GANG_SCHEDULERS: Final = ("kai-scheduler", "volcano", "yunikorn", "koord-scheduler", "scheduler-plugins-scheduler")
-# a label or annotation whose key contains one of these words puts a pod into a group of such a scheduler
+# a label or annotation whose key contains one of these words puts a pod into a group of a gang scheduler
 _GROUP_KEYS: Final = ("group", "gang", "min-member")
 NO_GANG: Final = "two jobs can each hold half of the nodes that they need, and wait forever"
 
@@ -29,7 +29,7 @@ def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
 def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
     """Add the site's labels and annotations to a pod template, and the site's values to its spec.
 
-    In the spec the site's values win.
+    In the metadata the template's own values win; in the spec the site's values win.
     """
     if settings.overlay is None:
         return pod

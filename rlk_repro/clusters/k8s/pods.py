@@ -164,7 +164,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
     """Make resource requests and equal limits.
 
-    Kubernetes requires equal requests and limits for GPUs.  A pod with equal values for CPU and memory is evicted last.
+    GPUs require equal requests and limits.  A pod with equal requests and limits for CPU and memory is evicted last.
     """
     values: dict[str, Any] = {}
     for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):

@@ -80,7 +80,7 @@ class KubernetesSite:
 
 
 def probe_site(place: Target) -> KubernetesSite:
-    """Ask the cluster about 20 short questions; create nothing.
+    """Read the cluster's facts by about 20 short requests; create nothing.
 
     Raises:
         EnvironmentMissing: kubectl is not installed, or no cluster answers.

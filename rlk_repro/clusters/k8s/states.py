@@ -168,7 +168,7 @@ def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
             return state, _explain(found)
     if spec.get("suspend"):
         return JobState.PENDING, "held back by its queue"
-    return JobState.RUNNING, ""  # ``judge`` corrects this by the states of the pods
+    return JobState.RUNNING, ""  # ``judge`` corrects this state by the states of the pods
 
 
 def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     config = slurmctl.probe_config()
     program, *options = job.command
     _test(job, program, "--test-only", *options)
-    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # files of an earlier job of this run
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # left by an earlier job of this run
         earlier.unlink(missing_ok=True)
     _record_site(run_dir, config)
     sent = _run_sbatch(job, program, *options)
@@ -138,7 +138,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Return the bundle on the shared file system.
+    """Return the path of the bundle, which is on the shared file system.
 
     If killed agents left no bundle, first pack the run directory together with Slurm's last record of the job.
 

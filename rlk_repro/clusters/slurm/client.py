@@ -1,6 +1,6 @@
 """Ask Slurm's clients, 22.05 and later, and interpret job states.  Only fixed fields are read, never text for humans.
 
-This module submits nothing; the backend does.  Every client gets a clean environment: variables such as
+The backend submits jobs; this module does not.  Every client gets a clean environment: variables such as
 ``SBATCH_PARTITION``, or the variables of an enclosing job, would silently change what the client does.
 """
 
@@ -173,7 +173,7 @@ def ask_queue(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
     """
     found: dict[JobId, JobFacts] = {}
     for cluster, numbers in _by_cluster(jobs):
-        # For one unknown job id squeue fails; from a list of two ids it only leaves out the unknown ids.
+        # squeue fails for a single unknown id; from a longer list it leaves out unknown ids, so list one id twice.
         listed = ",".join([*numbers, numbers[-1]])
         done = run_client(
             "squeue", *_name_cluster(cluster), "--noheader", "--states=all", f"--jobs={listed}",

@@ -85,7 +85,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
         has_images = plan.stack.images or plan.stack.unpublished
         if has_images and plan.hardware.image_platform not in plan.stack.locks:
             yield Problem(f"stack {plan.stack.stack}", "has images, but runtime host starts no container",
-                          expected="a stack without images or with a lock, or another container.runtime")  # fmt: skip
+                          expected="a stack with a lock or without images, or another container.runtime")  # fmt: skip
         return
     if shown_image(plan) is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
@@ -162,11 +162,11 @@ def make_image_name(plan: Plan) -> str:
 
 
 def list_entry(plan: Plan) -> list[str]:
-    """List the words before Python in the agent's start command, which a container runs if there is one.
+    """List the words that precede Python in the agent's start command: the command ``env`` and its arguments.
 
-    On whole nodes with AMD GPUs, the words remove Slurm's variables that select GPUs.  If the stack has an image, the
-    words set the variable with the image's digest.  If the profile has ``package_dir``, the words put this folder first
-    on Python's path and keep the rest of the path.
+    On whole nodes with AMD GPUs, ``env`` removes Slurm's variables that select GPUs.  If the stack has an image,
+    ``env`` sets the variable with the image's digest.  If the profile has ``package_dir``, a shell command puts this
+    folder first on Python's path and keeps the rest of the path.  If there is a container, ``env`` runs in it.
     """
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
@@ -187,12 +187,12 @@ def _find_path_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     paths = {path for bind in list_binds(plan, run_dir) for path in (bind.source, bind.target)} | {*list_fabric(plan)}
     for path in sorted(paths):
         if pattern.search(path):
-            yield Problem("mount", f"{runtime} cannot take this path", got=path, expected=f"no {what}")
+            yield Problem("mount", f"{runtime} cannot take this path", got=path, expected=f"a path without {what}")
 
 
 _UNSAYABLE: Final = {
-    "pyxis": (re.compile(r"[\s,:]"), "space, comma or colon"),
-    "podman": (re.compile(":"), "colon"),
+    "pyxis": (re.compile(r"[\s,:]"), "spaces, commas or colons"),
+    "podman": (re.compile(":"), "colons"),
 }
 
 
@@ -241,7 +241,7 @@ def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    # the image has no home and no name for the submitting user
+    # the image has no home folder and no name for the submitting user
     yield from ("--env=HOME=/tmp", "--env=USER=rlk-repro")
     for bind in list_binds(plan, run_dir):
         yield f"--mount={_mount_fields(bind, 'target', 'readonly')}"

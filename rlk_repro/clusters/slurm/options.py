@@ -42,7 +42,7 @@ def _surround(plan: Plan, trials_min: float) -> float:
 
 
 def _trials_min(plan: Plan) -> float:
-    """Return a job's minutes for trials: 1.5 times the estimate if another job can continue, else the sum of limits."""
+    """Return a job's trial minutes: 1.5 times the estimate if another job can continue, else all trials' limits."""
     expected_min = plan.expected_minutes()
     if expected_min is None or not slurm_settings(plan).requeue:
         return plan.all_limits_min
@@ -124,6 +124,6 @@ def list_secrets(plan: Plan) -> list[str]:
 
 
 def _make_comment(plan: Plan, run_dir: RunDir) -> str:
-    """Make the job's comment, one line for any folder name.  Accounting shows the comment; no program reads it."""
+    """Return the job's comment, without unprintable characters.  Accounting shows the comment; no program reads it."""
     run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
     return f"rlk-repro {run_id} plan {plan.plan_hash[:_SHORT_HASH]}"

@@ -104,7 +104,7 @@ class SlurmSite:
 
 
 def probe_site() -> SlurmSite:
-    """Ask this machine's cluster 12 short questions.
+    """Read the facts of this machine's cluster by 12 short commands.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.
@@ -186,7 +186,7 @@ def find_runtimes(srun_help: str) -> frozenset[str]:
 def _ask_associations() -> Iterator[Association]:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # the user id has no name
+    except (KeyError, OSError):  # the system knows no name for the user id
         return
     fields = "format=account,partition,qos"
     yield from parse_associations(

@@ -64,10 +64,10 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         ray_grace_s = RAY_GRACE_S
         try:
             code = _run_agent(duty, environ, stop, ray, notes) if earlier_code is None else earlier_code
-            if stop.signal is signal.SIGINT:  # a user cancels: with SIGTERM's exit code, the Job would get a new pod
-                code = code_after(signal.SIGINT)
+            if stop.signal is signal.SIGINT:  # a user cancels
+                code = code_after(signal.SIGINT)  # not SIGTERM's code 143, after which the Job starts a new pod
             if ray is not None and _is_replaced(duty, environ, stop):
-                # Ray ends at once: KubeRay starts a new head if Ray does not answer, but not if its job failed
+                # Ray ends at once: KubeRay starts a new head if Ray does not answer, but not if the Ray job has failed
                 ray_grace_s = 0.0
                 return code
             with suppress(EnvironmentMissing):  # if the disk is full, a collector pod can offer the bundle later
@@ -140,7 +140,7 @@ def find_seat(environ: Mapping[str, str]) -> PodSeat:
     names = ("RLK_REPRO_POD", UID_VARIABLE, "RLK_REPRO_NODE")
     missing = [name for name in names if not environ.get(name)]
     if missing:
-        raise EnvironmentMissing(*(Problem(name, "not set", expected="a value from the pod") for name in missing))
+        raise EnvironmentMissing(*(Problem(name, "not set", expected="set by the pod template") for name in missing))
     pod, uid, node = (environ[name] for name in names)
     return PodSeat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
 
@@ -179,7 +179,7 @@ def _name_ray(run_dir: RunDir, code: int) -> None:
     state = read_state(run_dir)
     if state is not None and state.is_interrupted:
         message = f"Ray ended with {code}; {state.message}"
-        with suppress(EnvironmentMissing):  # if the disk is full, packing matters more than this message
+        with suppress(EnvironmentMissing):  # a full disk loses only this message and does not stop the packing
             write_json(run_dir.state, replace(state, message=message).to_json(), is_durable=False)
 
 
@@ -241,7 +241,7 @@ def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
         if is_over and not is_asked:
             is_asked = agent.ask_command()
             if is_asked and ray is not None and ray.code is not None:
-                sys.stderr.write(f"Ray ended with {ray.code}\n")
+                sys.stderr.write(f"Ray ended with exit code {ray.code}\n")
         if is_over:
             time.sleep(LOOK_S)
     agent.release()
