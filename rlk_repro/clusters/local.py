@@ -78,7 +78,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     Raises:
         EnvironmentMissing: this Python cannot be started.
     """
-    for earlier in (run_dir.state, run_dir.bundle):  # left by an earlier agent
+    for earlier in (run_dir.state, run_dir.bundle):  # files that an earlier agent left
         earlier.unlink(missing_ok=True)
     with open_stream(run_dir.agent_output, "ab") as output:
         pid = proc.start_detached(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})

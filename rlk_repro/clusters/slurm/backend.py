@@ -70,7 +70,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     config = slurmctl.probe_config()
     program, *options = job.command
     _test(job, program, "--test-only", *options)
-    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # left by an earlier job of this run
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # files that an earlier job left
         earlier.unlink(missing_ok=True)
     _record_site(run_dir, config)
     sent = _run_sbatch(job, program, *options)

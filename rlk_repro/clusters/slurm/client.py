@@ -218,7 +218,7 @@ def dump_accounting(job: JobId) -> str:
 
 
 def has_missing_nodes() -> bool:
-    """Whether nodes are down, drained, in maintenance or silent now: Slurm's own tests are then not reliable."""
+    """Whether nodes are down, drained, in maintenance or not responding: Slurm's own tests are then not reliable."""
     done = run_client("sinfo", "--noheader", f"--states={_AWAY}", "--format=%n")
     return done.is_ok and bool(done.stdout.strip())
 
