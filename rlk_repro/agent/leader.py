@@ -106,7 +106,7 @@ class Leader:
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
-        """Write the files by which the followers see the run directory and whether this agent still runs."""
+        """Write a file that shows followers the shared run directory, and a pulse that shows that this agent runs."""
         if not self._place.followers:
             return nullcontext()
         write_text(self._run_dir.canary, self._place.allocation)

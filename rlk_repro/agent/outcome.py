@@ -57,9 +57,9 @@ def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus
         return TrialStatus.OK, ""
     found = _DEVICE_OUT_OF_MEMORY.search(tail)
     if found is not None:
-        return TrialStatus.OUT_OF_MEMORY, f"device memory: {found[0].decode()}; {how}"
+        return TrialStatus.OUT_OF_MEMORY, f"device memory ran out ({found[0].decode()}); {how}"
     if ended.signal is signal.SIGKILL and has_oom_kill:
-        return TrialStatus.OUT_OF_MEMORY, f"host memory: the kernel's out-of-memory killer; {how}"
+        return TrialStatus.OUT_OF_MEMORY, f"host memory ran out (the kernel's out-of-memory killer); {how}"
     quote = quote_end(tail) if ended.signal is None else ""
     return TrialStatus.FAILED, f"{how}; its log ends: {quote}" if quote else how
 

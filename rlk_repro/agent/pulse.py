@@ -45,7 +45,7 @@ class Pulse:
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             written = os.pwrite(handle, f"{time.time_ns():{_WIDTH}}\n{self._text}".encode(), 0)
-            os.ftruncate(handle, written)  # the text of an earlier process may be longer
+            os.ftruncate(handle, written)  # an earlier process may have written a longer text
         finally:
             os.close(handle)
 

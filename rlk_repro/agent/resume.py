@@ -1,7 +1,7 @@
 """Find the pairs that an earlier agent completed, and move the trials of all other pairs out of the way.
 
-A pair is complete when both trials ended by themselves in one allocation.  The trials of an incomplete pair are moved
-to ``interrupted/<n>/`` as evidence and run again; so is an unfinished session.
+A pair is complete when both trials ended by themselves in one allocation.  The trials of an incomplete pair or
+session are moved to ``interrupted/<n>/`` as evidence and run again.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def count_stored(run_dir: RunDir) -> int:
 def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> Iterator[list[str]]:
     """Make a folder with one stored rollout for each rollout of a session; yield the names of these stored rollouts.
 
-    In each half of a block, both variants train on the same stored rollouts.  A rollout outside all blocks
-    trains on one of the largest files, because the warm-up must run the largest tensor shapes in both variants.
+    In each half of a block, both variants train on the same stored rollouts.  For a rollout outside all blocks, the
+    trainer gets one of the largest files, because the warm-up must run the largest tensor shapes in both variants.
 
     Raises:
         CheckFailed: a stored rollout is missing.
@@ -91,7 +91,7 @@ def _place(source: Path, target: Path) -> None:
     # This is a hard link, because a run directory must not hold symbolic links.
     try:
         os.link(source, target)
-    except OSError:  # the source is on another file system, or belongs to another user
+    except OSError:  # hard links to other file systems or other users' files may fail
         shutil.copyfile(source, target)
 
 

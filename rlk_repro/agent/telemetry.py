@@ -33,7 +33,7 @@ class Current:
 class ProcessSampler:
     """Read CPU and resident memory of the processes with one session id (setsid).
 
-    To find these processes, the sampler must read all of /proc, so it looks for new processes only every
+    To find the session's processes, the sampler must read all of /proc, so it looks for new processes only every
     ``RESCAN_S`` seconds.
     """
 

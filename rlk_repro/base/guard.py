@@ -25,7 +25,7 @@ CANNOT_START = 127
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, because the trainer would inherit it
+        signal.signal(number, lambda *_: None)  # not SIG_IGN: the trainer would ignore these signals too
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
@@ -95,7 +95,7 @@ def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
     if os.getppid() != guard:  # the guard died before the call of prctl
         os._exit(CANNOT_START)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the trainer would inherit that Python ignores these signals
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and the trainer would too
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)  # noqa: S606 (an argument list, no shell)

@@ -1,6 +1,6 @@
 """Replace this machine's folders by names such as ``{run_dir}``, ``{python}`` and ``~`` in records.
 
-Records of two runs can then be compared, and no record shows a user's home folder.  ``secrets`` handles secrets.
+Names make the records of two machines comparable, and hide a user's home folder.  ``secrets`` handles secrets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def hide_places(text: str, run_dir: Path | None = None) -> str:
 
 
 def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
-    """Make a function that replaces folders like ``hide_places``, but in bytes; the folders are found only once."""
+    """Return a function that does for bytes what ``hide_places`` does for text, but finds the folders only once."""
     names = {
         os.fsencode(path): name.encode()
         for path, name in _list_places(run_dir)

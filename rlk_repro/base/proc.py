@@ -18,7 +18,7 @@ from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 
-# The output of a killed command is readable at once; only a process outside its group can still keep the pipes open.
+# How long to read the pipes of a killed command: a process outside the command's group may keep the pipes open.
 DRAIN_S: Final = 0.5
 # How long a command may take to end its processes after SIGTERM.
 END_S: Final = 10.0
@@ -55,7 +55,7 @@ def run(
     stdin: bytes = b"",
     is_binary: bool = False,
 ) -> Completed:
-    """Run a short command to its end; with ``is_binary`` its output goes to ``data`` instead of text.
+    """Run a short command to its end; with ``is_binary``, ``data`` holds its output and ``stdout`` is empty.
 
     A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
     Processes that the command started in another session are neither killed nor waited for.
@@ -100,7 +100,7 @@ def start(
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     """Wait for a command from ``start``; return whether it ended within ``timeout_s``.
 
-    Before this call, the kernel gives the command's process id to no other process.
+    Until this function returns True, no other process can get the command's process id.
     """
     try:
         process.wait(timeout_s)
@@ -163,7 +163,7 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
     """Signal the process group that ``pid`` leads; return False if the group is already gone."""
     try:
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # not permitted: a zombie of another user namespace leads the group
+    except (ProcessLookupError, PermissionError):  # EPERM: a zombie of another user namespace leads the group
         return False
     return True
 

@@ -37,7 +37,7 @@ def hash_python(package: Path) -> str:
 
 
 def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return git's hash of the files in ``names`` alone, relative to ``folder``; absent files are left out.
+    """Return git's hash of the files in ``names`` (paths relative to ``folder``); absent files are left out.
 
     ``links`` maps each repository inside ``folder`` (a submodule) to its commit, which git hashes instead of the files.
     """
@@ -53,7 +53,7 @@ def _hash_folder(folder: Path, is_wanted: _Choice, links: _Links = _NO_LINKS) ->
 
 
 def _tree_entry(path: Path, is_wanted: _Choice, links: _Links) -> Iterator[tuple[bytes, bytes]]:
-    """Return an entry's sort key and line.  Git omits empty folders, and sorts a folder as if its name ended in /."""
+    """Yield the sort key and the bytes of a tree entry.  Git omits empty folders, and sorts a folder as NAME/."""
     name, found = os.fsencode(path.name), path.lstat().st_mode
     if stat.S_ISLNK(found):
         mode, digest = b"120000", _hash_object("blob", os.fsencode(path.readlink()))

@@ -50,7 +50,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Format a number with at most ``digits`` significant digits, in scientific form where decimals are unreadable."""
+    """Format a number with at most ``digits`` significant digits; very small and large ones are in scientific form."""
     return f"{value:.{digits}g}"
 
 
@@ -64,7 +64,7 @@ def format_count(value: int) -> str:
 
 
 def count(number: int, noun: str, nouns: str = "") -> str:
-    """Format a count: ``1 pair``, ``6 pairs``, ``9,216 tokens``; ``nouns`` is a plural that does not end in -s."""
+    """Format a count: ``1 pair``, ``6 pairs``, ``9,216 tokens``; ``nouns`` is the plural if it is not ``noun`` + s."""
     return f"{format_count(number)} {noun if number == 1 else nouns or noun + 's'}"
 
 

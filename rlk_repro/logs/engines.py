@@ -105,7 +105,7 @@ class Routing:
     """The experts that each layer chose for each token: a tuple of ids for each token of each of ``layers``.
 
     A token is given as two numbers: its sample, and the row that predicts the token.  ``is_replayed`` says that
-    the engine did not choose, but copied the experts of the rollout.
+    the engine copied the rollout's experts and did not choose them.
     """
 
     event: Literal["routing"]
@@ -137,7 +137,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine; log-probs, layers and routing are also by case, such as ``alone``.
+    """The record of one rank by step, engine and (for log-probs, layers and routing) case, such as ``alone``.
 
     ``num_dropped`` counts the lines that could not be read.
     """
@@ -157,7 +157,7 @@ class EngineLog:
         return sorted({*self.inputs, *self.weights, *self.log_probs, *self.layers})
 
     def find_inputs(self, step: int) -> Inputs | None:
-        """Return a step's first recorded inputs; another check fails engines whose inputs differ from them."""
+        """Return the inputs of a step's first engine; another check fails if the inputs of the engines differ."""
         return next(iter(self.inputs.get(step, {}).values()), None)
 
     def add(self, line: Inputs | Weights | LogProbs | Layer | Routing | Skipped) -> None:
@@ -214,7 +214,7 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
     """Return the agreement contract in the first line of a trial's record, or None if there is no record.
 
     Raises:
-        BundleUnreadable: that line holds no agreement contract.
+        BundleUnreadable: the record's first line holds no agreement contract.
     """
     for path in list(folder.engines_files().values())[:1]:
         for line in _read_lines(path):
@@ -226,8 +226,8 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
 def _read_lines(path: Path) -> Iterator[Line | None]:
     """Yield each line, or None for a line that cannot be read.
 
-    All lines beyond ``MAX_LINES`` give one None.  A line longer than ``MAX_LINE_BYTES`` gives one None per piece,
-    because sealed analyses hold such counts.
+    All lines beyond ``MAX_LINES`` give one None.  A line longer than ``MAX_LINE_BYTES`` gives one None per piece:
+    another rule would change the counts that sealed analyses hold.
     """
     with open_log(path) as stream:
         for _ in range(MAX_LINES):

@@ -42,7 +42,7 @@ def open_log(path: Path, buffering: int = -1) -> Iterator[IO[bytes]]:
 
 
 def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Read lines with their numbers, counted from 1; a longer line is cut to ``max_bytes`` + 1."""
+    """Yield lines with their numbers, counted from 1; a line is cut to at most ``max_bytes`` + 1 bytes."""
     number = 0
     while text := stream.readline(max_bytes + 1):
         number += 1
@@ -54,9 +54,9 @@ def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]
 class LineScanner:
     """Iterates over the lines of ``stream`` that hold one of ``needles``.
 
-    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  A line whose
-    needles all follow other bytes is skipped.  An unfinished last line and every piece of an over-long line are
-    never skipped.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
+    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  A line in
+    which no needle follows an allowed byte is skipped.  An unfinished last line and every piece of an over-long line
+    are never skipped.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ CLOCKED: Final = "perf/"
 
 
 class LogRow(StrEnum):
-    """The kind of line that prints a number.  STEP lines come once per optimizer step, the others once per rollout."""
+    """The kind of a log line.  vime prints STEP lines once per optimizer step, and other kinds once per rollout."""
 
     STEP = "step"
     ROLLOUT = "rollout"
@@ -42,8 +42,8 @@ class Metric:
     ``formula`` all sources are its operands, and the value's line number is that of the last operand.  Numbers of STEP
     rows are averaged over the steps of the rollout.  ``offset`` is added to the rollout id to find the row.
 
-    ``lowest`` is the smallest possible number, and with ``is_positive`` 0 is impossible: a phase that did not happen
-    takes 0 s, but a whole step never does.  A rollout with an impossible number has no metrics.
+    A number below ``lowest`` is impossible.  With ``is_positive``, 0 is impossible too: a skipped phase takes 0 s, but
+    a whole step takes longer.  A rollout with an impossible number has no metrics.
     """
 
     name: str
@@ -86,8 +86,8 @@ def _step(name: str, key: str, better: Better = Better.NONE, *, lowest: float = 
     return Metric(name=name, unit="", better=better, sources=((LogRow.STEP, key),), lowest=lowest)
 
 
-# perf line N is printed at the end of train N, before the weight sync that follows it.  The update_weights_time in it
-# is the sync between train N-1 and rollout N: the sync after train N is in line N+1, and no line has the last sync.
+# vime prints line ``perf N`` after train N, before the next weight sync.  Its update_weights_time is that of the weight
+# sync before rollout N.  So line N+1 has the time of the sync after train N, and no line has the time of the last sync.
 METRICS: Final[tuple[Metric, ...]] = (
     _perf("step_time_s", "s", Better.LOWER, "perf/step_time", is_positive=True),
     _perf("train_time_s", "s", Better.LOWER, "perf/train_time"),
@@ -162,7 +162,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
 
 
 def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict[int, str]:
-    """Return the first impossible number of each rollout that has one; the cause is a wrong clock or log."""
+    """Return, for each rollout with an impossible number, the first such number; the clock or the log was wrong."""
     found: dict[int, str] = {}
     for metric in METRICS:
         for row, key in metric.sources:

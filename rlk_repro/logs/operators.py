@@ -85,7 +85,7 @@ class Time(_Cell):
 
 
 class OracleCheck(_Cell):
-    """The check of one cell after the last sweep: differences from float64 and from a second call, and kernel names."""
+    """A check of one cell after the last sweep: its error against float64, its repeatability, its kernels' names."""
 
     event: Literal["check"]
     status: OperatorStatus
@@ -116,7 +116,7 @@ def parse_operators(path: Path) -> OperatorLog:
     """Read a trial's ``stdout.log``.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  The file's content never raises an error.
+        BundleUnreadable: the file is absent or cannot be read.  Invalid lines raise no error; they are counted.
     """
     with open_log(path, buffering=0) as stream:
         return parse_operator_stream(stream)
@@ -184,7 +184,7 @@ class _Reader:
             return "the same record was read before" if event.key in self.checks else None
         if event.sweep in self.times.get(event.key, {}):
             return "the same record was read before"
-        return "more records than are read" if self._is_full() else None
+        return "too many records" if self._is_full() else None
 
     def _is_full(self) -> bool:
         is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES

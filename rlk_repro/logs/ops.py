@@ -212,7 +212,7 @@ def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
             case Decided() if len(decisions) < MAX_DECISIONS:
                 decisions.append((line, event))
             case Decided():
-                rejects.add(line, "more decisions than are read", event.op)
+                rejects.add(line, "too many decisions", event.op)
             case Step() if (reason := _find_step_problem(event, steps, metrics)) is not None:
                 rejects.add(line, reason, f"step {event.step}")
             case Step():
@@ -240,7 +240,7 @@ def _find_step_problem(event: Step, steps: Collection[int], metrics: Set[str]) -
     if event.step in steps:
         return "step written twice"
     is_full = len(metrics | event.timers.keys() | event.memory.keys()) > MAX_METRICS
-    return "more metrics than are read" if is_full else None
+    return "too many metrics" if is_full else None
 
 
 def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"") -> Iterator[tuple[int, Event]]:

@@ -17,7 +17,7 @@ Timers: TypeAlias = Annotated[dict[Timer, Seconds], Field(max_length=64)]
 Memory: TypeAlias = Annotated[dict[Timer, Count], Field(max_length=64)]
 
 
-# Thousands of steps of many ranks are in memory at once; classes with slots take a third of the memory of models.
+# Thousands of steps of many ranks are in memory at once; dataclasses take a third of pydantic models' memory.
 RECORD: Final[Any] = {
     "config": ConfigDict(strict=True, extra="ignore", allow_inf_nan=False),
     "frozen": True,
@@ -143,7 +143,7 @@ class Step:
 
 @record(**RECORD)
 class Gap:
-    """The differences between ``n`` numbers of RL-Kernel and of the trainer; a value is None if it is not finite."""
+    """The differences between RL-Kernel and the trainer over ``n`` numbers; a value that is not finite is None."""
 
     max_abs: Seconds | None
     mean_abs: Seconds | None

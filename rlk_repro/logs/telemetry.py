@@ -29,7 +29,7 @@ THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTelemetry:
-    """How many samples of a trial have throttle reasons, and in how many of them a device was slowed down."""
+    """How many samples of a trial have throttle reasons, and how many of these samples show a slowed device."""
 
     num_throttle_samples: int = 0
     num_throttled: int = 0
@@ -59,7 +59,7 @@ def parse_telemetry(path: Path) -> Telemetry:
     """Read one node's samples.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  The file's content never raises an error.
+        BundleUnreadable: the file is absent or cannot be read.  Invalid lines raise no error; they are counted.
     """
     trials: dict[str, TrialTelemetry] = {}
     rejects = RejectLog()

@@ -85,7 +85,7 @@ def parse_log(path: Path) -> ParsedLog:
     """Read a trial's ``stdout.log``, with or without the time stamps of the node agent.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  The file's content never raises an error.
+        BundleUnreadable: the file is absent or cannot be read.  Invalid lines raise no error; they are counted.
     """
     with open_log(path, buffering=0) as stream:
         return parse_stream(stream)
@@ -201,7 +201,7 @@ class _LogReader:
             self._reject(reason, f"{where}: {error}")
             return None
         if repeated := _REPEATED.match(text, end):
-            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray counts the printed line too
+            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray's count includes the printed line
         return numbers
 
     def _reject(self, reason: LogReject, detail: str) -> None:

@@ -68,7 +68,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
             verb.add_argument("--inputs", type=Path, default=Path("/etc/rlk-repro"), metavar="DIR")
             verb.add_argument("--kuberay", action="store_true", help="KubeRay made this pod: start Ray in it")
             verb.add_argument(
-                "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes to stay after the agent has ended"
+                "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes that the pod stays after its agent"
             )
             verb.add_argument(
                 "--restarts", type=int, default=0, metavar="N", help="how many times the agents may restart"

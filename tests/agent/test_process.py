@@ -204,19 +204,19 @@ def ended(**changes: object) -> Ended:
         (ended(signal=signal.SIGKILL), b"", False, (TrialStatus.FAILED, "killed by SIGKILL")),
         (
             ended(signal=signal.SIGKILL), b"", True,
-            (TrialStatus.OUT_OF_MEMORY, "host memory: the kernel's out-of-memory killer; killed by SIGKILL"),
+            (TrialStatus.OUT_OF_MEMORY, "host memory ran out (the kernel's out-of-memory killer); killed by SIGKILL"),
         ),
         (
             ended(code=1), b"torch.OutOfMemoryError: CUDA out of memory. Tried", False,
-            (TrialStatus.OUT_OF_MEMORY, "device memory: OutOfMemoryError; exit code 1"),
+            (TrialStatus.OUT_OF_MEMORY, "device memory ran out (OutOfMemoryError); exit code 1"),
         ),
         (
             ended(code=1), b"RuntimeError: HIP error: out of memory", False,
-            (TrialStatus.OUT_OF_MEMORY, "device memory: HIP error: out of memory; exit code 1"),
+            (TrialStatus.OUT_OF_MEMORY, "device memory ran out (HIP error: out of memory); exit code 1"),
         ),
         (
             ended(signal=signal.SIGABRT), b"NCCL WARN Cuda failure 2 'out of memory'", False,
-            (TrialStatus.OUT_OF_MEMORY, "device memory: Cuda failure 2 'out of memory; killed by SIGABRT"),
+            (TrialStatus.OUT_OF_MEMORY, "device memory ran out (Cuda failure 2 'out of memory); killed by SIGABRT"),
         ),
         (
             ended(code=0, cause=Cause.TIMEOUT), b"", False,

@@ -150,7 +150,7 @@ def test_more_records_than_are_read_are_counted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(operators, "MAX_TIMES", 3)
     log = read(*(record(TIME, sweep=sweep) for sweep in range(10)))
     assert len(next(iter(log.times.values()))) == 3
-    assert log.num_rejects == {"more records than are read": 7}
+    assert log.num_rejects == {"too many records": 7}
 
 
 def test_deep_nesting_is_refused() -> None:

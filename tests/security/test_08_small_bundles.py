@@ -120,7 +120,7 @@ def test_a_trial_has_a_limited_number_of_timers(tmp_path: Path) -> None:
     folder.ops_file(0).write_text("".join(step % (number, number) for number in range(MAX_METRICS + 2)))
     log = read_ops(folder)
     assert len(log.timers) == MAX_METRICS
-    assert log.num_rejects == {"more metrics than are read": 2}
+    assert log.num_rejects == {"too many metrics": 2}
 
 
 def test_many_wrong_lines_of_checksums_stop_the_reader(sandbox: Sandbox, honest: RunDir, case: Path) -> None:

@@ -172,7 +172,7 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
 
 
 def check_ray_version(plan: Plan) -> Iterator[Finding]:
-    """Check that Ray in the image has the version that the profile gives KubeRay."""
+    """Check that the image has the version of Ray that the profile sets for KubeRay (``ray_version``)."""
     settings = plan.profile.kubernetes
     if settings is None or settings.kind != "rayjob" or settings.ray_version is None:
         return
@@ -181,7 +181,7 @@ def check_ray_version(plan: Plan) -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         found = "none"
     if found != settings.ray_version:
-        told = f"{settings.ray_version}, the version that the profile gives KubeRay"
+        told = f"{settings.ray_version}, the profile's ray_version for KubeRay"
         yield Finding(Level.WARNING, "kubernetes.ray_version", told, f"{found} in the image")
 
 
@@ -190,7 +190,7 @@ def _trainer_path(plan: Plan) -> str:
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
-    """Check that the machine and its GPUs match the plan.  Only GPUs that the manifest describes count."""
+    """Check that the machine and its GPUs match the plan; count only the GPUs that the manifest describes."""
     machine = manifest.sections.get("host", {}).get("machine")
     if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
         yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)

@@ -114,7 +114,7 @@ def _find_existing(path: Path) -> Path:
 def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:
     """Return all results, the most useful first.
 
-    A preflight check has its own result only if it fails.  ``hardware`` holds the values that the machine should have.
+    Of the preflight checks, only failed ones are listed.  ``hardware`` holds the values that the machine should have.
     """
     devices = manifest.sections.get("gpu", {}).get("devices")
     layout = Layout(gpus_per_node=len(devices) if isinstance(devices, list) else 0)
@@ -161,13 +161,13 @@ def _python(node: Situation, _: Surroundings) -> Diagnosis:
 def _torch(node: Situation, around: Surroundings) -> Diagnosis:
     if "torch" in around.modules:
         return _ok("torch", _package(node, "torch"))
-    return _warn("torch", "not installed", "the reference trainer needs it: pip install 'rlk-repro[local]'")
+    return _warn("torch", "not installed", "the reference trainer needs torch: pip install 'rlk-repro[local]'")
 
 
 def _git(_: Situation, around: Surroundings) -> Diagnosis:
     if "git" in around.tools:
         return _ok("git", "on PATH")
-    return _warn("git", "not found on PATH", "install git, which finds out which commit runs, for the bundle")
+    return _warn("git", "not found on PATH", "install git, so that bundles name the commits of the code that ran")
 
 
 def _rl_kernel(node: Situation, _: Surroundings) -> Diagnosis:

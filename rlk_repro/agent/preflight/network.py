@@ -75,7 +75,7 @@ def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
     ports = situation.fact("network", "ephemeral_ports")
     first = ports.partition("-")[0] if isinstance(ports, str) else ""
     if first.isdigit() and int(first) < FIRST_FREE_PORT:
-        yield Complaint("network.ephemeral_ports", f"from {FIRST_FREE_PORT} or higher", str(ports))
+        yield Complaint("network.ephemeral_ports", f"first port {FIRST_FREE_PORT} or higher", str(ports))
 
 
 def compare_nodes(manifests: Sequence[Manifest], limits: Preflight) -> list[Finding]:

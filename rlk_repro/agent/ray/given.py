@@ -1,7 +1,7 @@
 """Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents may not restart Ray's head.
 
-Ray starts before every trial, so its workers do not inherit a trial's environment.  The trial's Ray job passes
-its runtime environment to the workers instead.
+Ray starts before the first trial, so Ray's workers do not inherit a trial's environment.  Instead, the Ray job of each
+trial passes its runtime environment to the workers.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class GivenRay:
         own = {name: value for name, value in resolve_env(command, outside).items() if outside.get(name) != value}
         asked = json.loads(own.pop(JOB_CONFIG, "{}")).get("runtime_env", {})
         config = {"runtime_env": {**asked, "env_vars": own}, "metadata": {}}
-        # of the tokens in the agent's environment, a trial gets only the token of this Ray cluster
+        # a trial gets the token of this Ray cluster, but no other token of the agent's environment
         token = {name: outside[name] for name in TOKEN_NAMES if name in outside}
         return {
             **SETTINGS,

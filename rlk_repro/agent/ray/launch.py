@@ -28,7 +28,7 @@ TOKEN_NAMES: Final[tuple[str, ...]] = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 SETTINGS: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # some later releases of `ray start` wait 30 s for running work before they end; here no work runs any more
+    # in some later releases, `ray start` waits 30 s for running work before it ends; here no work is left
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # logs keep every line that the workers wrote, and have no colours
     "RAY_DEDUP_LOGS": "0",
@@ -40,8 +40,8 @@ SETTINGS: Final = {
 class RaySeat:
     """The place of one node in a Ray cluster.  ``index`` 0 is Ray's head; ``head`` is the address:port of Ray's head.
 
-    Where Ray's client is installed, the head starts a server for the client.  Without an explicit port, that server may
-    take an ephemeral port.  Where the client is not installed, Ray refuses an explicit port for the client's server.
+    Where Ray's client is installed, the head starts a server for the client, with an explicit port, because Ray may
+    otherwise take an ephemeral port.  Where the client is not installed, Ray refuses a port for that server.
     """
 
     index: int

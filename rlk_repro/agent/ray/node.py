@@ -32,7 +32,7 @@ _TAIL_BYTES: Final = 8192
 # the path is short because paths of Unix sockets below it may have at most 107 bytes
 _TEMP_ROOT: Final = "/tmp"  # noqa: S108 (only a new folder in it is used)
 _PREFIX: Final = "rlk-ray-"
-# an agent may have made a younger folder and not locked it yet
+# a folder younger than this may belong to an agent that has not locked the folder yet
 _LEFT_AFTER_S: Final = 60.0
 
 
@@ -107,7 +107,7 @@ class RayNode:
         return f"ray start ended with {guarded.code or 0}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
 
     def _find_logs(self) -> Iterator[tuple[Path, Path]]:
-        """Yield each log file of Ray's last start and of ``ray start`` itself, with the path at which it is kept."""
+        """Yield the log of ``ray start`` and each log file of Ray's last start, with its path in the record."""
         if self._log.is_file():
             yield self._log, Path(START_LOG)
         for latest in sorted(self._folder.glob("*/session_latest"), key=lambda path: path.lstat().st_mtime)[-1:]:
@@ -117,7 +117,7 @@ class RayNode:
 
 
 def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
-    """Remove the folders that killed agents left; such a folder is no longer locked."""
+    """Remove the folders that killed agents left behind; no process locks such a folder any more."""
     for folder in root.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # the folder belongs to another user, is removed already, or is locked
             found = folder.lstat()

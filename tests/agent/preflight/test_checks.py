@@ -247,7 +247,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "ephemeral_ports": (
         {"network": {"ephemeral_ports": "1024-60999"}},
         Level.WARNING,
-        ("network.ephemeral_ports", "from 9000 or higher", "1024-60999"),
+        ("network.ephemeral_ports", "first port 9000 or higher", "1024-60999"),
     ),
     "file_latency": (
         {"run_directory": {"file_latency_ms": 2500.0}},

@@ -100,7 +100,7 @@ def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("told", "expected"),
     [(None, []), ("2.55.1", []),
-     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "2.49.0, the version that the profile gives KubeRay",
+     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "2.49.0, the profile's ray_version for KubeRay",
                          "2.55.1 in the image")])],
 )  # fmt: skip
 def test_a_ray_version_other_than_the_profiles_is_a_warning(
