@@ -42,7 +42,7 @@ class Reason(StrEnum):
     GENERATION = "is not in this generation of RL-Kernel"
     NOT_DISPATCHED = "RL-Kernel's own dispatch refuses it"
     DTYPE = "does not accept logits of this dtype"
-    DEVICE = "needs the logits on the device that it was resolved for"
+    DEVICE = "needs the logits on the device for which RL-Kernel chose the operator"
     FOREIGN_ID = "a token id lies outside the vocabulary"
     NEGATIVE_INFINITY = "logits of -inf would become NaN in its kernels"
 
@@ -66,7 +66,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Implementation:
-    """An operator class of RL-Kernel; RL-Kernel's ``OpBackend`` or dispatch calls it ``backend``.
+    """An operator class of RL-Kernel; ``backend`` is its name in RL-Kernel's ``OpBackend`` or dispatch.
 
     ``symbols`` are compiled functions that must exist; ``kernels`` are parts of its GPU kernels' names.
     A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.

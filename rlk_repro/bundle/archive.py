@@ -70,7 +70,7 @@ def find_unsafe(path: str) -> str | None:
     if _DRIVE.match(path):
         return "Windows path with a drive or share"
     if "" in parts or "." in parts:
-        return "path with an empty name or a dot"
+        return 'path with an empty part or the part "."'
     if len(path.encode(*CODEC)) > _MAX_NAME_BYTES or any(len(part.encode(*CODEC)) > _MAX_PART_BYTES for part in parts):
         return "name too long"
     if len(parts) > _MAX_PARTS:
@@ -79,7 +79,7 @@ def find_unsafe(path: str) -> str | None:
 
 
 def render_header(path: str, size_bytes: int) -> bytes:
-    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.  Blocks for a long name come before it.
+    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.  A long name adds blocks before the header.
 
     Python's tarfile is not used, because the bytes that it writes may depend on Python's version.
     """
@@ -107,7 +107,7 @@ class ArchiveWriter:
         self._gzip = GzipWriter(stream)
 
     def add(self, member: Member, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write one file; return its number of bytes.  Another number than ``size_bytes`` makes the archive invalid."""
+        """Write one file; return its number of bytes, which must be ``size_bytes`` for a valid archive."""
         self._gzip.write(render_header(member.name, member.size_bytes))
         num_bytes = 0
         for piece in pieces:
@@ -260,7 +260,7 @@ class ArchiveReader:
         return int(text)
 
     def _register(self, name: str, *, is_file: bool) -> None:
-        """Refuse a duplicate name, a file that is also a folder of another entry, and too many entries.
+        """Refuse a duplicate name, a name that is both a file and a folder, and too many entries.
 
         ``_is_file`` maps a name to True for a file, to False for a folder, and to None for a folder without an entry of
         its own.
@@ -303,7 +303,7 @@ class ArchiveReader:
 
 
 def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
-    """Return a member's bytes; read a member that is too large to its end, but return None."""
+    """Read a member to its end; return its bytes, or None if there are more than ``max_bytes``."""
     data = bytearray()
     num_bytes = 0
     for piece in pieces:

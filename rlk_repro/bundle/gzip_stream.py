@@ -27,14 +27,14 @@ except ImportError:  # an image may lack isal; zlib writes the same format at a 
 LEVEL: Final = 2
 _DeflateError: Final = cast("type[Exception]", deflate.error)  # isal's stub file declares an instance, not a class
 _TRAILER_BYTES: Final = 8
-_WINDOW_BITS: Final = -15  # a negative number: this module itself reads and writes the gzip header
+_WINDOW_BITS: Final = -15  # negative for raw deflate: this module itself reads and writes the gzip header
 
 _MAGIC: Final = b"\x1f\x8b\x08"
 _FLAG_EXTRA: Final = 4
 _FLAG_NAME: Final = 8
 _PLAIN_HEADER_BYTES: Final = 10
 _MAX_FILE_NAME_BYTES: Final = 1024
-# This header has no time and no system.  Its extra field of 36 bytes has one subfield, "RK", for the 32-byte digest.
+# The header has no time and no operating system.  Its 36-byte extra field has one subfield, "RK", for the digest.
 _OUR_HEADER: Final = _MAGIC + bytes([_FLAG_EXTRA]) + b"\0\0\0\0\0\xff" + b"\x24\0RK\x20\0"
 _DIGEST_BYTES: Final = 32
 
@@ -44,8 +44,8 @@ class Limits:
     """Limits of a bundle: the number of files and folders, the inflated bytes, and inflated bytes per compressed byte.
 
     Inflating makes logs 4 to 7 times larger, one repeated line 70 times, zeros 1000 times.  Each inflated byte costs
-    time and memory, so a file of up to ``small_file_bytes`` may inflate to at most ``small_total_bytes``.  Each byte
-    beyond ``small_file_bytes`` allows ``ratio`` more inflated bytes.
+    time and memory, so a file of up to ``small_file_bytes`` may inflate to at most ``small_total_bytes``.  For each
+    compressed byte beyond ``small_file_bytes``, a file may inflate to ``ratio`` more bytes.
     """
 
     num_members: int = 100_000
@@ -207,7 +207,7 @@ class GzipReader:
 
     def _refuse_ratio(self, num_bytes: int, num_compressed_bytes: int) -> NoReturn:
         found = f"{format_bytes(num_bytes)} from {format_bytes(num_compressed_bytes)}"
-        limit = f"at most {self._limits.ratio} times"
+        limit = f"at most {self._limits.ratio} times the compressed size"
         self._place.refuse("refused: a compression bomb", got=found, expected=limit)
 
     def _check_trailer(self, tail: bytes, crc: int) -> None:

@@ -245,7 +245,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[RunDir]:
-    """Yield the run directory ``path``; if ``path`` is a bundle, yield a copy that is unpacked until the block ends.
+    """Yield the run directory ``path``; for a bundle, yield an unpacked copy, which exists until the block ends.
 
     Raises:
         SpecError, BundleUnreadable: for the reasons that ``unpack`` lists.
@@ -289,7 +289,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
             yield ArchiveReader(stream, str(path), limits=limits)
     except Unwritable:
         raise
-    except OSError as error:  # errors of writing have the type Unwritable, so this is an error of reading
+    except OSError as error:  # an error of writing would be Unwritable, so reading failed
         raise _unreadable(path, error) from error
 
 
@@ -302,7 +302,7 @@ def is_folder(path: Path) -> bool:
     try:
         if not path.is_dir():
             return False
-        names = sorted(item.name for item in os.scandir(f"{path}/."))  # "/." needs the permission to search the folder
+        names = sorted(item.name for item in os.scandir(f"{path}/."))  # with "/." this also needs search permission
     except OSError as error:
         raise _unreadable(path, error) from error
     if not {RunDir(path).plan.name, RunDir(path).checksums.name}.intersection(names):

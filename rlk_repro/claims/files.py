@@ -137,7 +137,7 @@ class MemoryComparison(Model):
     """A comparison of the peak memory of one implementation, with or without its inputs.
 
     Without a GPU, the published memory is compared with ``bytes_per_logit`` times the number of logits; ``made_of``
-    explains this number of bytes.
+    explains ``bytes_per_logit``.
     """
 
     kind: Literal["memory"]
@@ -167,7 +167,7 @@ class MeasureCheck(Model):
 
 
 class NotRunnable(Model):
-    """Why rlk-repro cannot re-run the claim on any machine."""
+    """The reason why it is impossible to re-run the claim with rlk-repro."""
 
     kind: Literal["not_runnable"]
     reason: Text
@@ -230,7 +230,7 @@ def claim_problems(claim: Claim) -> list[PathProblem]:
 def _source_problems(claim: Claim) -> Iterator[PathProblem]:
     if claim.source.document is None and claim.source.thread is None:
         what = "does not say where the claim was published"
-        yield ("source",), what, claim.source.repository, "a document or a thread"
+        yield ("source",), what, claim.source.repository, "the key document or the key thread"
 
 
 def _row_problems(claim: Claim) -> Iterator[PathProblem]:
@@ -289,7 +289,7 @@ def _chosen_rows_problems(claim: Claim, comparison: SpeedComparison | MemoryComp
             yield ("rows",), "no such row", name, f"one of {', '.join(names)}"
     if all(find_published(claim, row, comparison) is None for row in chosen_rows(claim, comparison)):
         what = "no row has published values to compare"
-        yield ("quantity",), what, comparison.quantity, "values of these implementations"
+        yield ("quantity",), what, comparison.quantity, "published values of the compared implementations"
 
 
 def chosen_rows(claim: Claim, comparison: SpeedComparison | MemoryComparison) -> list[Row]:

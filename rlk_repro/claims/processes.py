@@ -77,7 +77,7 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
 
 
 def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Sequence[Cell]:
-    """Return the unmeasured cells that count as failed; another process measures the other cells."""
+    """Return the cells of ``rest`` that count as failed; the next process measures the remaining cells of ``rest``."""
     if not is_started:
         return rest
     if is_silent:

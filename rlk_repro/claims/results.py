@@ -137,8 +137,8 @@ class ClaimResult:
 class ClaimsCheck:
     """The record that ``claims check`` writes.
 
-    ``environment`` holds the sections ``gpu`` and ``code`` of a manifest; ``process`` is how the measuring process
-    described itself.
+    ``environment`` holds the sections ``gpu`` and ``code`` of a manifest; ``process`` is the measuring
+    process's description of itself.
     """
 
     version: str

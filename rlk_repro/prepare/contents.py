@@ -184,8 +184,8 @@ def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:
     """Yield the differences between the folders of two runs; different weights or data are blocking findings.
 
-    The bytes of a converted checkpoint depend on the tool's threads.  So two checkpoints count as equal if equal
-    commits converted equal weights.
+    The bytes of a converted checkpoint depend on the tool's threads.  So two checkpoints count as equal if the
+    same commits of the tools converted the same weights with the same arguments.
     """
     for kind in sorted(recorded.keys() | here.keys()):
         was, now = recorded.get(kind), here.get(kind)

@@ -1,4 +1,4 @@
-"""Limit a download: only https or the requested address, no internal address, and at most the announced size.
+"""Limit a download: only https or the requested address, no internal address, and a limited size.
 
 A server is not trusted: it could redirect to any address, or send data without end.
 """
@@ -30,7 +30,7 @@ class _RedirectRefused(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Limits of a download from the address ``asked``.  Messages name the download ``what``.  ``limit`` is in bytes."""
+    """Limits of a download from the address ``asked``: ``limit`` bytes.  ``what`` names the download in messages."""
 
     asked: str
     what: str
@@ -59,7 +59,7 @@ class Bounds:
         self.check_size(int(length) if length.isdecimal() else 0)
 
     def count(self, pieces: Any) -> Iterator[bytes]:
-        """Yield the pieces of a response; raise BundleUnreadable when their sum exceeds the limit."""
+        """Yield the pieces of a response; raise BundleUnreadable when their total size exceeds the limit."""
         total = 0
         for piece in pieces:
             total += len(piece)
@@ -86,7 +86,7 @@ def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
     """During the block, apply the limits to every request and redirect of huggingface_hub's client.
 
     Raises:
-        EnvironmentMissing: the client is older than version 1.0 and has no hook for these checks.
+        EnvironmentMissing: huggingface_hub is older than version 1.0 and has no hook for these checks.
     """
     before = getattr(session, "event_hooks", None)
     if before is None:

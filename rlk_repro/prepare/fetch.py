@@ -57,7 +57,7 @@ class Fetch:
         origin, listing = self.find(work)
         write_text(work.path / _REVISION, listing.revision)
         verified = _load_journal(work)
-        shutil.rmtree(work.path / _INCOMING, ignore_errors=True)  # may hold an incomplete file of a killed attempt
+        shutil.rmtree(work.path / _INCOMING, ignore_errors=True)  # a killed attempt may leave an incomplete file
         for file in listing.files:
             if file.name not in verified:
                 tell(f"{self.repository} {file.name}")

@@ -117,7 +117,7 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
         "num_hidden_layers": facts["llama.block_count"],
         "num_key_value_heads": facts["llama.attention.head_count_kv"],
         "pad_token_id": facts["tokenizer.ggml.padding_token_id"],
-        # GGUF stores a float32.  Six digits give the number that the model's author wrote.
+        # GGUF stores a float32; rounding it to six digits restores the number that the model's author wrote.
         "rms_norm_eps": float(f"{facts['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_scaling": None,
         "rope_theta": float(f"{facts['llama.rope.freq_base']:.6g}"),
@@ -172,7 +172,7 @@ def _unrotate(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, A
 
 
 def _bfloat16(values: np.ndarray[Any, Any]) -> bytes:
-    """Return numbers as bfloat16 in little-endian order, rounded to the nearest even."""
+    """Return numbers as little-endian bfloat16, rounded to nearest; ties go to the even number."""
     bits = values.astype("<f4").view("<u4").astype("<u8")
     data: bytes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
     return data

@@ -40,7 +40,7 @@ def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, i
 
 
 def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float) -> str:
-    """Describe the progress since a start with ``first`` bytes on disk and ``missing`` bytes still to be written."""
+    """Describe the progress of a folder that at the start had ``first`` bytes and lacked ``missing`` bytes."""
     speed = (size_bytes - first) / elapsed_s if elapsed_s > 0 else 0.0
     text = format_bytes(size_bytes)
     if missing:

@@ -303,7 +303,7 @@ def _quantile_tables(std: float) -> tuple[bytes, bytes]:
 
 
 def _bfloat16(value: float) -> bytes:
-    """Return a number as bfloat16 in little-endian order, rounded to the nearest even."""
+    """Return a number as little-endian bfloat16, rounded to nearest; ties go to the even number."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     bits += 0x7FFF + ((bits >> 16) & 1)
     return struct.pack("<H", bits >> 16)

@@ -19,7 +19,7 @@ from rlk_repro.spec import Hardware, Run, Stack
 
 T = TypeVar("T")
 
-# So many bytes stay free, because a full file system is slow and jobs write files too.
+# This many bytes stay free, because a full file system is slow and jobs write files too.
 SPARE_BYTES: Final = 1 << 30
 
 

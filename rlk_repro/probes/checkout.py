@@ -40,7 +40,7 @@ _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REFERENCE: Final = re.compile(r"ref: (refs/[^\0\n]+)")
-_MOST_REFERENCES: Final = 5  # so many references may lie between HEAD and the commit
+_MOST_REFERENCES: Final = 5  # fewer references than this may lead from HEAD to the commit
 _HEAD_BYTES: Final = 4096
 
 
@@ -62,8 +62,8 @@ class Checkout:
 def probe_checkout(folder: Path) -> dict[str, Fact]:
     """Return the facts ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256`` of a git checkout.
 
-    ``tree`` is git's hash of the present files that git does not ignore.  ``diff_sha256`` is ``clean`` if the commit
-    has the same tree hash; otherwise it is the sha256 of both tree hashes.
+    ``tree`` is git's hash of the present files that git does not ignore.  ``diff_sha256`` is ``clean`` if ``tree`` is
+    the hash of the commit's tree; otherwise it is the sha256 of both hashes together.
     """
     found = read_checkout(folder)
     if isinstance(found, Unknown):

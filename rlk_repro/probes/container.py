@@ -1,7 +1,7 @@
 """Find the container and the image of this process, from what the process can see inside the container.
 
 No image can hold its own digest.  The digest comes from a variable of the process that started the container, or from
-the record that this tool's launcher mounts.  If both are missing, the digest is unknown.
+the record that this tool's launcher mounts.  If the variable and the record give no digest, the digest is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECTION: Final = "container"
 DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"
 PROVENANCE: Final = "/opt/rlk-repro/provenance.json"
 LOCK: Final = "lock.txt"
-"""A Python environment that was made from a stack's lock file has this file, and its record beside this file."""
+"""A Python environment that was made from a stack's lock file has this file; the build record lies beside this file."""
 NONE: Final = "none"
 
 # The first match decides, because a pod's container also has the marks of Docker or containerd.

@@ -1,4 +1,4 @@
-"""Describe RL-Kernel's compiled extension: its presence, its hash and its operators.  Nothing imports the extension.
+"""Describe RL-Kernel's compiled extension: its presence, its hash and its operators.  No probe imports the extension.
 
 Without the extension RL-Kernel runs plain PyTorch and only logs a message, so a record must show whether the extension
 is present.

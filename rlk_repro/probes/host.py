@@ -160,9 +160,9 @@ def find_trainers(root: Path) -> list[Any]:
 
 
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
-    """Find other work of rlk-repro on this machine: the run ids of other agents, and checks of claims, each once.
+    """List other work of rlk-repro on this machine: run ids of agents, and ``claims check`` for checks of claims.
 
-    Agents of one run may share a node, as in a test of several nodes, and do not count as other work.
+    Agents of this process's own run do not count, because they may share a node, as in a test of several nodes.
     """
     commands = {
         int(pid): text.split("\0") for pid in list_names(root, "/proc") if pid.isdigit()

@@ -1,4 +1,4 @@
-"""Make the manifest of one node from all probes.  To add a probe, write its module and add a line to this module."""
+"""Make the manifest of one node from all probes.  To add a probe, write its module and add it to ``PROBES``."""
 
 from collections.abc import Callable
 from pathlib import Path

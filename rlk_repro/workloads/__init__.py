@@ -23,7 +23,7 @@ def get_workload(kind: str) -> Workload:
 
 
 def find_words(kind: str) -> Words:
-    """Return the phrases of reports for a workload.  A bundle of another version may have an unknown kind."""
+    """Return the phrases of reports for a workload.  Another version's bundle may name an unknown kind of workload."""
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
 
 

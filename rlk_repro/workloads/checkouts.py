@@ -1,7 +1,7 @@
 """Let child processes find checkouts of vime, Megatron-LM and RL-Kernel that are not installed.
 
-Child processes find the checkouts by ``PYTHONPATH``, which no file records.  Other variables name the checkouts, so
-that the manifest can record their commits.
+Child processes find the checkouts by ``PYTHONPATH``, which no file records.  Other variables hold
+the paths of the checkouts, so that the manifest can record their commits.
 """
 
 from __future__ import annotations

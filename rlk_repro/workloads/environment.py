@@ -56,11 +56,11 @@ SWITCHES: Final = {
     SWITCH_MODE: "--set rl_kernel.mode=…",
     SWITCH_OPS: "--set rl_kernel.ops=[…]",
     SWITCH_SCHEDULE: "--set measure.design=…",
-    SWITCH_COMMIT: "rl_kernel.commits in the run",
+    SWITCH_COMMIT: "the key rl_kernel.commits in the run",
     ENTROPY_METRIC: "--set entropy_metric=…",
     GC_FREEZE: "--set gc_freeze=…",
     PROFILED_STEPS: "--set workload.profiler=…",
-    AGREEMENT_RECORD: "switch in the run",
+    AGREEMENT_RECORD: "the key switch in the run",
 }
 
 # With one of these variables from the user's shell, the trainer could reach another Ray, or its Ray through a proxy.
@@ -143,7 +143,7 @@ def record_env(trial_dir: TrialDir) -> dict[str, str]:
 
 
 def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the profile's variables: those with a value, and those whose value is a variable of the node agent.
+    """Return the profile's variables: those with a value, and those that get the value of a variable of the node agent.
 
     The profile's network interface applies to all traffic between nodes, not only to Ray's.
     """
@@ -166,7 +166,7 @@ def find_switches(plan: Plan) -> frozenset[str]:
 
 
 def find_env_problems(plan: Plan) -> list[Problem]:
-    """Return problems: profile variables that the launcher sets, and variables that a run may not switch."""
+    """Return problems: profile variables that the launcher sets, and switch variables that a run may not set."""
     where = f"profile {plan.profile.profile}: env"
     switch, found = plan.run.switch, []
     sides = {} if switch is None else {BASELINE: switch.baseline, ENABLED: switch.enabled}

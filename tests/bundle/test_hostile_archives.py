@@ -45,8 +45,8 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "absolute": (entry("/etc/owned"), "/etc/owned", "refused: absolute path"),
     "absolute after a dot": (entry(".//owned"), ".//owned", "refused: absolute path"),
     "drive after a dot": (entry("./C:/owned"), "./C:/owned", "refused: Windows path with a drive or share"),
-    "dot that is a file": (entry("."), ".", "refused: path with an empty name or a dot"),
-    "dot with a slash that is a file": (entry("./"), "./", "refused: path with an empty name or a dot"),
+    "dot that is a file": (entry("."), ".", 'refused: path with an empty part or the part "."'),
+    "dot with a slash that is a file": (entry("./"), "./", 'refused: path with an empty part or the part "."'),
     "link after a dot": (entry("./a", kind=tarfile.SYMTYPE, link="/etc"), "./a", "refused: a symbolic link"),
     "twice, once after a dot": (HARMLESS + entry("./a"), "a", "refused: appears twice"),
     "the root twice": (2 * entry(".", kind=tarfile.DIRTYPE), ".", "refused: appears twice"),
@@ -67,8 +67,8 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     ),
     "drive": (entry("C:/owned"), "C:/owned", "refused: Windows path with a drive or share"),
     "share": (entry("\\\\host\\owned"), "\\\\host\\owned", "refused: Windows path with a drive or share"),
-    "dot": (entry("././a"), "././a", "refused: path with an empty name or a dot"),
-    "double slash": (entry("b//a"), "b//a", "refused: path with an empty name or a dot"),
+    "dot": (entry("././a"), "././a", 'refused: path with an empty part or the part "."'),
+    "double slash": (entry("b//a"), "b//a", 'refused: path with an empty part or the part "."'),
     "NUL": (pax(record("path", "a\0b")) + HARMLESS, r"a\x00b", "refused: NUL in the name"),
     "symbolic link": (entry("a", kind=tarfile.SYMTYPE, link="/etc"), "a", "refused: a symbolic link"),
     "hard link": (entry("a", kind=tarfile.LNKTYPE, link="b"), "a", "refused: a hard link"),
@@ -248,13 +248,15 @@ def refusal_in_little_memory(bundle: Path, act: Callable[[Path], object]) -> str
 def test_a_bomb_of_10_gb_is_refused_before_it_inflates(act: Callable[[Path], object], tmp_path: Path) -> None:
     bundle = write_bomb(tmp_path / "bomb.tgz", 1, 10 << 30)
     assert bundle.stat().st_size < 11 << 20
-    expected = f"{bundle}: 0: refused: a compression bomb, got '10.0 GiB from 10.1 MiB', expected at most 200 times"
+    limit = "expected at most 200 times the compressed size"
+    expected = f"{bundle}: 0: refused: a compression bomb, got '10.0 GiB from 10.1 MiB', {limit}"
     assert refusal_in_little_memory(bundle, act) == expected
 
 
 def test_a_bomb_in_many_members_is_refused_at_the_floor(tmp_path: Path) -> None:
     bundle = write_bomb(tmp_path / "bomb.tgz", 10, 1 << 30)
-    expected = f"{bundle}: 0: refused: a compression bomb, got '1.0 GiB from 1.0 MiB', expected at most 200 times"
+    limit = "expected at most 200 times the compressed size"
+    expected = f"{bundle}: 0: refused: a compression bomb, got '1.0 GiB from 1.0 MiB', {limit}"
     assert refusal_in_little_memory(bundle, inspect_bundle) == expected
 
 

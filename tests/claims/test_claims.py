@@ -86,21 +86,21 @@ def test_claims_of_unknown_names_are_all_named_with_the_nearest() -> None:
          "example.yaml:19: check.compare[0]: the operator has no such implementation, got 'sm90', "
          "expected one of native, triton\n"
          "example.yaml:19: check.compare[0].quantity: no row has published values to compare, got 'time', "
-         "expected values of these implementations"),
+         "expected published values of the compared implementations"),
         ("candidate: triton}", "candidate: triton, rows: [smal]}",
          "example.yaml:19: check.compare[0].rows: no such row, got 'smal', expected one of small\n"
          "example.yaml:19: check.compare[0].quantity: no row has published values to compare, got 'time', "
-         "expected values of these implementations"),
+         "expected published values of the compared implementations"),
         ("{sequences: 2, tokens: 4, vocab: 4096}", "{tokens: 4, vocab: 4096}",
          "example.yaml:13: rows[0].shape: must name exactly the dimensions of this operator's inputs, "
          "got ['tokens', 'vocab'], expected sequences, tokens, vocab"),
         ("native: {time: 8, peak: 3}", "native: {tmie: 8, peak: 3}",
          "example.yaml:14: rows[0].published.native.tmie: no such quantity, got 'tmie', expected one of time, peak\n"
          "example.yaml:19: check.compare[0].quantity: no row has published values to compare, got 'time', "
-         "expected values of these implementations"),
+         "expected published values of the compared implementations"),
         ("document: README.md", "commit: 202f0e30e567",
          "example.yaml:5: source: does not say where the claim was published, got 'example.org/kernels', "
-         "expected a document or a thread"),
+         "expected the key document or the key thread"),
     ],
 )  # fmt: skip
 def test_a_claim_that_cannot_be_is_refused_at_its_line(old: str, new: str, message: str) -> None:

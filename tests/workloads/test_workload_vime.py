@@ -339,7 +339,7 @@ SETTINGS = [
     ("workload.placements.h200.rollout_num_gpus=8", "workload.placements.h200.rollout_num_gpus: leaves no GPU for the "
      "training, got 8, expected less than 8"),
     ("workload.arguments={vllm-pipeline-parallel-size: 3}", "workload.placements.h200.rollout_num_gpus_per_engine: "
-     "is not divisible by vLLM's pipeline and data parallel sizes"),
+     "is not divisible by vLLM's pipeline times data parallel size"),
     ("workload.arguments={vllm-max-model-len: 4096}", "workload.arguments.vllm-max-model-len: the longest sample has"),
     ("workload.arguments={vllm-max-model-len: 8k}", "workload.arguments.vllm-max-model-len: the longest sample has "
      "5120 tokens, got '8k', expected a number from 5120 to 100000000"),

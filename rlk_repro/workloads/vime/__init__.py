@@ -87,7 +87,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Return the command that stores rollouts for a lane that generates none: a live run of the baseline.
+    """For a lane without generation, return the command that stores rollouts: a live run of the baseline.
 
     All trials train on the same rollouts, so that pairs do not differ in their data.
     """

@@ -31,7 +31,7 @@ PLAIN_TEXTS: Final = frozenset(
     {"--cp-comm-type", "--offload-modules", "--recompute-modules"}
     | {"--vllm-attention-backend", "--vllm-optimization-level", "--vllm-quantization"}
 )
-"""Flags whose value is a plain word, never code or a file, although no parser has a list of the allowed words."""
+"""Flags whose value is a plain word, never code or a file; the parsers have no list of the allowed words."""
 _NUMBERS: Final = re.compile(r"(?=.*\d)[\d\[\]()*+,. kKmMgGtT-]*")
 _FUNCTIONS: Final = re.compile(
     r"--(custom-(?!config).*-path|.*-(filter|process|postprocess|function)-path|data-source-path|spec)"
@@ -50,14 +50,13 @@ def find_brought(plan: Plan) -> Brought:
 
 def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]]:
     model, data = workload.model.source, workload.data.source
-    hub = "of the hub at"
     yield "model", (
-        f"{model.repository} {hub} {model.revision or 'any commit'}" if model.kind == "hub"
+        f"{model.repository} of the hub at {model.revision or 'any commit'}" if model.kind == "hub"
         else f"{model.file} of the package {model.name} {model.version}, {model.digest}" if model.kind == "package"
         else f"{model.architecture} with random weights of seed {model.seed}"
     )  # fmt: skip
     yield "data", (
-        f"{data.repository} {hub} {data.revision or 'any commit'}" if data.kind == "hub"
+        f"{data.repository} of the hub at {data.revision or 'any commit'}" if data.kind == "hub"
         else f"{data.num_prompts} sums of seed {data.seed}"
     )  # fmt: skip
     if lane != "live":

@@ -106,7 +106,7 @@ class Conversion:
         return Made(source=self.source, files=record_files(work.files), made=made)
 
     def _hide_places(self, word: str, work: WorkDir) -> str:
-        """Replace this machine's folders by names, because a record must not show them."""
+        """Replace paths of this machine by placeholders, because a record must not show such paths."""
         own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
         return hide_places(own)
 

@@ -14,7 +14,7 @@ from rlk_repro.spec.vime import Placement
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """The division of GPUs: ``actor`` GPUs train, ``rollout`` GPUs generate.  All GPUs do both if ``is_colocated``."""
+    """The division of GPUs: ``actor`` GPUs train, ``rollout`` GPUs generate; all do both if ``is_colocated``."""
 
     layout: Layout
     placement: Placement

@@ -110,7 +110,7 @@ def _states_bytes(parameters: Parameters, division: Division) -> float:
 
 
 def _activation_bytes(model: VimeModel, division: Division) -> float:
-    """Return the bytes of activations.  With full recomputation only one layer and all layers' inputs are kept."""
+    """With full recomputation only the activations of one layer and the inputs of all layers are kept."""
     tokens, hidden = division.placement.max_tokens_per_gpu, model.size("hidden-size")
     layers = model.size("num-layers") / division.layout.pipeline_parallel
     split = division.layout.tensor_parallel if division.placement.sequence_parallel else 1

@@ -32,8 +32,8 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("use-wandb", "wandb-key", "use-tensorboard"), "publishes results or logs them elsewhere"),
     **dict.fromkeys(("ci-test", "check-weight-update-equal"), "runs checks between steps"),
     **dict.fromkeys(("load", "start-rollout-id", "num-epoch"), "makes the trials of a run differ"),
-    **dict.fromkeys(("debug-rollout-only", "rollout-external-engine-addrs"), "does not train in this job"),
-    **dict.fromkeys(("load-debug-rollout-data-subsample", "partial-rollout"), "changes what is trained on"),
+    **dict.fromkeys(("debug-rollout-only", "rollout-external-engine-addrs"), "leaves out training or generation"),
+    **dict.fromkeys(("load-debug-rollout-data-subsample", "partial-rollout"), "changes the training samples"),
     **dict.fromkeys(("loss-type", "custom-loss-function-path"), "replaces the loss that is measured"),
     **dict.fromkeys(("custom-config-path", "yaml-cfg"), "reads more arguments from an unchecked file"),
 }
@@ -148,7 +148,7 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
                       got=division.placement.max_tokens_per_gpu,
                       expected=f"{-(-longest // division.layout.context_parallel)} or more")  # fmt: skip
     model_len = _written(plan, "vllm-max-model-len")
-    # vLLM computes a sample as a prompt only with room for one more token
+    # an agreement run gives vLLM each sample as a prompt, and vLLM then needs room for one more token
     least = longest + (workload.what_for == "agreement")
     # vLLM also accepts texts such as "8k", which this rule refuses.
     if model_len is not None and not (isinstance(model_len, int) and least <= model_len <= MOST_TOKENS):
@@ -170,7 +170,7 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
     groups = [_written(plan, f"vllm-{name}-parallel-size") or 1 for name in ("pipeline", "data")]
     split = size // (groups[0] * groups[1]) if size % (groups[0] * groups[1]) == 0 else 0
     if not split:
-        yield Problem(where, "is not divisible by vLLM's pipeline and data parallel sizes", got=size,
+        yield Problem(where, "is not divisible by vLLM's pipeline times data parallel size", got=size,
                       expected=f"a multiple of {groups[0] * groups[1]}")  # fmt: skip
         return
     model = vime_of(plan).model
@@ -218,7 +218,7 @@ def _check_arguments(plan: Plan, division: Division) -> Iterator[Problem]:  # no
         for flag in arguments:
             where = _where(plan, f"workload.{'.'.join(place)}.{flag}")
             if flag in decided:
-                yield Problem(where, "follows from other settings", expected="those settings without this flag")
+                yield Problem(where, "follows from other settings", expected="a run without this flag")
             elif flag in REFUSED:
                 yield Problem(where, REFUSED[flag], expected="a run without this flag")
 
@@ -242,7 +242,7 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
     what_for = vime_of(plan).what_for
     if what_for == "agreement" and vime_of(plan).grpo.num_steps_per_rollout == 1:
         where = _where(plan, "workload.grpo.num_steps_per_rollout")
-        yield Problem(where, "with 1, vime skips the pass that an agreement run records", got=1, expected="2 or more")
+        yield Problem(where, "vime skips the old-policy pass, which agreement runs record", got=1, expected="2 or more")
     is_deterministic = what_for in {"agreement", "deterministic"}
     if is_deterministic and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
@@ -317,7 +317,7 @@ def _warn_of_settings(plan: Plan) -> Iterator[Finding]:
         found = "1: vime skips the old-policy pass and every ratio is 1"
         yield Finding(Level.WARNING, "num_steps_per_rollout", "2 or more to measure log-prob and ratio time", found)
     if not workload.grpo.use_kl_loss:
-        yield Finding(Level.WARNING, "use_kl_loss", "true, for a reference pass", "false")
+        yield Finding(Level.WARNING, "use_kl_loss", "true, so that vime runs a reference pass", "false")
     for what, source in (("model", workload.model.source), ("data", workload.data.source)):
         if source.kind == "hub" and source.revision is None:
             found = "not pinned: the hub's present revision is taken and recorded"
