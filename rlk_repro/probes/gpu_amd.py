@@ -1,7 +1,7 @@
 """Collect the facts of section ``gpu`` on AMD from the kernel's files: KFD's topology and the devices in sysfs.
 
-Every container that may use the GPUs has these files.  Reading them needs no library and cannot hang.  This module asks
-amd-smi only for a product name that the board does not hold.
+Every container that may use the GPUs has these files.  Reading files needs no library and cannot hang.  This module
+asks amd-smi only for a product name that the board does not hold.
 """
 
 from __future__ import annotations

@@ -71,5 +71,5 @@ def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{count(batch['num_microbatches'], 'microbatch', 'microbatches')} in an optimizer step",
     )
     lead_ms = settings["lead_ms"]
-    busy = f"kept busy for {lead_ms:g} ms before each pass, in both variants"
-    yield "device", busy if lead_ms else "idle before each pass, in both variants"
+    device = f"kept busy for {lead_ms:g} ms before each pass, in both variants"
+    yield "device", device if lead_ms else "idle before each pass, in both variants"

@@ -193,7 +193,7 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
         return
     kernel = _written(plan, "vllm-moe-backend")
     if kernel != "triton":
-        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "may leave out which experts were chosen",
+        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "may not report the chosen experts",
                       got=kernel, expected="triton, for routing replay")  # fmt: skip
 
 
