@@ -19,7 +19,7 @@ from rlk_repro.analysis.operators import OperatorTable, read_operators
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
 from rlk_repro.analysis.transport import find_fallbacks
 from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
-from rlk_repro.analysis.verdict import Judgement, decline, judge
+from rlk_repro.analysis.verdict import decline, judge
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import dump_json, load_json
@@ -108,7 +108,12 @@ def analyse(run_dir: RunDir) -> Analysis:
         switch="" if plan.run.switch is None else plan.run.switch.title,
         has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
     )
-    judgement = _judge(plan, evidence)
+    checks = tuple(check_agreement(plan, run_dir))
+    judgement = (
+        decline(evidence, checks, is_exploratory=plan.is_exploratory)
+        if checks or table is not None
+        else judge(evidence, is_exploratory=plan.is_exploratory)
+    )
     analysis = Analysis(
         run=plan.run.run,
         run_id=find_run_id(record, run_dir.run_id),
@@ -138,17 +143,10 @@ def analyse(run_dir: RunDir) -> Analysis:
         pooled=pool_step_times(sessions),
         switch=plan.run.switch_title,
         agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
-        checks=tuple(check_agreement(plan, run_dir)),
+        checks=checks,
     )
     # The analysis file holds 12 digits of each number, so the returned analysis is rounded to 12 digits too.
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
-
-
-def _judge(plan: Plan, evidence: Evidence) -> Judgement:
-    if plan.run.workload.has_variants:
-        return judge(evidence, is_exploratory=plan.is_exploratory)
-    trials = list(evidence.trials.values())
-    return decline(evidence.measure, pairs=evidence.pairs, trials=trials, is_exploratory=plan.is_exploratory)
 
 
 def _read_trials(

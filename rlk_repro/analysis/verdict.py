@@ -9,6 +9,7 @@ from typing import Final
 from rlk_repro.analysis.gates import ACTIVE, Evidence, make_gates
 from rlk_repro.analysis.gates import CONTROL_BLOCKS as CONTROL_BLOCKS_GATE
 from rlk_repro.base.units import count, format_number, name_some
+from rlk_repro.rundir.agreement import AGREEMENT_WORDS, AgreementCheck, choose_word, describe_checks
 from rlk_repro.rundir.results import (
     Effect,
     Gate,
@@ -16,12 +17,10 @@ from rlk_repro.rundir.results import (
     NoiseFloor,
     PairResult,
     PairStatus,
-    TrialResult,
     TrialStatus,
     Verdict,
     VerdictWord,
 )
-from rlk_repro.spec import Measure
 from rlk_repro.statistics.crossover import MIN_SESSIONS, randomisation_p
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import (
@@ -50,6 +49,7 @@ SHOWN: Final = (VerdictWord.FASTER, VerdictWord.SLOWER)
 NOTHING_COMPARED: Final = (
     "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
 )
+NO_TIME: Final = "an agreement run measures no time, so it does not compare the speed of the variants"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,27 +139,31 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
     return Judgement(effects=case.effects, noise_floor=case.floor, gates=case.gates, verdict=verdict)
 
 
-def decline(
-    measure: Measure, *, pairs: Sequence[PairResult], trials: Sequence[TrialResult], is_exploratory: bool = False
-) -> Judgement:
-    """Return the verdict ``no comparison`` of a run without variants, with the noise floor of its control pairs."""
-    controls = [pair for pair in pairs if pair.status is PairStatus.SCORED]
-    lost = [pair for pair in pairs if pair.status is not PairStatus.SCORED]
-    reasons = [
+def decline(evidence: Evidence, checks: Sequence[AgreementCheck], *, is_exploratory: bool = False) -> Judgement:
+    """Return the verdict ``no comparison`` of a run of operators, or of an agreement run, which has ``checks``.
+
+    The noise floor is that of the control pairs.
+    """
+    trials = evidence.trials.values()
+    lost = [pair for pair in evidence.pairs if pair.status is not PairStatus.SCORED]
+    headline, reasons = NOTHING_COMPARED, []
+    if checks:
+        headline, reasons = f"{AGREEMENT_WORDS[choose_word(checks)]}: {describe_checks(checks)}", [NO_TIME]
+    reasons += [
         f"{trial.name}: {trial.status} ({trial.reason})" for trial in trials if trial.status is not TrialStatus.OK
     ]
     reasons += [f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost]
-    smallest = measure.smallest_effect_pct / 100
+    smallest = evidence.measure.smallest_effect_pct / 100
     verdict = Verdict(
         word=VerdictWord.NO_COMPARISON,
-        headline=("exploratory: " if is_exploratory else "") + NOTHING_COMPARED,
+        headline=("exploratory: " if is_exploratory else "") + headline,
         reasons=tuple(reasons),
         threshold=smallest,
         smallest_effect=smallest,
-        num_pairs=0,
+        num_pairs=len(evidence.scored),
         is_exploratory=is_exploratory,
     )
-    floor = noise_floor(_log_ratios(controls, STEP_TIME), alpha=measure.alpha)
+    floor = noise_floor(_log_ratios(evidence.controls, STEP_TIME), alpha=evidence.measure.alpha)
     return Judgement(effects=(), noise_floor=floor, gates=(), verdict=verdict)
 
 

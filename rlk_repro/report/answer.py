@@ -11,11 +11,10 @@ from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.report.blocks import Tone
-from rlk_repro.report.checks import choose_word, describe_checks
 from rlk_repro.report.operators import find_speedup
 from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.view import View
-from rlk_repro.rundir.agreement import CheckWord
+from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word, describe_checks
 from rlk_repro.rundir.operator_results import REFERENCE, OperatorKind
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
@@ -32,11 +31,7 @@ VERDICT_TONES: Final = {
     VerdictWord.NOT_COMPARABLE: Tone.BAD,
     VerdictWord.NO_COMPARISON: Tone.PLAIN,
 }
-AGREEMENT_WORDS: Final = {
-    CheckWord.PASS: "engines agree within the contract",
-    CheckWord.FAIL: "engines differ beyond the contract",
-    CheckWord.NOT_MEASURED: "agreement not shown",
-}
+DECIDED: Final = frozenset({VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT})
 MEMORY: Final = {
     MemoryWord.SMALLER: ", and less memory",
     MemoryWord.LARGER: ", and more memory",
@@ -61,7 +56,7 @@ MAX_PAIRS: Final = 64
 
 def describe_subject(view: View) -> str:
     """Return what is compared, like ``RL-Kernel enabled against baseline``."""
-    if not view.is_comparison:
+    if not view.has_variants:
         return "Operators, one by one"
     return f"{view.analysis.switch or 'RL-Kernel'} enabled against {describe_baseline(view)}"
 
@@ -86,8 +81,7 @@ def describe_word(analysis: Analysis) -> str:
 def describe_words(analysis: Analysis) -> str:
     """Return the verdict's word; where speed and memory are both decided, return both, like ``faster, same memory``."""
     word, memory = describe_word(analysis), judge_memory(analysis).word
-    is_known = word in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}
-    return f"{word}, {memory}" if is_known and memory is not MemoryWord.INCONCLUSIVE else word
+    return f"{word}, {memory}" if word in DECIDED and memory is not MemoryWord.INCONCLUSIVE else word
 
 
 def describe_answer(view: View) -> str:
@@ -192,14 +186,14 @@ def suggest_next(view: View, bundle: str) -> str:
 def did_not_run(analysis: Analysis) -> bool:
     """Tell whether the run has no answer because an enabled trial ran without RL-Kernel's kernels."""
     enabled = [trial for trial in analysis.trials if trial.variant != BASELINE]
-    has_answer = analysis.verdict.word not in {VerdictWord.INCONCLUSIVE, VerdictWord.NOT_COMPARABLE}
-    return not has_answer and any(trial.proof in {ProofStatus.FALLBACK, ProofStatus.NATIVE} for trial in enabled)
+    is_idle = any(trial.proof in {ProofStatus.FALLBACK, ProofStatus.NATIVE} for trial in enabled)
+    return is_idle and analysis.verdict.word not in DECIDED
 
 
 def describe_publishing(view: View) -> str:
     """Return what to publish together with the answer; the text is empty if the run decided nothing."""
     analysis, bundle_id = view.analysis, view.context.bundle_id
-    if not bundle_id or analysis.verdict.word not in {VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT}:
+    if not bundle_id or analysis.verdict.word not in DECIDED:
         return ""
     ground = describe_ground(analysis)
     return f"Publish together: the bundle, its id {bundle_id}, this result with its interval, and its basis: {ground}."
@@ -208,7 +202,7 @@ def describe_publishing(view: View) -> str:
 def list_suspects(view: View) -> str:
     """Return the findings that could explain the spread of an inconclusive result, such as a busy host."""
     analysis = view.analysis
-    if analysis.verdict.word is not VerdictWord.INCONCLUSIVE or analysis.checks:
+    if analysis.verdict.word is not VerdictWord.INCONCLUSIVE:
         return ""
     suspects: dict[str, str] = {}
     for item in (*analysis.findings, *view.context.findings):

@@ -56,41 +56,35 @@ def find_commit(analysis: Analysis, name: str) -> str:
 
 
 def describe_headline(analysis: Analysis) -> str:
-    """Return the headline without the verdict's word; an agreement run has no verdict on speed."""
-    if analysis.checks:
-        return "An agreement run compares what engines compute; its times are not compared."
+    """Return the headline without the verdict's word."""
     return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
 
 
-def list_reasons(analysis: Analysis) -> tuple[str, ...]:
-    """Return the reasons of the verdict on speed; an agreement run has no such reasons."""
-    return () if analysis.checks else analysis.verdict.reasons
-
-
 def make_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """Return the facts behind the verdict, as name and value; for a run without comparison, what the run measured."""
-    if not view.is_comparison:
+    """Return the facts behind the verdict, as name and value; for a run without variants, what the run measured."""
+    if not view.has_variants:
         return (*view.context.setting, *make_operator_basis(view))
     analysis = view.analysis
-    effect = analysis.effect(view.primary)
     differences = view.context.differences
     as_planned = "planned, but not recorded: " if view.context.is_as_planned else ""
     return (
         *view.context.setting,
         *((("variants differ in", f"{as_planned}{describe_differences(differences)}"),) if differences else ()),
-        *(() if analysis.checks else _make_speed_basis(view, effect)),
-        (f"{analysis.unit}s", describe_pairs(analysis)),
-        ("gates", _describe_gates(analysis.gates)),
+        *(_make_speed_basis(view) if view.is_comparison else ()),
         ("RL-Kernel", _describe_proof(analysis)),
     )
 
 
-def _make_speed_basis(view: View, effect: Effect | None) -> Iterator[tuple[str, str]]:
-    yield view.label(view.primary).label, describe_effect(effect, view.analysis.unit)
-    yield "threshold", describe_threshold(view.analysis)
-    if seen := describe_sensitivity(view.analysis, effect):
+def _make_speed_basis(view: View) -> Iterator[tuple[str, str]]:
+    analysis = view.analysis
+    effect = analysis.effect(view.primary)
+    yield view.label(view.primary).label, describe_effect(effect, analysis.unit)
+    yield "threshold", describe_threshold(analysis)
+    if seen := describe_sensitivity(analysis, effect):
         yield "sensitivity", seen
-    yield "memory", judge_memory(view.analysis).sentence
+    yield "memory", judge_memory(analysis).sentence
+    yield f"{analysis.unit}s", describe_pairs(analysis)
+    yield "gates", _describe_gates(analysis.gates)
 
 
 def describe_effect(effect: Effect | None, unit: str) -> str:

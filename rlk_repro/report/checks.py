@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.base.units import count, format_count, format_number
+from rlk_repro.base.units import format_count, format_number
 from rlk_repro.report.blocks import Block, Bullets, Section, Table, TableCell, Text, Tone, make_columns, make_row
 from rlk_repro.report.figure import BOTTOM, LEFT, RIGHT, TOP, UNIT_Y, Figure, draw_powers, make_figure
 from rlk_repro.report.labels import start_sentence
 from rlk_repro.report.svg import Scale, line, marker, polyline, text
 from rlk_repro.report.view import View
-from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, list_failures
+from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, describe_checks, list_failures
 from rlk_repro.rundir.results import ProofStatus
-from rlk_repro.spec.values import BASELINE, ENABLED
 
 KEY: Final = "engines"
 TITLE: Final = "Whether engines agree"
@@ -28,30 +27,6 @@ LEGEND_STEP: Final = 17
 EQUAL: Final = "equal"
 
 
-def describe_checks(checks: Sequence[AgreementCheck]) -> str:
-    """Return one line: how many checks failed, and the first failure; or how many checks passed."""
-    failed = list_failures(checks)
-    if failed:
-        return f"{count(len(failed), 'check')} of {len(checks)} failed; first: {name_check(failed[0])}"
-    measured = [item for item in checks if item.word is not CheckWord.NOT_MEASURED]
-    if not measured:
-        return "nothing was measured"
-    return f"{count(len(measured), 'check')} within the contract, {len(checks) - len(measured)} not measured"
-
-
-def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    """Return the result of a run with these checks; ``pass`` needs a passed check of log-probs in both variants."""
-    if any(item.word is CheckWord.FAIL for item in checks):
-        return CheckWord.FAIL
-    passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}
-    return CheckWord.PASS if passed >= {BASELINE, ENABLED} else CheckWord.NOT_MEASURED
-
-
-def name_check(check: AgreementCheck) -> str:
-    """Return the step, variant and engines of a check, and what the check found."""
-    return f"{check.kind}, step {check.step}, {check.variant}: {check.first} against {check.second}: {check.found}"
-
-
 def make_checks(view: View, *, is_brief: bool = False) -> Section:
     """Make the section: the failed checks, the matrices of engines, and a table per kind of check.
 
@@ -59,7 +34,7 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
     """
     checks = view.analysis.checks
     failed = list_failures(checks)
-    names = [name_check(item) for item in failed[:MOST_NAMED]]
+    names = [str(item) for item in failed[:MOST_NAMED]]
     names += [f"and {len(failed) - MOST_NAMED} more"] if failed[MOST_NAMED:] else []
     tables = [_make_table(kind, [item for item in checks if item.kind is kind]) for kind in CheckKind]
     if is_brief:

@@ -22,7 +22,7 @@ from rlk_repro.report.answer import (
     list_suspects,
     suggest_next,
 )
-from rlk_repro.report.basis import describe_headline, list_reasons, make_basis, make_identity, make_origin
+from rlk_repro.report.basis import describe_headline, make_basis, make_identity, make_origin
 from rlk_repro.report.blocks import Block, Bullets, Column, Commands, Section, Table, TableCell, Text, Tone
 from rlk_repro.report.evidence import MetricEvidence, make_evidence, make_step_table
 from rlk_repro.report.figure import Figure
@@ -34,8 +34,8 @@ from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.results import Analysis
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-PLOTS_AFTER: Final = "gates"
-PLOTS_BEFORE: Final = "cells"
+PLOTS_BEFORE: Final = ("pairs", "cells", "trials")
+"""The page shows the plots before the first section that has one of these keys."""
 MAX_REASONS: Final = 4
 
 
@@ -72,14 +72,13 @@ def _render_lines(view: View) -> Iterator[str]:
     figures = make_figures(view)
     first, rest = figures[:1], figures[1:]
     yield from _render_verdict(view, first)
-    yield from _render_contents(sections)
+    place = next(number for number, section in enumerate(sections) if section.key in PLOTS_BEFORE)
+    yield from _render_contents(sections, place)
     yield from _render_basis(view)
-    for section in sections:
-        if section.key == PLOTS_BEFORE:
+    for number, section in enumerate(sections):
+        if number == place:
             yield from _render_plots(rest)
         yield from _render_section(section)
-        if section.key == PLOTS_AFTER:
-            yield from _render_plots(rest)
     yield from _render_evidence(view)
     yield "</main></body></html>"
 
@@ -127,7 +126,7 @@ def _count_findings(view: View) -> str:
 def _render_basis(view: View) -> Iterator[str]:
     yield '<section id="basis" aria-labelledby="basis-title"><h2 id="basis-title">What the verdict rests on</h2>'
     yield f"<p>{_escape(describe_headline(view.analysis))}</p>"
-    yield from _render_reasons(list_reasons(view.analysis))
+    yield from _render_reasons(view.analysis.verdict.reasons)
     yield '<dl class="basis">'
     for name, value in make_basis(view):
         yield f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
@@ -141,10 +140,9 @@ def _render_reasons(reasons: Sequence[str]) -> Iterator[str]:
         yield f"<details><summary>{len(rest)} more</summary>{_render_list(rest)}</details>"
 
 
-def _render_contents(sections: Iterable[Section]) -> Iterator[str]:
+def _render_contents(sections: Iterable[Section], place: int) -> Iterator[str]:
+    """Render the links to all parts of the page; ``place`` is the number of sections before the plots."""
     links = [(section.key, section.title) for section in sections]
-    keys = [key for key, _ in links]
-    place = keys.index(PLOTS_AFTER) + 1 if PLOTS_AFTER in keys else keys.index(PLOTS_BEFORE)
     links[place:place] = [("plots", "Plots")]
     links = [("basis", "What the verdict rests on"), *links, ("evidence", "Evidence")]
     yield '<nav aria-label="Contents"><ul>'

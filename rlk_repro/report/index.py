@@ -12,17 +12,17 @@ from rlk_repro.base.units import count, format_percent
 from rlk_repro.report import HTML_NAME, write_report
 from rlk_repro.report.answer import describe_baseline, describe_words
 from rlk_repro.report.basis import SHOWN_HASH, describe_interval, find_commit, find_date
-from rlk_repro.report.blocks import Column, Section, Table, TableCell
-from rlk_repro.report.checks import TONES, choose_word
+from rlk_repro.report.blocks import Column, Section, Table, TableCell, drop_empty_columns
 from rlk_repro.report.html import render_page
 from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import Context, make_view
+from rlk_repro.rundir.agreement import choose_word
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.workloads import find_words
 
 INDEX_NAME: Final = "index.html"
 _COLUMNS: Final = (
-    *(Column(name="run"), Column(name="verdict")),
+    *(Column(name="run"), Column(name="verdict"), Column(name="engines agree")),
     *(Column(name=name) for name in ("time of a step (95 % interval)", "n", "date", "RL-Kernel", "bundle")),
     Column(name="what a step is", is_prose=True),
 )
@@ -80,20 +80,7 @@ def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
 
 
 def _make_table(entries: Iterable[Entry]) -> Table:
-    found = list(entries)
-    columns, rows = _COLUMNS, list(map(_make_row, found))
-    if any(entry.analysis.checks for entry in found):
-        columns = (*columns[:2], Column(name="engines agree"), *columns[2:])
-        rows = [(*row[:2], _judge_engines(entry.analysis), *row[2:]) for row, entry in zip(rows, found, strict=True)]
-    return Table(title="", columns=columns, rows=tuple(rows))
-
-
-def _judge_engines(analysis: Analysis) -> TableCell:
-    """Return a cell that says whether the engines of a run agree; it is empty if the run compares no engines."""
-    if not analysis.checks:
-        return TableCell(text="")
-    word = choose_word(analysis.checks)
-    return TableCell(text=word.value, tone=TONES[word])
+    return drop_empty_columns(Table(title="", columns=_COLUMNS, rows=tuple(map(_make_row, entries))))
 
 
 def _make_row(entry: Entry) -> tuple[TableCell, ...]:
@@ -102,12 +89,13 @@ def _make_row(entry: Entry) -> tuple[TableCell, ...]:
     effect = analysis.effect(view.primary)
     figures = ["not compared", ""]
     step = find_words(analysis.workload).step
-    baseline = f", against {describe_baseline(view)}" if view.is_comparison else ""
+    baseline = f", against {describe_baseline(view)}" if view.has_variants else ""
     if effect is not None and effect.ratio is not None:
         figures = [f"{format_percent(effect.ratio)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]
     return (
         TableCell(text=analysis.run, target=f"{entry.shown_id}/{HTML_NAME}"),
         TableCell(text=describe_words(analysis), tone=choose_tone(analysis)),
+        TableCell(text=choose_word(analysis.checks).value if analysis.checks else "", tone=choose_tone(analysis)),
         *(TableCell(text=text) for text in figures),
         TableCell(text=find_date(analysis)),
         TableCell(text=find_commit(analysis, "RL-Kernel"), is_code=True),

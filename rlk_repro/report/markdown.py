@@ -21,7 +21,7 @@ from rlk_repro.report.answer import (
     list_suspects,
     suggest_next,
 )
-from rlk_repro.report.basis import SHOWN_HASH, describe_headline, list_reasons, make_basis
+from rlk_repro.report.basis import SHOWN_HASH, describe_headline, make_basis
 from rlk_repro.report.blocks import Block, Bullets, Commands, Section, Table, TableCell, Text
 from rlk_repro.report.checks import make_checks
 from rlk_repro.report.evidence import make_evidence
@@ -98,7 +98,7 @@ def _render_lines(view: View) -> Iterator[str]:
     if suspects := list_suspects(view):
         yield f"- suspects: {escape_markdown(suspects)}"
     yield from (f"- what now: {escape_markdown(suggest_next(view, view.context.bundle))}", "")
-    if reasons := list_reasons(view.analysis):
+    if reasons := view.analysis.verdict.reasons:
         yield from ("Why:", "", *(f"- {escape_markdown(reason)}" for reason in reasons), "")
     for section in make_sections(view):
         yield from _render_section(section)

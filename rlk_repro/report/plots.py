@@ -45,13 +45,13 @@ PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
 def make_figures(view: View) -> tuple[Figure, ...]:
     """Make every plot of the report, in reading order."""
     if not view.is_comparison:
-        return plot_speedups(view)
+        return (*plot_drift(view), *plot_agreement(view), *plot_speedups(view))
     of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, "peak_memory_bytes"]
     of_steps = [STEP_TIME, *(metric for metric in ("raw_reward", ABS_DIFF) if metric in view.metrics)]
     trials = [plot_trials(view, metric) for metric in of_trials]
     steps = [plot_steps(view, metric) for metric in of_steps]
     rest = (*trials[1:], *steps[1:], *plot_agreement(view))
-    return (*plot_drift(view), plot_pairs(view), trials[0], steps[0], plot_modules(view), *rest)
+    return (plot_pairs(view), trials[0], steps[0], plot_modules(view), *rest)
 
 
 def plot_trials(view: View, metric: str) -> Figure:

@@ -24,10 +24,10 @@ from rlk_repro.report.blocks import (
     make_columns,
     make_row,
 )
-from rlk_repro.report.checks import TONES, choose_word
+from rlk_repro.report.checks import TONES
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.view import View, log_path
-from rlk_repro.rundir.agreement import CheckWord
+from rlk_repro.rundir.agreement import CheckWord, choose_word
 from rlk_repro.rundir.results import (
     Analysis,
     DecisionSummary,
@@ -281,7 +281,7 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[TableCell, ...]:
 
 def make_proof_cell(view: View, trial: TrialResult) -> TableCell:
     """Return the proof that RL-Kernel ran in a trial; in a run of operators alone, no trial has such a proof."""
-    if not view.is_comparison:
+    if not view.has_variants:
         return TableCell(text="n/a", tone=Tone.FAINT)
     return TableCell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
 

@@ -36,7 +36,6 @@ from rlk_repro.report.sections import (
     make_trials,
 )
 from rlk_repro.report.view import View, describe_source
-from rlk_repro.rundir.results import PairStatus
 from rlk_repro.workloads import find_words
 from rlk_repro.workloads.differences import Kind
 
@@ -243,10 +242,13 @@ def make_sections(view: View) -> tuple[Section, ...]:
         make_claims(view),
         Section(key="reproduce", title="How to reproduce", blocks=(make_commands(view),)),
     )
-    if not view.is_comparison:
+    if not view.has_variants:
         return (make_cells(view), make_noise(view), make_trials(view), *last)
+    agreement = (make_agreement(view),) if view.analysis.agreement else ()
+    shared = (make_metrics(view), *agreement, *make_differences(view), *last)
+    if not view.is_comparison:
+        return (make_checks(view), make_trials(view), make_operators(view), *shared)
     return (
-        *((make_checks(view),) if view.analysis.checks else ()),
         make_effects(view),
         make_gates(view),
         make_pairs(view),
@@ -254,10 +256,7 @@ def make_sections(view: View) -> tuple[Section, ...]:
         make_trials(view),
         make_operators(view),
         make_modules(view),
-        make_metrics(view),
-        *((make_agreement(view),) if view.analysis.agreement else ()),
-        *make_differences(view),
-        *last,
+        *shared,
     )
 
 
@@ -268,8 +267,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
     # The sentences ``own_work`` explain a gain, and only a scored pair can show a gain.
-    is_scored = any(pair.status is PairStatus.SCORED and not pair.is_control for pair in analysis.pairs)
-    if is_scored and not analysis.checks:
+    if view.is_comparison and analysis.verdict.num_pairs:
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:
         cautions.append("Exploratory: the measurement plan was changed after it was fixed.")

@@ -15,7 +15,7 @@ from rich.text import Text
 from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_percent
 from rlk_repro.report.answer import describe_answer, describe_ground, describe_word, list_suspects, suggest_next
-from rlk_repro.report.basis import describe_headline, describe_interval, list_reasons, make_basis, make_identity
+from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
 from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
 from rlk_repro.report.operators import (
@@ -99,7 +99,7 @@ def print_summary(analysis: Analysis, console: Console, context: Context | None 
     if view.is_comparison:
         _print_metrics(view, console)
         _print_gates(view, console)
-    else:
+    elif not view.has_variants:
         _print_cells(view, console)
     _print_findings(view, console)
     _print_next(view, console)
@@ -123,7 +123,7 @@ def _print_verdict(view: View, console: Console) -> None:
     for name, value in (*make_basis(view), *noise):
         grid.add_row(_text(name, "dim"), _text(value))
     console.print(grid)
-    reasons = list_reasons(analysis)
+    reasons = analysis.verdict.reasons
     for reason in reasons[:MAX_REASONS]:
         console.print(_make_bullet(reason))
     if rest := reasons[MAX_REASONS:]:

@@ -139,8 +139,13 @@ class View:
 
     @property
     def is_comparison(self) -> bool:
-        """Whether the run compares variants; a run of operators alone does not."""
+        """Whether the run compares the speed of variants."""
         return self.analysis.verdict.word is not VerdictWord.NO_COMPARISON
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether the run has variants; a run of operators alone has none."""
+        return self.is_comparison or bool(self.analysis.checks)
 
     def metric_rank(self, metric: str) -> tuple[int, bool]:
         """Return a sort key for the order of metrics in a report; the mean step time follows the step time."""

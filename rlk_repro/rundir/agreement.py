@@ -7,10 +7,13 @@ The trainer writes a table of counts for every step and rank.  ``analysis.agreem
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from rlk_repro.base.units import count
+from rlk_repro.spec.values import BASELINE, ENABLED
 
 LADDER: Final = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Bounds of the difference between a token's two log-probs; a token of class i exceeds exactly the first i bounds."""
@@ -98,6 +101,13 @@ class CheckWord(StrEnum):
     NOT_MEASURED = "not measured"
 
 
+AGREEMENT_WORDS: Final = {
+    CheckWord.PASS: "engines agree within the contract",
+    CheckWord.FAIL: "engines differ beyond the contract",
+    CheckWord.NOT_MEASURED: "agreement not shown",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgreementCheck:
     """One comparison on the same tokens of one step: two engines, or one engine in two ways.
@@ -134,12 +144,34 @@ class AgreementCheck:
         """The values that distinguish this check from the other checks of its run."""
         return self.kind.value, self.pair, self.variant, f"step {self.step}", f"{self.first} against {self.second}"
 
+    def __str__(self) -> str:
+        return f"{self.kind}, step {self.step}, {self.variant}: {self.first} against {self.second}: {self.found}"
+
 
 def list_failures(checks: Iterable[AgreementCheck]) -> list[AgreementCheck]:
     """Return the failed checks: earlier steps first, and within a step by kind."""
     order = list(CheckKind)
     failed = [item for item in checks if item.word is CheckWord.FAIL]
     return sorted(failed, key=lambda item: (item.step, order.index(item.kind)))
+
+
+def describe_checks(checks: Sequence[AgreementCheck]) -> str:
+    """Return one line: how many checks failed, and the first failure; or how many checks passed."""
+    failed = list_failures(checks)
+    if failed:
+        return f"{count(len(failed), 'check')} of {len(checks)} failed; first: {failed[0]}"
+    measured = [item for item in checks if item.word is not CheckWord.NOT_MEASURED]
+    if not measured:
+        return "nothing was measured"
+    return f"{count(len(measured), 'check')} within the contract, {len(checks) - len(measured)} not measured"
+
+
+def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
+    """Return the result of a run with these checks; ``pass`` needs a passed check of log-probs in both variants."""
+    if any(item.word is CheckWord.FAIL for item in checks):
+        return CheckWord.FAIL
+    passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}
+    return CheckWord.PASS if passed >= {BASELINE, ENABLED} else CheckWord.NOT_MEASURED
 
 
 def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:

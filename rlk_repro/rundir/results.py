@@ -56,7 +56,7 @@ class VerdictWord(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARABLE = "not comparable"
     NO_COMPARISON = "no comparison"
-    """A run of operators compares no variants, because each operator is measured alone."""
+    """The run does not compare the speed of variants: an agreement run, or a run that measures operators one by one."""
 
     @property
     def is_of_speed(self) -> bool:

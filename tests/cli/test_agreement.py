@@ -40,11 +40,17 @@ def test_the_engines_of_a_sealed_run_agree_here_and_elsewhere(call: Call, bundle
     assert call("agreement", str(bundle), "--fail-on", "not-measured")[0] == 1
 
     assert call("verify", str(bundle))[0] == 0
-    assert call("replay", str(bundle), "--analyze-only")[0] == 0
+    code, told, _ = call("replay", str(bundle), "--analyze-only", "--json")
+    result = json.loads(told)
+    assert (code, result["verdict"]) == (0, "no comparison")
+    assert result["headline"] == f"engines agree within the contract: {answer['summary']}"
     assert f"engines: 0 of {len(checks)} checks have another result" in call("diff", str(bundle), str(elsewhere))[1]
     assert call("report", str(bundle), "-o", str(tmp_path / "report"))[0] == 0
     page = next((tmp_path / "report").glob("*.html")).read_text()
     assert "Where drift starts" in page
+    assert "an agreement run measures no time" in page
+    assert 'id="effects"' not in page
+    assert 'id="gates"' not in page
     assert call("index", str(bundle), "-o", str(tmp_path / "site"))[0] == 0
     assert "engines agree" in (tmp_path / "site" / "index.html").read_text()
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from rlk_repro.report.answer import describe_answer, describe_words, suggest_next
-from rlk_repro.report.basis import list_reasons, make_basis
+from rlk_repro.report.basis import make_basis
 from rlk_repro.report.blocks import Table, Tone
-from rlk_repro.report.checks import choose_word, describe_checks, make_checks, make_matrices, plot_drift
+from rlk_repro.report.checks import make_checks, make_matrices, plot_drift
 from rlk_repro.report.index import Entry, render_index
 from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import Context, make_view
-from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
+from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, choose_word, describe_checks
+from rlk_repro.rundir.results import Analysis, VerdictWord
 from tests.support.analysis_examples import EXAMPLES
 
 ENGINES = ("training", "rollout, generated", "rollout, prompts", "reference", "rollout, fifth")
@@ -40,6 +41,13 @@ def make_layers(num_layers: int = 2, **changes: Any) -> AgreementCheck:
 
 def view_of(*checks: AgreementCheck) -> Any:
     return SimpleNamespace(analysis=SimpleNamespace(checks=checks, trials=()))
+
+
+def make_analysis(checks: tuple[AgreementCheck, ...], example: str = "faster") -> Analysis:
+    """An agreement run with the trials of an example."""
+    analysis = EXAMPLES[example]()
+    verdict = replace(analysis.verdict, word=VerdictWord.NO_COMPARISON)
+    return replace(analysis, verdict=verdict, effects=(), gates=(), checks=checks)
 
 
 BOTH = (make_check(), make_check(variant="enabled"))
@@ -80,21 +88,18 @@ def test_a_step_that_failed_earlier_comes_first_and_of_a_step_the_inputs() -> No
 def test_the_answer_of_an_agreement_run_is_about_its_engines(
     checks: tuple[AgreementCheck, ...], words: str, tone: Tone
 ) -> None:
-    """Such a run compares no times, so its answer is not that speed is undecided."""
-    analysis = replace(EXAMPLES["faster"](), checks=checks)
+    analysis = make_analysis(checks)
     view = make_view(analysis)
     assert describe_words(analysis) == words
     assert choose_tone(analysis) is tone
     assert describe_answer(view) == f"Result: {describe_checks(checks)}."
     assert suggest_next(view, "bundle.tgz") == "rlk-repro agreement bundle.tgz"
-    assert list_reasons(analysis) == ()
     assert "step time" not in dict(make_basis(view))
 
 
 def test_a_failed_agreement_is_bad_even_where_rl_kernel_did_not_run() -> None:
-    fallen = EXAMPLES["all-fallback"]()
-    assert choose_tone(replace(fallen, checks=BOTH)) is Tone.OPEN
-    assert choose_tone(replace(fallen, checks=(*BOTH, FAILED))) is Tone.BAD
+    assert choose_tone(make_analysis(BOTH, "all-fallback")) is Tone.OPEN
+    assert choose_tone(make_analysis((*BOTH, FAILED), "all-fallback")) is Tone.BAD
 
 
 def test_the_section_has_a_table_for_each_kind() -> None:
@@ -158,7 +163,7 @@ def test_an_index_has_a_column_only_where_a_run_compares_engines() -> None:
     analysis = next(iter(EXAMPLES.values()))()
     plain = Entry(analysis=analysis, context=Context(bundle_id="ab" * 32))
     assert "engines agree" not in render_index([plain])
-    checked = Entry(analysis=replace(analysis, checks=BOTH), context=Context(bundle_id="cd" * 32))
+    checked = Entry(analysis=make_analysis(BOTH), context=Context(bundle_id="cd" * 32))
     page = render_index([plain, checked])
     assert page.count("engines agree") >= 1
     assert ">pass<" in page

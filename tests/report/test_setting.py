@@ -100,9 +100,9 @@ def test_setting_and_own_work_come_before_the_first_section() -> None:
 def test_without_a_scored_pair_no_gain_is_explained() -> None:
     context = Context(own_work=("Not RL-Kernel's: this.",))
     analysis = faster()
-    control = tuple(dataclasses.replace(pair, is_control=True) for pair in analysis.pairs)
+    without = dataclasses.replace(analysis.verdict, num_pairs=0)
     assert "Not RL-Kernel's: this." in render_markdown(analysis, context)
-    assert "Not RL-Kernel's: this." not in render_markdown(dataclasses.replace(analysis, pairs=control), context)
+    assert "Not RL-Kernel's: this." not in render_markdown(dataclasses.replace(analysis, verdict=without), context)
 
 
 def test_module_runs_have_no_throughput_and_name_passes_by_what_runs_in_them() -> None:
