@@ -65,27 +65,26 @@ def find_own_work(plan: Plan) -> tuple[str, ...]:
 
 def _list_changes(plan: Plan) -> Iterator[str]:
     """Yield each value that a flag changed, like ``entropy_metric = false (--set)``."""
-    run = plan.experiment["run"]
     for path, source in sorted(plan.sources.items()):
         if source.startswith("--"):
-            yield f"{path} = {_show(_find(run, path))} ({source.split()[0]})"
+            yield f"{path} = {_show(_find(plan.run, path))} ({source.split()[0]})"
 
 
 def _find(value: Any, path: str) -> Any:
     for part in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(part)
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
+        elif isinstance(value, list | tuple):
+            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
         else:
-            return None
+            value = getattr(value, part, None)
     return value
 
 
 def _show(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(_show, value))}]"
     return "none" if value is None else str(value)
 

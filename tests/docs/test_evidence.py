@@ -36,8 +36,6 @@ VIME = {
     FROZEN: "qwen3-4b-random-gc-freeze-h200.tgz",
     COLLECTING: "qwen3-4b-random-h200.tgz",
     "vime end to end": "vime-live-h200.tgz",
-    "vime with routing replay": "vime-train-only-r3-h200.tgz",
-    "vime over two GPUs": "vime-tp2-h200.tgz",
     "Live over two GPUs": "vime-tp2-live-h200.tgz",
 }
 ROWS = {
@@ -52,7 +50,13 @@ ROWS = {
     "peak memory of the passes without gradient": ("peak_memory_in_forward_only_bytes", 2**-30, "GiB"),
     "peak memory of the step": ("peak_memory_bytes", 2**-30, "GiB"),
 }
-REPAIRED = ("vime", "operators", "module-qwen3-4b-tp2", "qwen3-4b-random-gc")
+REPAIRED = ("vime", "operators", "module-qwen3-4b-tp2", "qwen3-4b-random-gc", "qwen3-4b-agreement")
+AGREEMENT = (
+    "vime-agreement-h200.tgz",
+    "vime-agreement-r3-h200.tgz",
+    "vime-agreement-r3-off-h200.tgz",
+    "qwen3-4b-agreement-h200.tgz",
+)
 MODULE = {
     "With the entropy": "module-qwen3-4b-sessions-entropy-h200.tgz",
     "RL-Kernel alone": "module-qwen3-4b-sessions-h200.tgz",
@@ -78,11 +82,7 @@ def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_recor
     ours = code["rlk_repro"]
     assert f"`{(ours['commit'] if isinstance(ours['commit'], str) else ours['package_tree'])[:12]}`" in PAGE
     assert f"`{code['rl_kernel']['commit'][:12]}`" in PAGE
-    assert code["rl_kernel"]["repairs"] == (
-        ["cccl3-functionals"]
-        if bundle.name.startswith(("vime", "operators", "module-qwen3-4b-tp2", "qwen3-4b-random-gc"))
-        else []
-    )
+    assert code["rl_kernel"]["repairs"] == (["cccl3-functionals"] if bundle.name.startswith(REPAIRED) else [])
     assert not isinstance(code["vime"]["commit"], str)
 
 
@@ -247,8 +247,8 @@ def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -
     assert asked == wanted
 
 
-@pytest.mark.parametrize("name", ["vime-tp2-h200.tgz", "vime-tp2-live-h200.tgz"])
-def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back(name: str) -> None:
+def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back() -> None:
+    name = VIME["Live over two GPUs"]
     with open_bundle(FOLDER / name) as run_dir:
         assert load_plan(run_dir).run.layouts["h200"].tensor_parallel == 2
         enabled = [trial for trial in analyse(name).trials if trial.variant == "enabled"]
@@ -263,6 +263,64 @@ def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back(name: s
     decisions = [found for trial in enabled for found in trial.decisions]
     assert {found.op for found in decisions} == {"logp", "ratio_kl"}
     assert all(found.is_rl_kernel and found.calls and not found.fallbacks for found in decisions)
+
+
+def test_the_commands_of_agreement_runs_ask_for_what_ran() -> None:
+    commands = re.findall(r"^rlk-repro submit .*$", find_section("Whether vime's engines agree"), flags=re.MULTILINE)
+    for command, name in zip(commands, AGREEMENT, strict=True):
+        with open_bundle(FOLDER / name) as run_dir:
+            plan = load_plan(run_dir)
+        assert command.startswith(f"rlk-repro submit {plan.run.run} --hardware {plan.hardware.hardware} ")
+        changed = dict(describe_setting(plan))["overrides"]
+        ran = {
+            path: "null" if value == "none" else value for path, value in re.findall(r"([\w.]+) = (\S+) \(", changed)
+        }
+        assert dict(re.findall(r" --set (\S+)=(\S+)", command)) == ran
+
+
+def test_the_table_of_agreement_runs_holds_what_their_checks_found() -> None:
+    section = find_section("Whether vime's engines agree")
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
+        for cells in (line.split("|") for line in section.splitlines() if line.startswith("| "))
+    }
+    compared = {
+        "input tokens": ("inputs", "rollout", "training"),
+        "tensors": ("weights", "rollout", "training"),
+        "choices of experts": ("routing", "training", "rollout, prompts"),
+        "outputs of layers": ("layers", "training", "rollout, prompts"),
+        "log-probs, training and vLLM's generation": ("log-probs", "training", "rollout, generated"),
+        "log-probs, vLLM's generation": ("log-probs", "rollout, generated", "rollout, prompts"),
+        "log-probs, training as run": ("invariance", "training", "alone"),
+        "log-probs, prefix cache": ("invariance", "rollout, generated", "prefix cache"),
+        "log-probs, training in baseline": ("log-probs", "training, baseline", "training, enabled"),
+    }
+    for column, name in enumerate(AGREEMENT):
+        checks = analyse(name).checks
+        words = [check.word.value for check in checks]
+        counts = ", ".join(str(words.count(word)) for word in ("pass", "fail", "not measured"))
+        assert rows["checks within the contract, outside, not measured"][column] == counts
+        for start, wanted in compared.items():
+            (cell,) = (cells[column] for row, cells in rows.items() if row.startswith(start))
+            found = [
+                check
+                for check in checks
+                if (check.kind, check.first, check.second) == wanted
+                and check.step == 0
+                and check.variant in ("baseline", "both")
+                and check.num
+            ]
+            if cell in ("no experts", "not measured", "other tokens"):
+                assert not found
+                continue
+            (check,) = found
+            if " of " in cell:
+                assert cell == f"{check.num_unequal:,} of {check.num:,}"
+            else:
+                figures = [float(figure) for figure in re.findall(r"[\d.]+(?:e-\d+)?", cell)]
+                assert figures == pytest.approx(
+                    [value for value in (check.largest, check.mean) if value is not None][: len(figures)], rel=0.01
+                )
 
 
 def find_section(title: str) -> str:

@@ -99,7 +99,7 @@ def test_the_first_screen_of_the_index_holds_verdict_size_and_interval(width: in
     require_seen(measure(page, tmp_path, width, height, wanted)[1], width, height)
 
 
-@pytest.mark.parametrize("name", ["vime-live-h200", "vime-train-only-r3-h200", "module-qwen3-4b-sessions-h200"])
+@pytest.mark.parametrize("name", ["vime-live-h200", "qwen3-4b-agreement-h200", "module-qwen3-4b-sessions-h200"])
 def test_a_folded_page_is_short(name: str, tmp_path: Path) -> None:
     height, boxes = measure(render_html(*load(name)), tmp_path, 1280, 800)
     assert height <= 8000

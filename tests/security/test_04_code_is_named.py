@@ -270,19 +270,6 @@ def test_prepare_refuses_a_hostile_rollout(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize("name", ["vime-train-only-r3-h200", "vime-tp2-h200"])
-def test_the_rollouts_of_the_evidence_are_data(tmp_path: Path, name: str) -> None:
-    with tarfile.open(EVIDENCE / f"{name}.tgz") as archive:
-        for member in archive:
-            if member.name.endswith(".pt"):
-                path = tmp_path / Path(member.name).name
-                stream = archive.extractfile(member)
-                assert stream is not None
-                path.write_bytes(stream.read())
-                check_file(path)
-    assert len(list(tmp_path.glob("*.pt"))) == 16
-
-
 def test_arrays_tensors_and_plain_values_are_data(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     value = {
