@@ -154,6 +154,13 @@ def test_the_dry_run_says_what_the_pairs_can_show() -> None:
     assert "measure.pairs (--set measure.pairs)" in few
 
 
+def test_the_dry_run_of_an_agreement_run_promises_no_time() -> None:
+    text = "\n".join(plan_lines(plan_smoke("measure.pairs=1", "workload.what_for=agreement")))
+    assert "2: 1 pair, 0 control pairs" in text
+    assert "none: a run with what_for: agreement measures no time" in text
+    assert "other design" not in text
+
+
 def forge(value: dict[str, Any]) -> dict[str, Any]:
     """Redo both hashes as a forger would."""
     from rlk_repro.base.files import dump_json, sha256_bytes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.units import format_duration
+from rlk_repro.base.units import count, format_duration
 from rlk_repro.clusters.api import Bound, Job
 from rlk_repro.plan import Plan, PlanRecord
 from rlk_repro.schedule import make_schedule
@@ -105,8 +105,12 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Tell whether the run could use the other design; runs with a switch or two commits need ``parallel``."""
-    return plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
+    """Tell whether a timed run could use the other design; runs with a switch or two commits need ``parallel``."""
+    return _is_timed(plan) and plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
+
+
+def _is_timed(plan: Plan) -> bool:
+    return plan.run.workload.purpose == "timing"
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
@@ -197,7 +201,8 @@ def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]
     measure = plan.run.measure
     yield (
         "trials",
-        f"{summary['num_trials']}: {summary['num_pairs']} pairs, {summary['num_control_pairs']} control pairs; "
+        f"{summary['num_trials']}: {count(summary['num_pairs'], 'pair')}, "
+        f"{count(summary['num_control_pairs'], 'control pair')}; "
         f"{measure.warmup_steps} warm-up + {measure.scored_steps} scored steps each",
     )
     yield "order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)
@@ -247,6 +252,8 @@ def _duration(summary: dict[str, Any]) -> str:
 def _effect(summary: dict[str, Any], plan: Plan) -> str:
     measure = plan.run.measure
     effect = summary["smallest_visible_effect"]
+    if not _is_timed(plan):
+        return f"none: a run with what_for: {plan.run.workload.purpose} measures no time"
     if plan.is_crossover:
         if effect is None:
             return "none: faster and slower need 3 sessions of 6 blocks, and 0 or at least 6 control blocks in total"
@@ -256,7 +263,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
             f"over {measure.smallest_effect_pct:g} %)"
         )
     if summary["num_pairs"] < 6:
-        return f"none: {summary['num_pairs']} pairs can never show faster or slower (6 are needed)"
+        return f"none: {count(summary['num_pairs'], 'pair')} can never show faster or slower (6 are needed)"
     gates = _find_gates_chance(measure, plan.run.lane)
     if effect is None:
         return (
