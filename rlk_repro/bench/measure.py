@@ -1,6 +1,6 @@
 """Time calls, measure their memory, list their kernels, and measure a device's highest bandwidth and arithmetic rate.
 
-One call is one sample.  The caller passes in the functions.  No call is both timed and profiled.
+The caller gives the functions to measure.  Each timed call gives one sample.  No call is both timed and profiled.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     """Call ``function`` ``warmup`` times untimed, then ``repeats`` times timed; each result is deleted at once.
 
     On a GPU, events on the current stream give the device time.  The time of a launch does not count: the host launches
-    a call while the device runs the previous call.  For this reason one more untimed call precedes the timed calls.
-    Caches are not flushed between calls.  The tensors of a case have gigabytes, and a device's last cache has tens of
-    MiB, so a call finds little of the previous call's data in the cache.  A case that fits into the cache is measured
-    with a warm cache.  The peak memory is that of torch's allocator during these calls, minus the bytes that were
-    allocated before.  Garbage collection is off, as in ``timeit``.
+    a call while the device runs the previous call.  One more untimed call keeps the device busy during the launch
+    of the first timed call.  Caches are not flushed between calls.  The tensors of a case have gigabytes, and a
+    device's last cache has tens of MiB, so a call finds little of the previous call's data there.  A case that fits
+    into the cache is measured with a warm cache.  The peak memory is that of torch's allocator during these calls,
+    minus the bytes that were allocated before.  Garbage collection is off, as in ``timeit``.
 
     Raises:
         torch.OutOfMemoryError, or any error of ``function``.

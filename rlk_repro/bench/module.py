@@ -158,7 +158,7 @@ def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
 class Phases:
     """Sum the seconds of each phase over its calls.  Nothing waits for the device before ``settle``.
 
-    The device is kept busy before a phase, as by a model's forward pass, so the host issues calls ahead of the device.
+    A phase starts on a busy device, as after a model's forward pass, so the host issues calls ahead of the device.
     The ranks of ``group`` begin a phase together: waiting for another rank's batch does not count.
     """
 
@@ -344,7 +344,7 @@ class ModuleBench:
 
 
 def make_perf_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[str, float]:
-    """Make the log line ``perf N``; a step is the sum of its phases, as making batches is not part of training."""
+    """Make the log line ``perf N``; the time of a step is the sum of its phases, without the making of batches."""
     step_time_s = math.fsum(elapsed_s.values())
     metrics = {f"perf/{name}_time": value for name, value in elapsed_s.items()}
     metrics["perf/train_time"] = step_time_s

@@ -59,7 +59,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
         "its weight's gradient is deferred": config.defer_embedding_wgrad_compute,
         "its output is gathered": layer.gather_output,
         "its bias is not added": layer.skip_bias_add,
-        "its gradient is not reduced": layer.disable_grad_reduce,
+        "its input's gradient is not reduced": layer.disable_grad_reduce,
     }
     found = [what for what, is_so in obstacles.items() if is_so]
     if found:
@@ -94,8 +94,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
 def _gather_rows(hidden: torch.Tensor, group: Any) -> torch.Tensor:
     """Gather the rows of hidden states from all ranks.
 
-    ``linear_logp`` already sums the gradient over the ranks.  In the backward pass each rank takes its own rows of that
-    sum, so nothing is summed twice.
+    ``linear_logp`` already sums the gradient over the ranks, so the backward pass only cuts out this rank's own rows.
     """
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 

@@ -28,7 +28,7 @@ def install(args: argparse.Namespace) -> Installation | None:
     settings = Settings.from_env()
     if not settings.is_active:
         return None
-    # RL-Kernel's first gradient makes torch import this module; its 40 MB of memory must count in both variants
+    # torch imports this module at RL-Kernel's first gradient; both variants must include its 40 MB of memory
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     from rlk_repro.refengine import core, trainer

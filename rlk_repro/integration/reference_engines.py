@@ -180,7 +180,7 @@ def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
 
 
 def take_samples(data: TrainData, indices: Sequence[int], longer_by: int = 0) -> TrainData:
-    """Return the samples with these numbers; with ``longer_by``, append a sample longer by that many tokens."""
+    """Return the samples at ``indices``; with ``longer_by``, add a sample that many tokens longer than the longest."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(data):
         values = getattr(data, field.name)

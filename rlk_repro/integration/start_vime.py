@@ -40,7 +40,7 @@ def main() -> int:
     except RlkReproError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.exit_code
-    # Python does the same when it runs a script; Ray's workers import from the folder of sys.argv[0]
+    # Python sets sys.argv and sys.path like this for a script; Ray's workers import from the folder of sys.argv[0]
     sys.argv = [str(script), *argv]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
@@ -52,7 +52,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
 
     Raises:
         CheckFailed: a rollout is missing, empty or without experts to replay, or all rollouts have one file.
-        BundleUnreadable: a rollout holds more than data.
+        BundleUnreadable: a rollout is unreadable, or could run code when vime loads it.
     """
     number = int(_find_value(argv, "--num-rollout") or 0)
     for flag in LOADING:
@@ -75,7 +75,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
 
 
 def require_data(path: Path) -> None:
-    """Raise BundleUnreadable if a stored rollout holds more than data.
+    """Raise BundleUnreadable if a stored rollout is unreadable, or could run code when vime loads it.
 
     This check reads the archive by torch, as vime does, because another reader may find other members in an unusual
     archive.

@@ -1,7 +1,7 @@
 """Read the settings of RL-Kernel's switch from the environment, and replace functions of a trainer's loss module.
 
-The functions of ``TIMERS`` are replaced in both variants, so that both variants are timed.  Inside the timers, calls go
-to the requested operators of RL-Kernel.  No file of the trainer is edited.
+The functions of ``TIMERS`` are replaced in both variants, so that both variants are timed.  In the enabled
+variant, each timer times RL-Kernel's operators that serve the calls.  No file of the trainer is edited.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..
 def _begin_step_before(installation: Installation, begin: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function with which the training on a rollout begins; the new function counts the rollouts.
 
-    vime reports a rollout's number only after the passes without gradient.  When the step ends, vime's number is
-    compared with the count.
+    vime reports a rollout's number only after the passes without gradient.  When the step ends, vime's
+    rollout number must equal the count.
     """
     numbers = itertools.count()
 

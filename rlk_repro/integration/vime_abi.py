@@ -22,12 +22,12 @@ LOSS: Final = "policy_loss_function"
 
 @dataclass(frozen=True, kw_only=True)
 class Abi:
-    """Names and signatures of one vime commit.
+    """Names and signatures of functions and classes in one vime commit.
 
-    ``loss`` and ``actor``: functions of the two modules with their parameters.  ``begin``: the function that the actor
-    calls once through its module when it begins to train a rollout.  ``updaters``: classes in the actor's module that
-    send weights to the rollout's engines, each with its method that sends a part of the weights.
-    ``connect_rollout_engines`` of such a class gets the engines.  ``output_layers``: classes of Megatron-LM with the
+    ``loss`` and ``actor``: functions of the two modules with their parameters.  ``begin``: the function of the actor's
+    module that the actor calls once when it begins to train on a rollout.  ``updaters``: classes in the actor's module
+    that send weights to the rollout's engines, each with its method that sends a part of the weights.  An updater's
+    method ``connect_rollout_engines`` gets the engines.  ``output_layers``: classes of Megatron-LM with the
     parameters of ``forward``.  ``wrappers``: classes that may wrap a model.
     """
 

@@ -1,8 +1,8 @@
 """Record what vime's engines compute for the same tokens, in the pass without gradient before a rollout's training.
 
-An engine is one implementation of the model.  The rollout's log-probs come from vLLM's generation, the training's from
-vime's own pass.  Further passes compute the same samples, packed in other ways.  If this process cannot record a value,
-the record holds the reason.
+An engine is one implementation of the model.  vLLM's generation gives the rollout's log-probs, and vime's own pass
+gives the training's log-probs.  Further passes compute the same samples, packed in other ways.  If this process cannot
+record a value, the record holds the reason.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class _Step:
             self._record.skip(self._number, "log_probs", TRAINING, ALONE, "expert parallel ranks exchange tokens")
             return
         if self._is_replayed:
-            # other packings would be compared with a pass whose experts the rollout chose
+            # passes over other packings choose their own experts, but the training's pass replays the rollout's experts
             self._record.skip(self._number, "log_probs", TRAINING, ALONE, "the training replays the rollout's experts")
             if self._chosen:
                 again = [make_iterator(self._data, one.micro_batch_indices) for one in iterators]

@@ -88,7 +88,7 @@ class RolloutServer:
     def _watch_alone(
         self, samples: Sequence[tuple[list[int], int]], chosen: Sequence[Sequence[tuple[int, int]]]
     ) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        """Return the log-probs of each sample alone, and the ``points`` of layers or the ``reason`` without them."""
+        """Return the log-probs of each sample alone, and the layers' ``points`` or the ``reason`` why none exist."""
         if not any(map(len, chosen)):
             return [self._score(*sample) for sample in samples], {}
         wanted = {"calls": chosen, "lengths": [len(tokens) for tokens, _ in samples]}

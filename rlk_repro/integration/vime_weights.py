@@ -112,7 +112,7 @@ class WeightSync:
         # a tied output layer is one parameter with two names, and vime sends both names only if it has two tensors
         found |= {name: found[first] for name, first in answer["shared"].items() if name in self._sent}
         tied = [f"{name} is {first}" for name, first in answer["shared"].items() if name not in found]
-        more = f", further second names of tensors: {len(tied) - 1}" if len(tied) > 1 else ""
+        more = f", other tensors with two names: {len(tied) - 1}" if len(tied) > 1 else ""
         self._found, self._note = list(found.items()), f"{tied[0]}{more}"[:200] if tied else ""
 
     def _find_other_shape(self, tensors: Sequence[tuple[str, str, list[int]]]) -> str:

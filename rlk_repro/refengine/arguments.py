@@ -60,7 +60,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--untie-embeddings-and-output-weights", action="store_true", help="give the output layer a weight of its own"
     )
     group.add_argument("--rotary-base", type=_positive_float, default=10000.0, help="base of the rotary angles")
-    group.add_argument("--init-method-std", type=_positive_float, default=0.1, help="spread of the random weights")
+    group.add_argument("--init-method-std", type=_positive_float, default=0.1, help="standard deviation of weights")
     group.add_argument("--norm-epsilon", type=_positive_float, default=1e-6, help="epsilon of RMSNorm")
 
 

@@ -20,7 +20,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes of the model, and the ``dtype`` of its activations; logits are float32, or float64 with a float64 dtype."""
+    """Sizes of the model, and the ``dtype`` of its activations.  Logits are float64 if ``dtype`` is, else float32."""
 
     num_layers: int
     hidden_size: int

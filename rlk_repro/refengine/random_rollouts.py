@@ -36,7 +36,7 @@ def _list_samples(sizes: argparse.Namespace, rollout: int) -> Iterator[dict[str,
     num_tokens = sizes.prompt_len + sizes.response_len
     for number in range(sizes.num_samples):
         what = f"{sizes.seed}/{rollout}/{number}"
-        # 63 bits remain without the sign; the bias of their remainders is too small for any test to see
+        # a value has 63 random bits and no sign; the bias of its remainder is too small for any test to see
         drawn = _draw(f"{what}/tokens", num_tokens, torch.int64) & torch.iinfo(torch.int64).max
         sample = {
             "index": rollout * sizes.num_samples + number,

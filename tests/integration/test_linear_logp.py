@@ -209,8 +209,8 @@ def test_impossible_options_are_refused_at_the_start(case: Case, settings: dict[
     ("change", "expected"),
     [
         (lambda result: result.detach(), "linear_logp: returned a result without gradient"),
-        (lambda result: result[:-1], "linear_logp: RL-Kernel's result lacks its documented form, got"),
-        (lambda result: result.double(), "linear_logp: RL-Kernel's result lacks its documented form, got"),
+        (lambda result: result[:-1], "linear_logp: RL-Kernel's result is not as documented, got"),
+        (lambda result: result.double(), "linear_logp: RL-Kernel's result is not as documented, got"),
     ],
 )
 def test_an_answer_of_another_form_stops(
@@ -337,7 +337,7 @@ def test_without_the_operator_output_layers_stay_as_they_are() -> None:
         (Model(ColumnParallelLinear(gather_output=True, skip_bias_add=True)),
          "its output is gathered, its bias is not added"),
         (Model(ColumnParallelLinear(defer_embedding_wgrad_compute=True)), "its weight's gradient is deferred"),
-        (Model(ColumnParallelLinear(disable_grad_reduce=True)), "its gradient is not reduced"),
+        (Model(ColumnParallelLinear(disable_grad_reduce=True)), "its input's gradient is not reduced"),
     ],
 )  # fmt: skip
 def test_an_output_layer_that_is_not_understood_leaves_all_of_them_alone(chunk: Any, detail: str) -> None:

@@ -172,7 +172,7 @@ def test_no_rows_are_nothing_to_refuse() -> None:
 @pytest.mark.parametrize("wrong", [lambda x: x.unsqueeze(1), lambda x: x.double(), lambda x: x[:-1], lambda x: [x]])
 def test_an_answer_of_another_form_stops(wrong: Any) -> None:
     logits, tokens, _ = make_problem(1)
-    with pytest.raises(RouteFailed, match="logp: RL-Kernel's result lacks its documented form, got"):
+    with pytest.raises(RouteFailed, match="logp: RL-Kernel's result is not as documented, got"):
         select_no_grad(lambda rows, ids: wrong(logp(rows, ids)), logits, tokens, WHOLE, with_entropy=False)
 
 

@@ -146,7 +146,7 @@ def test_5_answers_that_are_no_log_probs(
 
 def test_6_an_answer_of_the_wrong_shape(tmp_path: Path, rl_kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     change_logp(rl_kernel, monkeypatch, lambda result: result[:-1])
-    with pytest.raises(RouteFailed, match=r"logp: RL-Kernel's result lacks its documented form, got '\(19,\)"):
+    with pytest.raises(RouteFailed, match=r"logp: RL-Kernel's result is not as documented, got '\(19,\)"):
         train(tmp_path, Mode.AUTO)
 
 
@@ -206,11 +206,11 @@ def run_rank(rank: int, folder: str, choices: tuple[str | None, str | None], fou
     ("choices", "expected"),
     [
         (("on", "on"), ("went on", "went on")),
-        (("on", None), ("rank 1: has not installed rlk-repro, expected as rank 0: on", "went on")),
+        (("on", None), ("rank 1: has not installed rlk-repro, expected the settings of rank 0: on", "went on")),
         (
             ("on", "off"),
-            ("rank 1: has other settings, got 'off', expected as rank 0: on",
-             "rank 0: has other settings, got 'on', expected as rank 1: off"),
+            ("rank 1: has other settings, got 'off', expected the settings of rank 0: on",
+             "rank 0: has other settings, got 'on', expected the settings of rank 1: off"),
         ),
     ],
 )  # fmt: skip

@@ -190,7 +190,7 @@ class LayerCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Keep outputs during the block; keep none without chosen tokens, or if the layers' names are unknown."""
+        """Keep layer outputs inside the block; keep none if no tokens are chosen or the layers' names are unknown."""
         with ExitStack() as stack:
             for number, (point, module) in enumerate(list_points(model) if self._rows.order else ()):
                 if not number:

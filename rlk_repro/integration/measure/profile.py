@@ -216,7 +216,7 @@ class _BackwardSpan:
         self._num_left = 0
 
     def mark_input(self, value: Any) -> Any:
-        """Return a view of a tensor, as its autograd node tells when the gradient is ready; return other values as is.
+        """Return a tensor's view, whose autograd node tells when the gradient is ready; return other values unchanged.
 
         An output needs no view, because a hook on its autograd node tells when the backward pass begins.
         """

@@ -34,10 +34,10 @@ def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float 
     """
     if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
         return
-    met_by = distributed_c10d._get_default_store()  # noqa: SLF001 there is no public way to the store
+    met_by = distributed_c10d._get_default_store()  # noqa: SLF001 torch has no public function that returns the store
     store = distributed_c10d.PrefixStore(f"rlk_repro/{next(_rounds)}", met_by)
     store.set(str(rank), choice)
-    expected, hint = f"as rank {rank}: {choice}", "give every rank the same environment"
+    expected, hint = f"the settings of rank {rank}: {choice}", "give every rank the same environment"
     problems = []
     for other in range(world_size):
         try:

@@ -1,8 +1,8 @@
 """Compute a microbatch of a baseline step by both routes, the trainer's and RL-Kernel's, and measure their difference.
 
 A step with this comparison is a shadow step.  The comparison uses detached logits, because a second backward pass
-through the model would add to the model's gradients.  The first rows of the logits go through both routes.  The other
-rows keep the log-probs that the trainer has just found, so that the loss is the whole loss of the microbatch.
+through the model would add to the model's gradients.  The first rows of the logits go through both routes.  For all
+later rows the comparison uses the trainer's log-probs, so the loss is the whole loss of the microbatch.
 """
 
 from __future__ import annotations

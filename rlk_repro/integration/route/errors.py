@@ -15,7 +15,7 @@ FAILURES: Final[tuple[type[Exception], ...]] = (
 class RouteFailed(RuntimeError):
     """An operator's result, or the trainer's use of it, is not what the route expects.
 
-    A fallback is impossible at that point, so every mode raises this error.
+    The error comes too late for a fallback, so every mode raises it.
     """
 
 

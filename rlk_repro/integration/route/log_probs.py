@@ -1,7 +1,7 @@
 """Compute log-probs over a vocabulary that may be split over ranks, with operators that know one rank's columns only.
 
-``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  All other code of this
-module is arithmetic on [T] vectors: T is the number of packed rows, V the columns of this rank.
+``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  Apart from
+these operators, the module computes with [T] vectors: T is the number of packed rows, V the columns of this rank.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Targets:
     """The token of each row, and ``columns``: the operators compute the log-probs of these columns within the shard.
 
     For a whole vocabulary the columns are the tokens, and ``split`` is None.  For a split vocabulary, the log-prob of
-    any column gives the shard's normaliser.  A likely column gives the most digits, so the column with the largest of
-    the first few logits is taken.
+    any column gives the shard's normaliser.  The column of a large logit loses the fewest digits, so ``columns`` has
+    the column of the largest of the first ``PROBED_COLUMNS`` logits.
     """
 
     columns: torch.Tensor
@@ -177,8 +177,8 @@ def select_no_grad(
 
 @dataclass(frozen=True, kw_only=True)
 class Operators:
-    """The operators for log-probs with gradient.  ``logp_of_far`` gives the exact log-probs of rows whose known
-    log-prob is far off, and 0 elsewhere.  ``logp_of_far`` is None on a CPU, and where ``can_mend`` finds errors."""
+    """The operators for log-probs with gradient.  Where an old log-prob is off by more than ``NEAR``, ``logp_of_far``
+    gives the exact log-prob, elsewhere 0.  ``logp_of_far`` is None on a CPU, and where ``can_mend`` finds errors."""
 
     ratio_kl: RatioKL
     logp: LogP
@@ -197,8 +197,8 @@ def select_with_grad(
     """Return log-probs [T] with gradient to ``logits``, and entropies [T] without.
 
     log_prob = old + log(ratio) for any ``old``.  With the log-prob itself as ``old`` the ratio is 1 up to rounding, so
-    exp and log lose nothing.  The pass that computes the entropy also gives that ``old``.  Without that pass, ``old``
-    is the ``hint`` [T] in rows where the hint is near, which saves another read of the logits.
+    exp and log lose nothing.  The pass that computes the entropy also gives the log-prob.  Without entropies, ``old``
+    is the ``hint`` [T] in rows where the hint is near the log-prob, which saves another read of the logits.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
@@ -270,7 +270,7 @@ class _RatioLogProbs(torch.autograd.Function):
 def _mend_far_rows(
     ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
 ) -> torch.Tensor:
-    """Return ``old`` with the exact log-prob in rows where ``old`` was far off, and set the ratio to 1 there.
+    """Return ``old`` with the exact log-prob in rows where ``old`` is not near it, and set those rows' ratio to 1.
 
     The operator's backward pass reads the ratio that it returned, and a normaliser that does not depend on ``old``.
     With ratio 1 the backward pass is exact, even after an underflow; ``can_mend`` checks this.  The function does not
@@ -284,7 +284,7 @@ def _mend_far_rows(
 
 
 def can_mend(operators: Operators, device: torch.device) -> bool:
-    """Whether these operators give torch's results on a small example in which known log-probs are far off."""
+    """Whether these operators give torch's results on a small example with old log-probs far from the true ones."""
     assert operators.logp_of_far is not None
     logits = torch.linspace(-3, 3, 4 * 64, device=device).sin().reshape(4, 64)
     tokens = torch.tensor([5, 0, 63, 17], device=device)
@@ -329,7 +329,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
 
 
 def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-    """Return the entropy [T] over R shards from each shard's log share of the probability and own entropy, [R, T]."""
+    """Return the entropy [T] over R shards from the shards' entropies and the logs of their probabilities, [R, T]."""
     # a shard of weight 0 has the logarithm -inf, and must add 0 and not NaN
     return (log_weights.exp() * (entropies - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
 
@@ -345,6 +345,6 @@ def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool =
     if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
         got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
         expected = f"{tuple(like.shape)} torch.float32"
-        raise RouteFailed(f"{op}: RL-Kernel's result lacks its documented form, got {got!r}, expected {expected}")
+        raise RouteFailed(f"{op}: RL-Kernel's result is not as documented, got {got!r}, expected {expected}")
     if needs_grad and not result.requires_grad:
         raise RouteFailed(f"{op}: returned a result without gradient, expected one with a gradient")

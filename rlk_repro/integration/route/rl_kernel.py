@@ -174,4 +174,4 @@ def _explain(name: str, platform: str) -> str:
     except ImportError as error:
         return f"{EXTENSION} cannot be imported: {error}"
     absent = find_absent_symbols(wanted[0].symbols)
-    return f"{EXTENSION} lacks {', '.join(absent)}" if absent else "RL-Kernel's registry chose it"
+    return f"{EXTENSION} lacks {', '.join(absent)}" if absent else "RL-Kernel's registry chose this class"
