@@ -1,4 +1,4 @@
-"""Define the answers that commands print with ``--json`` and that no other module defines.
+"""Define answers that commands print with ``--json``; some other modules define further answers.
 
 Commands import this module only when they print JSON.  ``tools/schemas.py`` makes the JSON Schema of all answers.
 """

@@ -63,7 +63,7 @@ def status(
     is_over = answer is not None and answer.state.is_final
     is_done = answer is not None and answer.state is JobState.DONE
     if is_over and progress is not None:
-        # If the job is done and its progress has no end, the progress is older than the end of the job.
+        # The progress of a job that is done ends with the phase ENDED; progress in another phase is outdated.
         is_outdated = is_done and progress.phase is not Phase.ENDED
         progress = None if is_outdated else drop_forecast(progress)
     if as_json:

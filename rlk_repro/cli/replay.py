@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""Largest number of warnings about one part of a manifest that are shown one by one; more warnings share one line."""
+"""Up to this number, warnings about one part of a manifest get a line each; more warnings share one line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -132,7 +132,7 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
 
 
 def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:
-    """Print what this machine lacks, with a command that helps for each part, then the recorded answer."""
+    """Print each thing that this machine lacks, with a command that helps, and then the recorded answer."""
     for need, following in zip(needs, (*needs[1:], None), strict=True):
         is_shared = following is not None and following.hint == need.hint
         for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
@@ -162,7 +162,7 @@ def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
     """With ``--json``, print the successful re-analysis, and why the new run stopped.
 
     Raises:
-        NotReproduced: replaces CheckFailed, whose exit code would say that the re-analysis failed.
+        NotReproduced: instead of CheckFailed, whose exit code would say that the re-analysis failed.
     """
     try:
         yield
@@ -191,7 +191,7 @@ def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
 def _say_analysis(bundle: Path, recorded: Recorded) -> None:
     from rlk_repro.replay.recorded import describe_own_patch
 
-    reworded = "value for value (another version of rlk-repro wrote its sentences)"
+    reworded = "in every value (another version of rlk-repro wrote its sentences)"
     how = reworded if recorded.is_reworded else "byte for byte"
     say(f"{bundle}: the analysis is reproduced {how} from its logs (level: re-analysis, exact)")
     for line in describe_own_patch(bundle, recorded.manifests):
@@ -213,7 +213,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
     if not shown:
         say(f"drift of this machine from the recorded machine: no warning; {rest}")
         return
-    say(f"drift of this machine from the recorded machine, and {rest}:")
+    say(f"drift of this machine from the recorded machine, without {rest}:")
     say_findings([finding for finding in shown if finding.level is Level.BLOCKING])
     _say_warnings([finding for finding in shown if finding.level is not Level.BLOCKING])
 

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def list_runs(
     is_submitted: Annotated[
-        bool, typer.Option("--submitted", help="List submitted runs with their states instead.")
+        bool, typer.Option("--submitted", help="List the submitted runs and their states.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -86,7 +86,7 @@ def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
     if difference.estimate > 0 and difference.is_beyond(margin):
         return False, f"the later result is worse by more than {limit}: {figures}"
     if difference.estimate + difference.half_width > math.log1p(margin):
-        return True, f"the later result is not shown to be worse, and not shown to be within {limit} either: {figures}"
+        return True, f"the later result is not shown to be worse by more than {limit}, but it may be: {figures}"
     return True, f"the later result is not worse by more than {limit}: {figures}"
 
 

@@ -28,7 +28,7 @@ DECISIONS: Final = "decisions"
 IMPLEMENTATION: Final = "implementation"
 MISSING: Final = "not recorded"
 NOT_YET: Final = "not recorded by this older format"
-# ``integration`` writes an operator's version as ``0.1.0 at 202f0e30e567 (registry), held against another``.
+# A version is like ``0.1.0 at 202f0e30e567 (registry), held against NAME``; NAME made the old log-probs.
 _VERSION: Final = re.compile(
     r"(?P<version>.*?)(?: at (?P<commit>[0-9a-f]{7,40}))?(?: \((?P<registry>[^()]*)\))?"
     r"(?:, held against (?P<reference>.*))?",

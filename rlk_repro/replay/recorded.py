@@ -102,8 +102,8 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     """Return the analysis that the logs give, and its context.
 
     The analysis is computed now and never taken from the bundle, because a person who can redo checksums can also write
-    a verdict.  A sealed analysis with other values, and a plan that the author's files do not give, become blocking
-    findings of the context.
+    a verdict.  If the sealed analysis has other values, or the author's files do not give the plan, the context gets a
+    blocking finding.
 
     Raises:
         CheckFailed: the bundle was sealed and has been changed.
@@ -137,7 +137,7 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
         if pair[0] != pair[1]:
             was, now = (line.decode(errors="replace").strip().rstrip(",") for line in pair)
             return f"line {number}: sealed {shorten(was)}; the logs give {shorten(now)}"
-    return f"sealed {len(sealed)} bytes; the logs give {len(again)}"
+    return f"sealed {len(sealed)} bytes; the logs give {len(again)} bytes"
 
 
 def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:

@@ -47,7 +47,7 @@ class Recorded:
     identity: Identity
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
-    """Whether the sealed analysis has other sentences than this version writes; all values are the same."""
+    """Whether the sealed analysis differs from what this version writes in its sentences only."""
 
     def describe(self) -> Reanalysis:
         verdict = self.analysis.verdict

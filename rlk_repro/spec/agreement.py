@@ -57,5 +57,5 @@ def parse_contract(where: str, text: str) -> AgreementContract:
         return AgreementContract.model_validate_json(json.dumps(value))
     except (SpecError, ValidationError) as error:
         raise BundleUnreadable(
-            Problem(where, "is not a valid contract of agreement", got=str(error).split("\n")[0])
+            Problem(where, "is not a valid agreement contract", got=str(error).split("\n")[0])
         ) from None

@@ -97,7 +97,7 @@ class StoredRollouts(Model):
     """
 
     name: Name
-    num_files: Count = Field(description="rollouts 0 to num_files - 1, at least one per step of a trial")
+    num_files: Count = Field(description="number of files, one per rollout; at least one per step of a trial")
     digest: Digest
     made_by: Text = Field(description="how the rollouts were made: run, hardware, bundle id")
     fetch: tuple[Url, ...] = Field(

@@ -44,7 +44,7 @@ class RlKernel(GrowingModel):
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 
     def find_commit(self, variant: str) -> str:
-        """Return the commit that trials of this variant must run; it is empty for the stack's commit."""
+        """Return the commit that trials of this variant must run; an empty text means the stack's commit."""
         if self.commits is None:
             return ""
         return self.commits.baseline if variant == BASELINE else self.commits.enabled
@@ -73,7 +73,7 @@ def find_compared_problems(
         yield from _switch_problems(switch, design)
         if not has_rollout_log_probs and AGREEMENT_RECORD in {*switch.baseline, *switch.enabled}:
             what = "the rollouts of this run hold no log-probs that the trainer could record"
-            yield ("switch",), what, AGREEMENT_RECORD, "another variable, or rollouts of an engine"
+            yield ("switch",), what, AGREEMENT_RECORD, "another variable, or rollouts from an inference engine"
     if rl_kernel.commits is None:
         return
     if design == CROSSOVER:
@@ -84,7 +84,7 @@ def find_compared_problems(
     if rl_kernel.mode != "require":
         yield ("rl_kernel", "mode"), "allows fallbacks, but both commits must run", rl_kernel.mode, "require"
     if switch is not None:
-        yield _OF_COMMITS, "contradicts switch, which is given as well", None, "rl_kernel.commits or switch"
+        yield _OF_COMMITS, "contradicts the key switch, which is also set", None, "rl_kernel.commits or switch"
 
 
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:

@@ -1,4 +1,4 @@
-"""The files that authors write (run, stack, hardware and profile) and the rules that tie their values together.
+"""The files that authors write (run, stack, hardware and profile) and the rules that their values must satisfy.
 
 ``run_problems`` checks these rules and returns the path of each wrong value, so that an error can name its line.
 """
@@ -194,7 +194,7 @@ class Run(GrowingModel):
     gc_freeze: bool = Field(
         False,
         description="after the warm-up, exempt the Python objects of every trainer process from garbage collection "
-        "(gc.freeze), in both variants; vime collects after every step",
+        "(gc.freeze), in both variants; vime collects garbage after every step",
     )
     workload: Workload
 

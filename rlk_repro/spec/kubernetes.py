@@ -79,7 +79,7 @@ class Toleration(Model):
 
 
 class Overlay(Model):
-    """This site's additions to the job's Kubernetes objects, merged unchanged by key and by the names of list items."""
+    """This site's additions to the job's Kubernetes objects; maps are merged by key, lists by their items' names."""
 
     metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of the job")
     pod_metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of every agent's pod")

@@ -39,7 +39,7 @@ class Loaded(Generic[M]):
         """Return each value's source by dotted path: a flag that set it or its parent, else file and line, or default.
 
         A key that a later version added is left out while it has its default, unless a flag set the key.
-        File names have no folders, so that no path of a machine is recorded.
+        File names are recorded without folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
         by_flag = {path: source for path, source in self.origin.items() if source.startswith("--")}
@@ -225,7 +225,7 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="a path such as measure.pairs"))
         if override.path[-1] in target and target[override.path[-1]] == override.value:
-            continue  # the file already has this value, so it stays the recorded source
+            continue  # the file already has this value, so the file stays the recorded source
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin

@@ -115,7 +115,7 @@ class Stack(GrowingModel):
         {}, description="hash of requirements/STACK-PLATFORM.txt, which pins every Python package by version and hash"
     )
     components: dict[Name, Component] = Field(
-        {}, description="further parts of the images, which no check compares with the image"
+        {}, description="further parts of the images; no check compares them with an image"
     )
     moving: dict[Name, Text] = Field({}, description="inputs that a rebuild may get in another version, and why")
 

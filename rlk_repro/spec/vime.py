@@ -48,7 +48,7 @@ class VimeModel(Model):
     source: ModelSource
     checkpoint: Checkpoint = "torch_dist"
     recipe: Annotated[str, Field(pattern=r"^scripts/[\w./-]+\.sh$", max_length=200)] | None = Field(
-        None, description="vime's file whose MODEL_ARGS the arguments copy"
+        None, description="file of vime from whose MODEL_ARGS the arguments are copied"
     )
     arguments: Arguments
 
@@ -105,7 +105,7 @@ class VimeGrpo(PolicyLoss):
 
 
 class Placement(Model):
-    """How a run uses one hardware, in addition to the nodes and parallel sizes of the layout."""
+    """How a run uses one kind of hardware, in addition to the nodes and parallel sizes of the layout."""
 
     rollout_num_gpus: Annotated[int, Field(ge=0, le=10**5)] = Field(
         0,
@@ -148,7 +148,7 @@ class VimeWorkload(AnyWorkload):
 
     kind: Literal["vime"]
     what_for: Purpose = "timing"
-    profiler: Profiler = Field("torch", description="the profiler, where what_for is profiler")
+    profiler: Profiler = Field("torch", description="profiler of a run whose what_for is profiler")
     model: VimeModel
     data: VimeData
     grpo: VimeGrpo
@@ -207,7 +207,7 @@ class VimeWorkload(AnyWorkload):
         yield from _find_data_problems(self.data)
         yield from _find_size_problems(self.model)
         if self.rollouts is not None and self.rollouts_seed is not None:
-            what = "contradicts rollouts, which are given as well"
+            what = "contradicts the key rollouts, which is also set"
             yield ("rollouts_seed",), what, self.rollouts_seed, "rollouts or rollouts_seed"
         for place, arguments in self.all_arguments():
             yield from _find_argument_problems(place, arguments)

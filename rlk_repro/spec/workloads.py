@@ -237,7 +237,7 @@ class ModuleWorkload(AnyWorkload):
 
     def find_problems(self) -> Iterator[PathProblem]:
         if self.batch.num_tokens < 2 * self.batch.num_samples:
-            what, expected = "too few for the samples", f"at least {2 * self.batch.num_samples}, two per sample"
+            what, expected = "allows fewer than two tokens per sample", f"at least {2 * self.batch.num_samples}"
             yield ("batch", "num_tokens"), what, self.batch.num_tokens, expected
 
 

@@ -1,7 +1,7 @@
 """Compare a recorded plan with its sources: the author's files, the recorded flags, the shipped run.
 
 A plan's hashes show only that the plan is consistent with itself.  So this module makes the plan again from the bundled
-files and compares.
+files and compares the two plans.
 """
 
 from __future__ import annotations

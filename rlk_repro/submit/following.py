@@ -75,7 +75,7 @@ def follow(
 
 
 class _Told:
-    """Reports lines, and remembers the last line so that no line is repeated."""
+    """Passes a line to ``tell`` only if it differs from the line before."""
 
     def __init__(self, tell: Callable[[str], object], *, is_live: bool) -> None:
         self._tell = tell

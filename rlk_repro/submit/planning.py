@@ -58,7 +58,7 @@ class Request:
 class Prepared:
     """A planned and rendered job that is not sent yet.  ``inputs`` is None if the author's files are staged.
 
-    ``remarks`` say what was chosen without a flag.  ``is_proposed`` says that the profile comes from
+    ``remarks`` list what was chosen without a flag.  ``is_proposed`` says that the profile comes from
     the cluster and not from a file.
     """
 
@@ -137,7 +137,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
     """Add a hint to problems of a proposed profile: a profile file can set what the cluster did not report."""
     hint = (
-        f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set the value there, then --profile my-site.yaml"
+        f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set the value there; use --profile my-site.yaml"
     )
     return SpecError(*(replace(problem, hint=problem.hint or hint) for problem in error.problems))
 
@@ -150,7 +150,7 @@ class _Found:
 
 
 def _find_profile(request: Request, run: Run) -> _Found:
-    """Return the named profile or the cluster's proposal; without a cluster, a dry run takes a shipped one."""
+    """Return the named profile, else one proposed from the cluster, else, in a dry run, a shipped profile."""
     cluster = request.cluster or LOCAL
     overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:

@@ -105,7 +105,7 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Tell whether a timed run could use the other design; runs with a switch or two commits need ``parallel``."""
+    """Tell whether a timed run could use the other design; runs that compare switches or commits need ``parallel``."""
     return _is_timed(plan) and plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 
@@ -156,7 +156,7 @@ def bound_line(plan: Plan, bound: Bound) -> str:
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
     line = f"at most {format_duration(bound.time_min * 60)} on {num_nodes} node(s), {cost}"
     what = "session" if plan.is_crossover else "pair"
-    more = f"; if that is too short, more jobs follow, each for a {what} or more, at most {bound.num_jobs} jobs in all"
+    more = f"; if that is too short, more jobs follow with a {what} or more each, at most {bound.num_jobs} jobs in all"
     return line + more * (bound.num_jobs > 1)
 
 

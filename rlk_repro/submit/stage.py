@@ -68,7 +68,7 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
     """Return the prepared parts (model, data, rollouts) that this run reads.
 
-    The result is empty for a remote cluster, where the agents record the parts.
+    The result is empty for a remote cluster: there the run's agents record model, data and rollouts.
 
     Raises:
         EnvironmentMissing: a part is missing on a file system that the cluster shares with this machine.

@@ -104,7 +104,7 @@ def test_a_value_that_the_cluster_does_not_give_names_the_command_that_sets_it(
 ) -> None:
     write_slurm(tools)
     code, _, err = call("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run", "--hardware", "cpu")
-    assert (code, "set the value there, then --profile my-site.yaml" in err) == (2, True), err
+    assert (code, "set the value there; use --profile my-site.yaml" in err) == (2, True), err
 
 
 def test_without_slurm_there_is_nothing_to_ask(call: Call, tools: Path) -> None:

@@ -110,8 +110,8 @@ OPERATORS = (data_dir("jobs") / "operators-smoke.yaml").read_text()
     [
         (MODULE, "lane: train-only", "lane: live", "lane: the module tier makes its batches itself, got 'live', "
          "expected train-only"),
-        (MODULE, "num_tokens: 512", "num_tokens: 15", "workload.batch.num_tokens: too few for the samples, got 15, "
-         "expected at least 16, two per sample"),
+        (MODULE, "num_tokens: 512", "num_tokens: 15", "workload.batch.num_tokens: allows fewer than two "
+         "tokens per sample, got 15, expected at least 16"),
         (MODULE, "num_tokens: 512", "num_token: 512", "workload.batch.num_token: unknown key, expected one of "
          "num_samples, num_tokens, prompt_fraction, num_microbatches, vocab_size\n  hint: did you mean 'num_tokens'?"),
         (OPERATORS, "pairs: 0", "pairs: 6", "measure.pairs: this workload has no enabled variant, got 6, expected 0; "
