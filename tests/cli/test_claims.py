@@ -48,7 +48,7 @@ def test_without_a_gpu_a_check_says_what_follows_from_shapes_and_that_nothing_wa
 def test_a_check_that_could_measure_nothing_exits_with_3(call) -> None:
     code, out, _ = call("claims", "check", "vime-smoke-8xh100", "sampling-readme")
     assert code == 3
-    assert "  not runnable here (needs 8 GPUs end to end and a fork of vime; run it as a pair with" in out
+    assert "  not runnable here (needs a training run on 8 GPUs and a fork of vime; run it as a pair with" in out
 
 
 def test_a_claim_that_is_not_reproduced_exits_with_1(call, monkeypatch: pytest.MonkeyPatch) -> None:
