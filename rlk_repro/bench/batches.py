@@ -26,7 +26,7 @@ UPDATE_SPREAD: Final = 0.2
 ROLLOUT_SPREAD: Final = 0.02
 MASKED_FRACTION: Final = 0.1
 ORACLE_ROWS: Final = 256
-# two policy updates, and one change of the log-probs by the rollout's kernels
+# two changes are policy updates, and one is the change of the log-probs by the rollout's kernels
 NUM_CHANGES: Final = 3
 
 

@@ -121,7 +121,7 @@ class CaseTensors:
     @cached_property
     def old_log_probs(self) -> torch.Tensor:
         """The current log-probs plus small random changes, [N] float32, so that a few ratios are clipped."""
-        assert self.logits is not None, "a policy operator has logits"
+        assert self.logits is not None, "the inputs of a policy operator include logits"
         chunks = zip(torch.split(self.logits, _ROWS_PER_CHUNK), torch.split(self.tokens, _ROWS_PER_CHUNK), strict=True)
         current = [logits.float().log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1) for logits, ids in chunks]
         return torch.cat(current) + 0.15 * self.noise
@@ -131,7 +131,7 @@ def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTens
     """Make random tensors from the seed alone, equal for every implementation, sweep and process.
 
     Raises:
-        torch.OutOfMemoryError: the case itself does not fit.
+        torch.OutOfMemoryError: the case's tensors do not fit into memory.
     """
     source = torch.Generator(device).manual_seed(seed)
     num_samples, _, _ = _split_rows(case)
@@ -198,7 +198,7 @@ def find_floor_s(case: OperatorCase, rates: Rates) -> float:
     """Return the least time of the case on this device: its memory traffic or its arithmetic, whichever takes longer.
 
     Logits: the wanted rows are read once, and for the gradient once more; the gradient is written for all rows.  Hidden
-    states and weight are read and written in the same way; the arithmetic is 2 N D V operations forward and 4 N D V
+    states and weight are read and written as often as logits; the arithmetic is 2 N D V operations forward and 4 N D V
     backward, where N is the number of wanted rows.
     """
     size, width = find_dtype(case).itemsize, case.hidden_size

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m rlk_repro.bench.operators",
-        description="Time operators alone, and compare their numbers with float64.",
+        description="Time operators alone, and compare their results with float64 results.",
         allow_abbrev=False,
     )
     parser.add_argument("--seed", type=int, required=True, help="seed of every case's tensors")

@@ -1,8 +1,8 @@
 """Record what each engine of the reference trainer computes for the same tokens, before the training on a rollout.
 
 An engine is one implementation of the model.  The training engine is recorded during the trainer's own pass.  After
-this pass the other engines compute the same samples.  The rollout's copy of the weights computes the samples as
-prompts, and a float64 copy of the policy computes the reference values.
+that pass, the rollout's copy of the weights computes the same samples as prompts, and a float64 copy of the policy
+computes the reference values.
 """
 
 from __future__ import annotations

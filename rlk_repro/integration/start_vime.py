@@ -81,7 +81,7 @@ def require_data(path: Path) -> None:
     archive.
     """
     check_archive(path)
-    torch: Any = importlib.import_module("torch")  # train.py is about to import torch as well
+    torch: Any = importlib.import_module("torch")  # costs no time, as train.py imports torch too
     try:
         archive = torch._C.PyTorchFileReader(str(path))  # noqa: SLF001  (what torch.load uses)
         records, data = archive.get_all_records(), archive.get_record(PICKLE)

@@ -87,8 +87,8 @@ class Settings:
     def is_active(self) -> bool:
         """Whether the settings request any change of the trainer.
 
-        Such changes are RL-Kernel, ops files, a loss without the entropy metric, and garbage collection that skips old
-        objects.
+        Settings can request RL-Kernel, ops files, a loss without the entropy metric, and garbage collection that skips
+        old objects.
         """
         return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric or self.gc_freeze_after > 0
 
@@ -250,7 +250,7 @@ def install_into(
 def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:
     """Return why a shadow step cannot compute a microbatch by both routes; an empty text if it can."""
     if case.context_parallel > 1:
-        return f"context parallel size {case.context_parallel}: a rank that stops would leave others waiting"
+        return f"context parallel size {case.context_parallel}: a rank that stops would leave the other ranks waiting"
     return f"{LINEAR_LOGP} takes hidden states, and a baseline step has logits" if LINEAR_LOGP in ops else ""
 
 

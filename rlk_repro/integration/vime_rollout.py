@@ -50,7 +50,7 @@ class RolloutServer:
     def find_refusal(self, args: Namespace) -> str:
         """Return why this process cannot get comparable log-probs from vLLM; return an empty text if it can."""
         if not self._engines:
-            return "the trainer has no engine of vLLM"
+            return "the trainer has no vLLM engine"
         if getattr(args, "offload_rollout", False):
             return "vLLM has released its memory for the training"
         if args.world_size > args.tensor_model_parallel_size or args.rank:
@@ -66,10 +66,10 @@ class RolloutServer:
         self, record: EngineRecord, step: int, dtype: str, samples: Sequence[tuple[list[int], int]],
         chosen: Sequence[Sequence[tuple[int, int]]],
     ) -> None:  # fmt: skip
-        """Record the log-probs of all responses, each sample alone and all together, and layer outputs of each alone.
+        """Record log-probs and layer outputs of samples sent one by one, and log-probs of samples sent all at once.
 
         ``samples`` has each sample's tokens and the length of its response.  ``chosen`` has, for each sample, the
-        numbers and rows of the tokens whose layers are recorded.
+        tokens whose layers are recorded: a token's index among all chosen tokens, and its row in the sample.
         """
         rows, layers = self._watch_alone(samples, chosen)
         with ThreadPoolExecutor(len(samples)) as pool:
@@ -121,7 +121,7 @@ class RolloutServer:
         return self._post("/inference/v1/generate", body)
 
     def hash_weights(self, dtype: str) -> Any:
-        """Return the first worker's hashes of vLLM's weights, or the ``reason`` without them."""
+        """Return the first worker's hashes of vLLM's weights, or the ``reason`` why they are missing."""
         return self._call("rlk_repro_weights", dtype, timeout_s=HASHES_TIMEOUT_S)
 
     def _call(self, method: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> Any:

@@ -55,7 +55,7 @@ class WeightSync:
         return hash_and_send
 
     def write(self, record: EngineRecord, step: int) -> None:
-        """Write vime's and vLLM's hashes of the sync before this step; without vLLM's hashes, write the reason."""
+        """Write vime's and vLLM's hashes of the sync before this step; if vLLM's are missing, write the reason."""
         if self._found:
             # vLLM lists tensors in the order of layers, so the first unequal tensor is in the earliest unequal layer
             record.write_hashes(step, ROLLOUT, self._found, self._note)
@@ -84,7 +84,7 @@ class WeightSync:
         args = updater.args
         self._dtype = getattr(torch, find_dtype(args))
         refusals = {
-            f"the record has the weights of the first {MAX_STEPS} steps": next(self._numbers) >= MAX_STEPS,
+            f"only the weights of the first {MAX_STEPS} steps are recorded": next(self._numbers) >= MAX_STEPS,
             "only the training's first process hashes weights": bool(args.rank),
             "each pipeline rank has only its own layers": args.pipeline_model_parallel_size > 1,
             "vime sends quantised weights": bool(updater.quantization_config),

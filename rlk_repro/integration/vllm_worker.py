@@ -38,7 +38,7 @@ class LayerWatch:
         self.rlk_repro_hooks.enter_context(self.rlk_repro_routes.watching(model))
 
     def rlk_repro_found(self) -> dict[str, Any]:
-        """Stop keeping outputs; return the outputs of all ``points`` as numbers, or the ``reason`` without them.
+        """Stop keeping outputs; return those of all ``points`` as numbers, or the ``reason`` why they are missing.
 
         For a model with experts, ``routing`` has the experts by layer, or ``routing_reason`` says why they are missing.
         """
@@ -55,7 +55,7 @@ class LayerWatch:
         return {"points": {point: _hide_infinite(**numbers) for point, numbers in points.items()}, **routing}
 
     def rlk_repro_weights(self, dtype: str) -> dict[str, Any]:
-        """Return hashes of all weights after their conversion to ``dtype``, or the ``reason`` without them."""
+        """Return hashes of all weights after their conversion to ``dtype``, or the ``reason`` why they are missing."""
         num_workers = self.parallel_config.world_size_across_dp
         if num_workers > 1:
             return {"reason": f"each of the {num_workers} workers of vLLM has a part of the weights"}

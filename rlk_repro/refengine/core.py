@@ -46,8 +46,8 @@ def calculate_log_probs_and_entropy(
         tokens: [T] int64.
         tp_group: None; the vocabulary is never split here.
         chunk_size: rows computed at a time, all at once if not positive.
-        log_prob_keep_mask: [T, V] bool.  False columns are left out of the log-prob's normalisation, except the row's
-            own token; the entropy is that of the unmasked row.
+        log_prob_keep_mask: [T, V] bool.  The log-prob's normalisation leaves out the columns where the mask is False,
+            except the row's own token.  The entropy is computed without the mask.
         with_entropy_grad: whether the entropy carries gradient.
 
     Returns:
@@ -103,7 +103,7 @@ def compute_policy_loss(
     eps_clip_high: float,
     eps_clip_c: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return PPO's clipped loss per token, and a mask with 1.0 where the clipped loss is the larger; both are [N].
+    """Return PPO's clipped loss per token, and a mask that is 1.0 where clipping makes the loss larger; both are [N].
 
     ``ppo_kl`` is old minus current log-prob.  ``eps_clip_c`` > 1 bounds the loss of negative advantages (dual clip,
     arxiv.org/abs/1912.09729).
@@ -192,7 +192,7 @@ def make_sum_of_sample_mean(
     """Return a function from per-token values [N] to a scalar.
 
     Per sample (the default): the sum of each sample's masked mean.  The denominator is at least 1, so a fully masked
-    sample counts 0.  Per token: the masked sum, which the caller divides by the step's tokens.
+    sample counts 0.  Per token: the masked sum, which the caller divides by the step's number of tokens.
     """
     weights = torch.cat(loss_masks).to(torch.float32)
     if not calculate_per_token_loss:

@@ -26,7 +26,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> float:
-        """Clip, update, delete the gradients; return the gradient norm before clipping."""
+        """Clip the gradients, update the parameters, delete the gradients; return the gradient norm before clipping."""
         grads = [p.grad for p in self._moments if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
         scale = (self.clip_grad / (norm + 1e-6)).clamp(max=1.0) if self.clip_grad > 0 else 1.0

@@ -44,7 +44,7 @@ def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> 
 
 
 def score(response: str, answer: str) -> float:
-    """Return the number of positions where the response equals answer and end sign, divided by the longer length."""
+    """Return how many characters match the answer followed by ``END``, divided by the length of the longer text."""
     expected = answer + END
     hits = sum(got == want for got, want in zip(response, expected, strict=False))
     return hits / max(len(response), len(expected))

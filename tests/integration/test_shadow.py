@@ -233,7 +233,7 @@ def test_a_failed_comparison_is_recorded_and_the_training_continues(tmp_path: Pa
 
 def test_where_no_comparison_can_be_made_the_reason_is_recorded(tmp_path: Path) -> None:
     _, log = run_steps(tmp_path, "s", case=Case(platform="cpu", context_parallel=2))
-    expected = ["context parallel size 2: a rank that stops would leave others waiting"] * 2
+    expected = ["context parallel size 2: a rank that stops would leave the other ranks waiting"] * 2
     assert [sample.record.error for sample in log.shadows] == expected
     session = tmp_path / "session"
     session.mkdir()

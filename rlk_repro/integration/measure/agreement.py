@@ -131,7 +131,7 @@ def _count(microbatch: _Microbatch) -> _Table:
     is_finite = torch.isfinite(ours) & torch.isfinite(theirs)
     counts = trained & is_finite
     r = torch.where(counts, r, 0.0)
-    # compare in float32, as both log-probs are float32: the double 1e-06 lies between two float32 numbers
+    # compare in float32, like torch.tensor(LADDER): rounded alike, a difference of 1e-06 equals the bound 1e-06
     size = r.abs().float()
     classes = torch.where(counts, torch.bucketize(size, torch.tensor(LADDER, device=place)), NUM_CLASSES)
     position = torch.cat([torch.arange(length, device=place) for length in microbatch.responses])
@@ -153,7 +153,7 @@ def _count(microbatch: _Microbatch) -> _Table:
 
 
 def _find_largest(seen: Sequence[_Microbatch], size: float, position: int) -> dict[str, Any]:
-    """Return the token at this position among the tokens of all microbatches, with its difference ``size``."""
+    """Describe the token with the largest difference, ``size``; ``position`` counts the tokens of all microbatches."""
     for number, microbatch in enumerate(seen):
         for sample, length in enumerate(microbatch.responses):
             if position < length:

@@ -1,7 +1,7 @@
 """Write the record by which engines are compared: inputs, weights, log-probs and layer outputs for the same tokens.
 
 An engine is one implementation of the model: the rollout's, the training's, or a reference.  The record slows a step
-down, so a run that measures time writes none.
+down, so a run that measures time does not write the record.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class CallRows:
 
     ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
     ``lengths`` has the number of rows of each call; it is empty if these numbers are unknown.  ``order`` sorts the
-    tokens of all calls by their numbers.
+    tokens of all calls by token number.
     """
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
@@ -260,7 +260,7 @@ def locate_tokens(
 ) -> list[list[tuple[int, int]]]:
     """Return, for each call of a model, its chosen tokens: a token's index in ``chosen`` and its row in the call.
 
-    Each entry of ``calls`` lists the indices of the samples that one call packs; ``lengths`` has a sample's length.
+    Each entry of ``calls`` lists the indices of the samples that one call packs; ``lengths`` has each sample's length.
     """
     found: list[list[tuple[int, int]]] = []
     for samples in calls:

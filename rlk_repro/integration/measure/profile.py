@@ -55,8 +55,8 @@ class HostClock:
 class DeviceClock:
     """A clock of device time, idle gaps included; a mark is an event on the current stream.
 
-    Events and torch's object of the stream are reused, because to make such an object costs the host more time than to
-    record an event.
+    Events and torch's stream object are reused, because making such an object costs the host more time than recording
+    an event.
     """
 
     def __init__(self) -> None:
@@ -117,8 +117,8 @@ class StepProfile:
     def time_function(self, function: Callable[..., R], timers: Timers) -> Callable[..., R]:
         """Wrap ``function`` to time its calls; a call that raises an exception is not counted.
 
-        The backward pass of a call lasts from the first gradient that arrives at an output until the last gradient that
-        leaves at a tensor argument.  Tensors in arguments that are lists or mappings do not count.
+        The backward pass of a call is timed from the first gradient of an output to the last gradient of a tensor
+        argument.  Tensors in arguments that are lists or mappings do not count.
         """
 
         def timed(*args: Any, **kwargs: Any) -> R:
@@ -183,8 +183,8 @@ class StepProfile:
     def end_step(self) -> tuple[dict[str, float], dict[str, int]]:
         """Return the seconds per timer and the peak bytes since the last call, and reset both.
 
-        The timer ``step`` is host time since the last call, or since this profile was made: the whole period, including
-        waiting.
+        The timer ``step`` is the host time between two calls of this method, waiting included.  The first period begins
+        when this profile is made.
         """
         now = time.perf_counter()
         for span in self._spans:
@@ -251,7 +251,7 @@ class _BackwardSpan:
 
 
 def _node(tensor: torch.Tensor) -> torch.autograd.graph.Node:
-    assert tensor.grad_fn is not None, "a view of a tensor that requires grad has a node"
+    assert tensor.grad_fn is not None, "a view of a tensor that requires grad has an autograd node"
     return tensor.grad_fn
 
 

@@ -134,7 +134,7 @@ class ShadowStep:
     @contextmanager
     def _apart(self) -> Iterator[None]:
         """During the block, record no times, memory or results, and save no tensors for the model's backward pass."""
-        # recomputation checks the number of saved tensors, and tensors that these hooks take do not count
+        # without these hooks, activation recomputation would also count the tensors that the comparison saves
         keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         is_enabled = self._turn.is_enabled
         with self._profile.paused(), self._watch.aside(), torch.enable_grad(), keep:
@@ -208,7 +208,7 @@ class ShadowStep:
             loss, _ = find_loss(microbatch.logits, microbatch.reducer)
             self._answer = None
         else:
-            # far from the old policy's log-probs the loss is clipped, which would hide the gradient
+            # the scaled logits' log-probs are far from the old policy's, where a clipped loss can have no gradient
             loss = log_probs[::2].sum() - log_probs[1::2].sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         found = {"log_probs": log_probs.detach(), "log_probs_no_grad": passed, "logits_grad": gradient}

@@ -85,7 +85,7 @@ class Recorder(Protocol):
     """A record of the calls of operators and their results."""
 
     def count(self, op: str, count: Count) -> None:
-        """Add to the counts of ``op``."""
+        """Add ``count`` to the total counts of ``op``."""
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
         """Note the reason why a call falls back; raise an error if the mode forbids fallbacks."""

@@ -31,7 +31,7 @@ The online kernel reads these columns in the first two strides of its 128 thread
 only if its whole first tile is -inf, and that tile begins with these columns.
 """
 NEAR: Final = 8.0
-"""Largest |log-prob - old log-prob| that counts as near: exp and log then lose less than float32 rounds off."""
+"""Largest |log-prob - old log-prob| that counts as near: the error of exp and log is then below float32 rounding."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def select_with_grad(
     with_entropy: bool,
     hint: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return log-probs [T] with gradient to ``logits``, and entropies [T] without.
+    """Return log-probs [T] with gradient to ``logits``, and entropies [T] without gradient.
 
     log_prob = old + log(ratio) for any ``old``.  With the log-prob itself as ``old`` the ratio is 1 up to rounding, so
     exp and log lose nothing.  The pass that computes the entropy also gives the log-prob.  Without entropies, ``old``
@@ -220,9 +220,9 @@ def select_with_grad(
 class _RatioLogProbs(torch.autograd.Function):
     """Computes the gradient of log-probs by the operator's own gradient, and corrects it for a split vocabulary.
 
-    The operator gives d local / d logits = e_c - p, with p the softmax of this shard and e_c one at the requested
-    column.  The wanted gradient is e_t - w * p, with w the shard's share of the probability and e_t one at this shard's
-    token.  So the wanted gradient is w times the operator's gradient, plus corrections at two elements of each row.
+    The operator gives d local / d logits = e_c - p, where p is the softmax of this shard, and e_c is 1 in the
+    requested column.  The wanted gradient is e_t - w * p: w is the shard's share of the probability, and e_t is 1 in
+    the token's column.  So the wanted gradient is w times the operator's, plus corrections at two elements of each row.
     """
 
     @staticmethod
@@ -330,7 +330,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
 
 def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
     """Return the entropy [T] over R shards from the shards' entropies and the logs of their probabilities, [R, T]."""
-    # a shard of weight 0 has the logarithm -inf, and must add 0 and not NaN
+    # a shard whose weight is 0 has the log weight -inf; the clamp makes it add 0 and not NaN
     return (log_weights.exp() * (entropies - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)
 
 

@@ -38,7 +38,7 @@ DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a contract states about a call: number of rows, this rank's columns and its number among the ranks."""
+    """What a contract states about a call: its rows, this rank's columns, the dtype, the rank, the number of ranks."""
 
     num_rows: int
     num_columns: int
@@ -55,7 +55,7 @@ class Shape:
     def num_tiles(self) -> int:
         """Number of equal tiles of the vocabulary, such that no tile lies on two ranks.
 
-        The number is NUM_TILES if the ranks and their columns allow this.
+        There are NUM_TILES tiles if the number of ranks and the columns of each rank allow this.
         """
         return self.size * math.gcd(self.num_columns, max(NUM_TILES // self.size, 1))
 
@@ -92,7 +92,7 @@ def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Di
 
 
 def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
-    """Make a contract in which all rows count and all columns are real; rows are local: ``cp_rank`` is 0."""
+    """Make a contract in which every row is active and no column is padding; ``cp_rank`` is 0, as rows are local."""
     edges = [rank * shape.num_columns for rank in range(shape.size + 1)]
     return types.LogprobContract(
         role=types.LogprobRole("train"),
