@@ -126,8 +126,8 @@ def _find_window(record: ExitRecord) -> Window | None:
 def _read_agents(run_dir: RunDir) -> dict[str, Window]:
     """Return when the leading agent of each allocation began and ended.
 
-    A killed agent may have written its last line before its last trial ended.  So an agent is taken to end at the first
-    line of the next agent, if another agent ran.
+    A killed agent may have written its last line before its last trial ended.  Therefore the end of an agent is the
+    time of the next agent's first log line, if there is a next agent.
     """
     found: dict[str, Window] = {}
     last = ""

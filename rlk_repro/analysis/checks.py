@@ -342,7 +342,7 @@ def _describe_gap(gap: _Gap, one: LogProbs, inputs: Inputs | None) -> str:
         sample, num = inputs.samples[gap.row], len(one.values[gap.row])
         back = num - gap.position
         token = f", token {sample.tokens[-back]}" if back <= len(sample.tokens) else ""
-        # If only the last tokens of a response are recorded, the position starts after the tokens without a record.
+        # A record may hold only a response's last tokens; the position shown counts from the response's first token.
         position += max(0, len(sample.loss_mask) - num)
     size = "not finite" if gap.largest is None else f"largest {format_number(gap.largest, 3)}"
     return f"{size} at sample {gap.row}, position {position} of its response{token}"

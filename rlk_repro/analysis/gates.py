@@ -1,7 +1,7 @@
 """Decide the gates, which are the conditions of a speed verdict: passed, failed, undecided or n/a.
 
 A measured gate reads the mean loss over scored pairs: how much worse enabled is than baseline.  The gate passes when
-the upper bound of this mean is within the margin, and fails when the lower bound is beyond the margin.  One failed
+the mean loss's upper bound is within the margin, and fails when its lower bound is beyond the margin.  One failed
 gate makes the variants not comparable, so the four measured gates together fail by chance no more often than one test
 would.  No gate depends on the speed result.
 """
@@ -156,7 +156,7 @@ def _abs_diff_gate(evidence: Evidence) -> Gate:
 
     The variants' values of this metric are compared by their ratio and by their difference: the gate fails if both
     exceed their margins.  The gate also fails if enabled's value is above vime's own cap.  In a session
-    both variants train one policy, so the cap counts only in sessions whose baseline stays below the cap.
+    both variants train one policy, so vime's cap applies only to sessions whose baseline stays below this cap.
     """
     if not evidence.has_rollout_log_probs:
         return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)

@@ -53,10 +53,10 @@ def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> s
 
 
 def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
-    """Return why the records do not show that a session's step switched the token record as planned.
+    """Return why a step's records do not show the planned variant; the variants differ in whether tokens are recorded.
 
-    The text is empty if the records show this.  A step of enabled must have the record on at least one rank; a step of
-    baseline must have the record on no rank.
+    The text is empty if the records show the variant.  In a step of enabled at least one rank must record tokens; in a
+    step of baseline no rank may record tokens.
     """
     if missing := _name_missing_ranks(ops_log):
         return missing

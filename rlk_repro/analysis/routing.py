@@ -54,7 +54,7 @@ def compare_routing(
 
 
 def _list_shares(differs: Sequence[Sequence[bool]]) -> Iterator[float]:
-    """Yield the share of tokens with other experts in each layer, of the tokens with equal experts in earlier layers.
+    """Yield for each layer the share of tokens whose experts differ, among tokens with equal experts in earlier layers.
 
     A token that went to another expert has other values in all later layers, so these layers do not count the token.
     """

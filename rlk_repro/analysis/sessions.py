@@ -227,7 +227,7 @@ def _find_status(session: Session) -> tuple[PairStatus, str]:
     if session.effects(STEP_TIME) is None:
         return PairStatus.VOID, f"{session.trial.name}: no block counts ({next(iter(session.faults.values()), '')})"
     has_fallen_back = enabled.proof is ProofStatus.FALLBACK and fell_back_everywhere(enabled)
-    # The status NOT_REQUESTED counts: such a session switches something other than RL-Kernel.
+    # NOT_REQUESTED is the status of a session that switches something other than RL-Kernel; such a session is scored.
     if has_fallen_back or enabled.proof in {ProofStatus.PROVED, ProofStatus.NATIVE, ProofStatus.NOT_REQUESTED}:
         return PairStatus.SCORED, ""
     return PairStatus.VOID, f"{session.trial.name}: {enabled.proof} ({enabled.proof_reason})"

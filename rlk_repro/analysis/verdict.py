@@ -112,7 +112,7 @@ class _Case:
 
     @property
     def never_ran(self) -> bool:
-        """Whether every finished comparison fell back, so RL-Kernel served no call."""
+        """Whether enabled ran without RL-Kernel in every finished comparison."""
         return bool(self.fallen_back) and not self.evidence.scored and not self.comparisons_that_are(PairStatus.VOID)
 
 
@@ -140,7 +140,7 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
 
 
 def decline(evidence: Evidence, checks: Sequence[AgreementCheck], *, is_exploratory: bool = False) -> Judgement:
-    """Return the verdict ``no comparison`` of a run of operators, or of an agreement run, which has ``checks``.
+    """Return the verdict ``no comparison`` for a run of operators, or for an agreement run with its ``checks``.
 
     The noise floor is that of the control pairs.
     """
@@ -212,7 +212,6 @@ def _choose_word(case: _Case) -> VerdictWord:
 
 
 def _speed_word(effect: Effect, case: _Case) -> VerdictWord:
-    """Return the word that an effect's interval gives; ``faster`` and ``slower`` must exceed the noise floor too."""
     return SPEED_WORDS[place_interval(effect, beyond=case.threshold, within=case.smallest)]
 
 

@@ -30,7 +30,7 @@ EQUAL: Final = "equal"
 def make_checks(view: View, *, is_brief: bool = False) -> Section:
     """Make the section: the failed checks, the matrices of engines, and a table per kind of check.
 
-    With ``is_brief``, the section has a table for the layers only, and a table that counts checks by kind and result.
+    With ``is_brief``, only layers have a table of their own; another table counts all checks by kind and result.
     """
     checks = view.analysis.checks
     failed = list_failures(checks)

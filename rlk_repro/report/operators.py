@@ -94,7 +94,7 @@ def describe_case(case: OperatorCase) -> str:
         parts.append(f"hidden {format_count(case.hidden_size)}")
     parts += [f"vocabulary {format_count(case.vocab_size)}", case.dtype]
     if case.density < 1:
-        parts.append(f"{case.density * 100:.3g} % of rows used")
+        parts.append(f"the trainer uses {case.density * 100:.3g} % of rows")
     return f"{case.operator}, {WORKS.get(case.work, case.work)}: {', '.join(parts)}"
 
 
@@ -283,7 +283,7 @@ def _describe_processes(results: Sequence[OperatorResult]) -> str:
     if not spreads:
         return f"{num_processes}, too few to show how far processes differ"
     middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
-    return f"{num_processes}; their medians differ by {middle} in half of the measurements, by {largest} at most"
+    return f"{num_processes}; their medians differ by up to {middle} in half of the measurements, by {largest} at most"
 
 
 def _describe_reference(results: Sequence[OperatorResult]) -> str:

@@ -133,7 +133,7 @@ class View:
     def is_comparable(self, metric: str) -> bool:
         """Tell whether a metric measures the same work in both variants.
 
-        RL-Kernel's operator ``grpo_loss`` calls functions inside the loss once more, so their timers measure more work.
+        RL-Kernel's operator ``grpo_loss`` calls the trainer's functions once more, so their timers measure more work.
         """
         return not (self._has_grpo_loss and metric.startswith(INSIDE_GRPO_LOSS))
 

@@ -1,7 +1,7 @@
 """Define how tokens are counted by the difference between the trainer's and the rollout's log-prob.
 
-The trainer writes a table of counts for every step and rank.  ``analysis.agreement`` adds these tables up for a report.
-  In an agreement run the trainer also records its engines, and ``analysis.checks`` compares the records.
+The trainer writes a table of counts for every step and rank, and ``analysis.agreement`` adds up these tables.  In an
+agreement run the trainer also records its engines, and ``analysis.checks`` compares the records.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AgreementResult:
     reason: str = ""
 
 
-# The engines whose records are compared, and then the cases in which one engine computes the same tokens.
+# First the engines whose records are compared, then the ways in which an engine computes its tokens.
 ROLLOUT: Final = "rollout"
 GENERATED: Final = "rollout, generated"
 PROMPTS: Final = "rollout, prompts"

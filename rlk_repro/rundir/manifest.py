@@ -1,7 +1,7 @@
 """A manifest holds the facts of one node; this module also says how much a difference between two manifests matters.
 
 A fact is a plain JSON value or ``Unknown`` with a reason, and never null.  In JSON an unknown fact is the object
-``{"unknown": "reason"}``.  ``rlk_repro.probes`` collects the facts.
+``{"unknown": "reason"}``.  ``rlk_repro.probes`` collects a node's facts.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
     """Return whether equal Python files prove that two manifests describe equal sources at ``path``.
 
-    An unpacked archive has no commit, and an installed package has no tree, but both have Python files.
+    An unpacked archive has no git commit and an installed package has no git tree, but both have Python files.
     """
     source, _, name = path.rpartition(".")
     is_of_sources = name in {"commit", "is_dirty", DIFF, "tree", "version"}
@@ -227,7 +227,6 @@ def _decode_section(body: Any) -> dict[str, Fact]:
 
 
 def _flatten(path: str, value: Any) -> Iterator[tuple[str, Fact]]:
-    """Yield each value with its dotted path; an empty mapping holds no fact."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(f"{path}.{key}", item)

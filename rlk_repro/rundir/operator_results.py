@@ -38,7 +38,7 @@ class OperatorCase:
     """The input of an operator's measurement.
 
     ``density`` is the fraction of rows whose value the trainer uses.  ``work`` is ``forward`` or ``forward_backward``.
-    A policy loss builds a graph for gradients with either ``work``; log-probs need ``forward_backward`` for a graph.
+    A policy loss always builds the graph for gradients; log-probs build this graph only in ``forward_backward``.
     """
 
     operator: str

@@ -226,7 +226,7 @@ class RunDir:
 
     @property
     def live(self) -> RunDir:
-        """The folder for facts that this machine holds about a run on another machine, until the run is collected."""
+        """The folder with copies of the state and the logs of a run on another machine, until the run is collected."""
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:

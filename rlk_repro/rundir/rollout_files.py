@@ -21,7 +21,7 @@ CALLED: Final = frozenset(
         ("torch._utils", "_rebuild_tensor_v2"),
         ("numpy", "dtype"),
         *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-        ("_codecs", "encode"),  # pickle protocol 2 stores bytes as a call of this function
+        ("_codecs", "encode"),  # pickle protocol 2 stores bytes as a call of _codecs.encode
         *((module, name) for module in _BUILTINS for name in ("bytearray", "complex", "frozenset", "set")),
     }
 )
@@ -85,7 +85,7 @@ def check_file(path: Path) -> None:
 
 
 def check_archive(path: Path) -> None:
-    """Check that a file is an archive.  Raise BundleUnreadable for other files, because torch loads them as pickles."""
+    """Check that a file is an archive.  Raise BundleUnreadable for any other file: torch would load it as a pickle."""
     with path.open("rb") as stream:
         if stream.read(len(_ARCHIVE)) != _ARCHIVE:
             raise _refuse(path, "is not an archive of torch.save")

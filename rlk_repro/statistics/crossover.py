@@ -18,9 +18,9 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""The exact p is computed only up to this number of sums over half of the sessions.
+"""The exact p is computed only if each half of the sessions needs at most this number of sums.
 
-Four sessions of 8 blocks need 4,900 sums.
+With four sessions of 8 blocks, each half needs 4,900 sums.
 """
 _FIRST_LABEL: Final = "A"
 
@@ -70,7 +70,8 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return the median of all slopes between two blocks of the same session (Theil 1950, Sen 1968).
 
-    Each block has the covariate's change from A to B and the effect.  Equal changes within each session give None.
+    A block is given as the change of the covariate from A to B, and the effect.  The result is None if no
+    session has two blocks with different changes.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])

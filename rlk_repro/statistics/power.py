@@ -44,7 +44,7 @@ def smallest_effect(
 
     Args:
         pair_sd_pct: standard deviation of the log ratio of one pair, in percent.
-        gates: the chance that all other gates pass.
+        gates: the chance that all gates pass.
     """
     if num_pairs < least:
         return None

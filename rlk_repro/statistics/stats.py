@@ -101,7 +101,7 @@ def _count_outliers(ordered: Sequence[float]) -> int:
 
 
 def is_cost(metric: str) -> bool:
-    """Tell whether a metric is a time, rate, memory or energy, by the end of its name; ratios compare such metrics."""
+    """Tell by the end of its name whether a metric is a time, rate, memory or energy, which are compared as ratios."""
     return metric.endswith(("_s", "_bytes", "_j"))
 
 
@@ -263,7 +263,7 @@ def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
 
 
 def noise_floor(log_ratios: Sequence[float], *, alpha: float, unit: str = "pair") -> NoiseFloor:
-    """Return how much equal variants differ, as a fraction: the larger end of the t interval over control pairs."""
+    """Return the noise of control pairs as a fraction: the end of their t interval that is farther from 0."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     if interval is None:
