@@ -156,7 +156,7 @@ def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
         sides = (log_probs[first, AS_RUN], log_probs[second, AS_RUN])
         yield _compare_log_probs(log.contract, place, (first, second), sides, inputs)
     for (engine, case), values in log_probs.items():
-        # The base of a filled cache is the empty cache, because the same request gave both values.
+        # A filled prefix cache is compared with the empty cache, because one request gave the values of both.
         as_run = EMPTY_CACHE if case == PREFIX_CACHE else AS_RUN
         base = log_probs.get((engine, as_run)) or log_probs.get((engine, AS_RUN))
         if case not in {AS_RUN, EMPTY_CACHE} and base is not None:

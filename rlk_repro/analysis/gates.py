@@ -1,8 +1,8 @@
 """Decide the gates, which are the conditions of a speed verdict: passed, failed, undecided or n/a.
 
-A measured gate reads the mean loss over scored pairs: how much worse enabled is than baseline.  The gate passes when
-the mean loss's upper bound is within the margin, and fails when its lower bound is beyond the margin.  One failed
-gate makes the variants not comparable, so the four measured gates together fail by chance no more often than one test
+A measured gate takes the mean loss over scored pairs, where a loss is how much worse enabled is than baseline.  The
+gate passes when the mean loss's upper bound is within the margin, and fails when its lower bound is beyond the margin.
+The lower bound uses alpha / 4, so that all four measured gates together fail by chance no more often than one test
 would.  No gate depends on the speed result.
 """
 

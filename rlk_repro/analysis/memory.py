@@ -1,7 +1,7 @@
 """Decide whether enabled has a smaller peak of allocated memory in a step than baseline.
 
-No stored analysis has this verdict.  The verdict is computed from the numbers of an analysis, also of older sealed
-bundles.
+An analysis file does not store this verdict on memory.  Reports compute the verdict from the analysis, so reports on
+older bundles have the verdict too.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def compare_routing(
 ) -> tuple[CheckWord, str, dict[str, Any]]:
     """Return the result of a check, what the check found, and the check's numbers.
 
-    An engine that replays the rollout's choice must have equal experts everywhere.  Engines that choose for themselves
-    may differ where two experts are almost equally good, so the contract bounds the share of such tokens.
+    An engine that replays the rollout's choice must use exactly the rollout's experts.  Engines that choose for
+    themselves may differ where two experts are almost equally good, so the contract bounds the share of such tokens.
     """
     layers = [name for name in one.layers if name in other.layers]
     sides = [dict(zip(side.layers, side.experts, strict=False)) for side in (one, other)]
@@ -56,7 +56,7 @@ def compare_routing(
 def _list_shares(differs: Sequence[Sequence[bool]]) -> Iterator[float]:
     """Yield for each layer the share of tokens whose experts differ, among tokens with equal experts in earlier layers.
 
-    A token that went to another expert has other values in all later layers, so these layers do not count the token.
+    Tokens whose experts differ in one layer are left out in later layers, because their values differ there anyway.
     """
     is_equal = [True] * len(differs[0])
     for row in differs:

@@ -82,7 +82,7 @@ class Session:
         return block_effect(self.schedule.blocks[block].order, values)
 
     def effects(self, metric: str, *, is_control: bool = False, is_scored: bool = True) -> list[float] | None:
-        """Return the effects of all blocks that count; None if no block counts or one of these blocks lacks a value."""
+        """Return the effects of all blocks without a fault; None if there is no such block or a value is missing."""
         found = [
             self.effect(metric, block, is_scored=is_scored)
             for block, item in enumerate(self.schedule.blocks)
@@ -117,7 +117,7 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
 def make_session(
     trial: Trial, whole: TrialResult, schedule: Schedule, faults: Mapping[int, str], *, lane: Lane
 ) -> Session:
-    """Split a session's result into its two arms; ``faults`` maps a block's index to why the block does not count."""
+    """Split a session's result into its two arms; ``faults`` maps a block's index to why the block is excluded."""
     values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in whole.series}
     if lane == "live" and (tokens := _count_tokens(values)):
         values[_TOKENS] = tokens
@@ -134,7 +134,7 @@ def _count_tokens(values: Values) -> list[float | None]:
 def _find_faults(
     plan: Plan, ops: OpsLog, schedule: Schedule, step_times: Sequence[float | None]
 ) -> Iterator[tuple[int, str]]:
-    """Yield the index of each block that does not count, with the reason, such as a step without proof."""
+    """Yield the index of each block that is excluded, with the reason, such as a step without proof."""
     decisions = ops.decisions()
     served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
     for block, steps in enumerate(schedule.steps_of_blocks):

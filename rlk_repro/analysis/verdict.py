@@ -64,7 +64,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """The facts that decide the word and the reasons of a verdict; ``threshold`` and ``smallest`` are fractions."""
+    """The inputs from which a verdict is decided and explained; ``threshold`` and ``smallest`` are fractions."""
 
     evidence: Evidence
     effects: tuple[Effect, ...]

@@ -35,7 +35,7 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
     checks = view.analysis.checks
     failed = list_failures(checks)
     names = [str(item) for item in failed[:MOST_NAMED]]
-    names += [f"and {len(failed) - MOST_NAMED} more"] if failed[MOST_NAMED:] else []
+    names += [f"and {len(failed) - MOST_NAMED} more failed checks"] if failed[MOST_NAMED:] else []
     tables = [_make_table(kind, [item for item in checks if item.kind is kind]) for kind in CheckKind]
     if is_brief:
         tables = [_count_words(checks), *(table for table in tables if table.title == _name(CheckKind.LAYERS))]

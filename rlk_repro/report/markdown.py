@@ -1,6 +1,6 @@
 """Render the report as Markdown, without plots and without values of single steps.
 
-Each line holds one fact, so that a diff of two reports is readable.
+Each line of the report holds one fact, so that a diff of two reports is readable.
 """
 
 from __future__ import annotations

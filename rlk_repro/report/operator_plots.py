@@ -49,11 +49,12 @@ def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult])
     caption = (
         "A mark is the speed of one implementation in one case: the geometric mean over its processes, each relative "
         f"to {REFERENCE}'s own function in the same process. The axis is logarithmic; a mark right of 1 is faster than "
-        f"{REFERENCE}. f is forward, f+b is forward and backward; a percentage is the share of rows whose value counts."
+        f"{REFERENCE}. f is forward, f+b is forward and backward; a percentage is the share of rows that are used."
     )
     if len(cases) > len(shown):
         caption += f" The plot shows the first {len(shown)} of {len(cases)} cases."
-    return make_figure(f"plot-operator-{place}", f"{operator}: times {REFERENCE}'s speed", caption, bottom + 40, body)
+    title = f"{operator}: speed relative to {REFERENCE}"
+    return make_figure(f"plot-operator-{place}", title, caption, bottom + 40, body)
 
 
 def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
@@ -62,7 +63,7 @@ def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
         if power % step == 0:
             yield line(x(power), TOP, x(power), bottom, "zero" if power == 0 else "grid")
             yield text(x(power), bottom + 17, f"{2.0**power:g}", "tick", "middle")
-    yield text((LEFT + RIGHT) / 2, bottom + 36, f"times {REFERENCE}'s speed", "axis", "middle")
+    yield text((LEFT + RIGHT) / 2, bottom + 36, f"speed relative to {REFERENCE}", "axis", "middle")
 
 
 def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:
@@ -75,7 +76,7 @@ def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:
 
 def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
     yield text(LEFT - 8, y + 4, _label(case), "tick", "end")
-    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # draws fused marks on top
+    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # the fused marks are drawn last
         speedup = find_speedup(result)
         if speedup is None or result.kind not in STYLES:
             continue

@@ -1,4 +1,4 @@
-"""Describe the settings in which runs of one name may differ: changes by flags, workload, loss, layout.
+"""Describe the settings in which runs of one name may differ: command-line overrides, workload, loss, layout.
 
 The module also says which part of the enabled variant's gain comes from rlk-repro's own code.
 """
@@ -30,8 +30,8 @@ OWN_NORMALISER: Final = (
 )
 FROZEN: Final = (
     "Python's garbage collector",
-    "frozen after the warm-up in both variants (gc.freeze), so that the trainer's garbage collection after every step "
-    "takes milliseconds. Without gc.freeze a step takes longer, so that the same gain is a smaller share of a step",
+    "objects are frozen after the warm-up in both variants (gc.freeze), so that the trainer's garbage collection after "
+    "every step takes milliseconds. Without gc.freeze a step is longer, so the same gain is a smaller share of a step",
 )
 _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 

@@ -1,7 +1,7 @@
 """Define how tokens are counted by the difference between the trainer's and the rollout's log-prob.
 
 The trainer writes a table of counts for every step and rank, and ``analysis.agreement`` adds up these tables.  In an
-agreement run the trainer also records its engines, and ``analysis.checks`` compares the records.
+agreement run the trainer also records what each engine computes, and ``analysis.checks`` compares the records.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class CheckKind(StrEnum):
 
 
 class CheckWord(StrEnum):
-    PASS = "pass"  # noqa: S105 a word, no password
+    PASS = "pass"  # noqa: S105 a result, not a password
     FAIL = "fail"
     NOT_MEASURED = "not measured"
 
@@ -119,7 +119,7 @@ class AgreementCheck:
     mean difference.  ``bound`` is the contract's bound for ``dtype``.
 
     For layers, ``curve`` is the relative difference at each of ``points`` in the order of computation, and None for a
-    value that is not finite.  For routing, ``curve`` is the share of tokens with other experts at each layer.
+    value that is not finite.  For routing, ``curve`` is each layer's share of tokens whose experts differ.
     """
 
     kind: CheckKind

@@ -183,12 +183,12 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
         if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
             level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
         elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
-            level = Level.INFO  # older versions hash the diff in another way; equal trees prove equal files
+            level = Level.INFO  # older versions of rlk-repro hashed diffs differently; equal trees prove equal files
         yield Finding(level, path, shorten(str(was)), shorten(str(now)))
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Return whether equal Python files prove that two manifests describe equal sources at ``path``.
+    """Return whether ``path`` is a fact about sources whose Python files are equal in both manifests.
 
     An unpacked archive has no git commit and an installed package has no git tree, but both have Python files.
     """

@@ -1,4 +1,4 @@
-"""Define the values that an analysis holds of operators that are measured one by one; other modules compute them."""
+"""Define the values that an analysis holds of operators measured one by one; other modules compute these values."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class OperatorResult:
     """One implementation in one case, over all processes.
 
     ``error`` is the largest difference from float64 over the checked rows.  ``gradient_error`` is the largest
-    difference of a gradient, divided by the largest gradient element.  Both errors are the worst of all processes.
+    difference of a gradient, divided by the largest gradient element.  The process with the largest error counts.
     ``process_spread`` is the range of the processes' medians, divided by the smallest median.
     """
 

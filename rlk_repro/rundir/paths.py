@@ -1,4 +1,4 @@
-"""Define every file name inside a run directory or a bundle (docs/results-directory.md), in this module alone."""
+"""Define all file names inside a run directory or a bundle (docs/results-directory.md); no other module defines any."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
-        """The name by which commands find the run.  The plan records this name too, because a folder may be moved."""
+        """The name by which commands find the run.  The plan also records the run id, because a folder may be moved."""
         return self.root.absolute().name
 
-    # These are copies of the author's files, byte for byte.
+    # The YAML files are byte-for-byte copies of the definitions that the plan was made from.
     run_yaml = Within("run.yaml")
     stack_yaml = Within("stack.yaml")
     hardware_yaml = Within("hardware.yaml")

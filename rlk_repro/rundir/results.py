@@ -1,7 +1,7 @@
 """Define the values of an analysis.  Only ``analysis`` makes these values; reports, comparison and replay read them.
 
-All values are frozen and survive a round trip through JSON.  Times are seconds, memory is bytes.  A missing number is
-None with a reason or an ``n``, and never 0.
+All values are frozen and survive a round trip through JSON.  Times are in seconds, memory is in bytes.  A missing
+number is None, never 0; a reason or a count ``n`` is given with it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VerdictWord(StrEnum):
 
     @property
     def is_of_speed(self) -> bool:
-        """Whether the speed of two variants was compared; an inconclusive verdict counts too."""
+        """Whether the verdict is ``faster``, ``slower``, ``equivalent`` or ``inconclusive``."""
         return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
 
 

@@ -44,10 +44,7 @@ _BROKEN_PICKLE: Final = (
 
 
 class _StandIn(dict[Any, Any]):
-    """The result of an allowed call of a pickle.
-
-    A pickle can fill this object, use it as a key and give it a state, but this object executes nothing.
-    """
+    """A dict in place of the result of an allowed call in a pickle; the pickle can fill it, but it executes nothing."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ SCHEMA: Final = 1
 
 
 def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> None:
-    """Record that this user staged a run directory and, after the cluster accepted the job, its submission.
+    """Record that this user staged a run directory; ``submission`` describes the job after the cluster accepts it.
 
     Raises:
         EnvironmentMissing: the user's state folder cannot be written.

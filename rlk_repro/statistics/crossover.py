@@ -44,7 +44,7 @@ def block_effect(order: str, values: Sequence[float | None]) -> float | None:
 def hodges_lehmann(values: Sequence[float]) -> float:
     """Return the median of the means of all pairs; each value is also paired with itself (Hodges and Lehmann 1963).
 
-    One slow block of eight changes this median very little.  With normal noise the median's interval is 5 % wider than
+    One slow block of eight changes the result very little.  With normal noise the median's interval is 5 % wider than
     the mean's interval.
     """
     return median((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
@@ -89,7 +89,7 @@ def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> t
     either for an odd number of blocks (Edgington and Onghena, Randomization Tests).
 
     Args:
-        sessions: order and effect of every block.  A lost block has the effect None, but the design drew its order too.
+        sessions: order and effect of every block.  A lost block is listed with its drawn order and the effect None.
 
     Returns:
         None if every effect is 0 or None, or if the exact count would take too long.

@@ -36,7 +36,7 @@ def smallest_effect(
     least: int = MIN_PAIRS,
     gates: float = 1.0,
 ) -> float | None:
-    """Return the smallest true speed-up that is called ``faster`` with probability ``power``.
+    """Return the smallest true speed-up for which the verdict is ``faster`` with probability ``power``.
 
     The speed-up is a fraction: 0.04 means that the baseline takes 4 % longer.  Control pairs measure a noise floor,
     which replaces the smallest effect of interest if it is larger.  The result is None for fewer than ``least`` pairs
@@ -86,7 +86,7 @@ def smallest_session_effect(
     alpha: float,
     power: float = 0.9,
 ) -> float | None:
-    """Return the smallest true speed-up that sessions call ``faster`` with probability ``power``.
+    """Return the smallest true speed-up for which sessions give the verdict ``faster`` with probability ``power``.
 
     The gate on control blocks must pass as well.  ``block_sd_pct`` is the standard deviation of the log ratio of one
     block, in percent; sessions are assumed to differ by that noise only.  The result is None for fewer than three

@@ -70,8 +70,8 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 def summarise(metric: str, values: Iterable[float | None]) -> Summary | None:
     """Summarise the scored steps of one trial; the result is None if no step has a number.
 
-    ``n`` counts only recorded steps, without values that are NaN, infinite or too large to be squared.  Outliers,
-    beyond 1.5 times the interquartile range (Tukey's fences), are counted and stay in all numbers.
+    ``n`` counts only recorded values that are finite and small enough to be squared.  Outliers, beyond 1.5
+    times the interquartile range (Tukey's fences), are counted and stay in all numbers.
     """
     found = sorted(value for value in values if value is not None and abs(value) < LARGEST_VALUE)
     if not found:
@@ -252,7 +252,7 @@ class Place(StrEnum):
 
 
 def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
-    """Return the place of an effect's interval: wholly outside ``beyond``, wholly inside ``within``, or neither."""
+    """Return where an effect's interval lies: wholly outside ``beyond``, wholly inside ``within``, or neither."""
     if effect.low is None or effect.high is None:
         return Place.ACROSS
     if effect.high < 1 / (1 + beyond):

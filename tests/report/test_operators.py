@@ -160,7 +160,7 @@ def test_the_terminal_shows_every_case_and_each_reason_once(width: int) -> None:
 def test_there_is_one_plot_per_operator_and_the_reference_is_its_line_at_one() -> None:
     figures = make_figures(make_view(operators()))
     titles = [figure.title for figure in figures]
-    assert titles == [f"{name}: times vime's speed" for name in ("logp", "ratio_kl", "linear_logp")]
+    assert titles == [f"{name}: speed relative to vime" for name in ("logp", "ratio_kl", "linear_logp")]
     assert "rl-kernel-online: 7.78" in figures[0].svg
     assert not any("<title>vime:" in figure.svg for figure in figures)
     assert all(figure.svg.count("<circle") + figure.svg.count("<polygon") >= 2 for figure in figures)
