@@ -42,7 +42,7 @@ def verify(
         for line in _id_lines(found, expected_id):
             say(line)
         say_findings(found.findings)
-        say(f"{bundle}: {'every file is what was sealed' if is_ok else 'verification failed'}")
+        say(f"{bundle}: {'every file matches the seal' if is_ok else 'verification failed'}")
     if not is_ok:
         raise typer.Exit(1)
 

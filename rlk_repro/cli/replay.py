@@ -113,7 +113,6 @@ def _say_end(bundle: Path, recorded: Recorded, replay: str, next_command: str) -
 
 
 def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> None:
-    """Print how closely the new run matches the recorded run, then the answer of the new run."""
     from rlk_repro.report.terminal import print_answer
 
     for line in comparison.lines():
@@ -219,7 +218,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
 
 
 def _say_warnings(warnings: Sequence[Finding]) -> None:
-    """Print one line for each part of the manifest with many warnings, so that other lines stay on the screen."""
+    """Print the warnings; if a part of the manifest has more than MOST_IN_FULL, print one line for that part."""
     from rlk_repro.base.units import name_some
 
     by_part: dict[str, list[Finding]] = {}
@@ -245,7 +244,7 @@ def _ask(prepared: PreparedReplay) -> bool:
     """Ask the user whether to run; the question gives the number of blocking differences, if there are any.
 
     Raises:
-        CheckFailed: the answer is no.
+        CheckFailed: the user answered no.
     """
     number = prepared.num_blocking
     question = f"Run this, in spite of {number} blocking difference(s)?" if number else "Run this?"

@@ -51,7 +51,7 @@ class Rerun(Answer):
 class ReplayStopped(Answer):
     """The answer where the re-analysis gives the sealed result, but this machine cannot run the experiment.
 
-    ``rerun`` lists the reasons.
+    ``rerun`` lists why the experiment cannot run.
     """
 
     reanalysis: Reanalysis

@@ -144,9 +144,9 @@ def compare_analyses(
     """Compare two results: bitwise if all seeded metrics are equal, otherwise by speed and training metrics.
 
     Operators are never compared bitwise, because the record of an operator is a time.
-    ``code`` lists how the code that ran differs.  ``margin`` is the run's margin for replays, as a fraction; default:
-    the smallest effect of interest.  The results are not comparable if a trial failed on either side, or if its proof
-    that RL-Kernel ran differs.
+    ``code`` lists how the code that ran differs between the results.  ``margin`` is the run's margin for replays, as a
+    fraction; default: the smallest effect of interest.  The results are not comparable if a trial failed in one of
+    them, or if they differ in a trial's proof that RL-Kernel ran.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
@@ -159,7 +159,7 @@ def compare_analyses(
     obstacles += [] if is_bitwise else find_other_hardware(recorded, new)
     judged = _describe_bitwise(recorded, new) if is_bitwise else _judge(recorded, new, matches, margin)
     if judged is None:
-        obstacles.append("the results are not identical, and one of them has no interval of the step time ratio")
+        obstacles.append("the results are not identical, and a step time ratio has no confidence interval")
     level, meaning = judged or (Match.NOT_COMPARABLE, "")
     if obstacles or unidentified:
         level = Match.NOT_COMPARABLE if obstacles else Match.UNDECIDED
@@ -241,7 +241,7 @@ def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
-    """Yield lines on both machines' speed and noise; the level depends on the effect and not on these values."""
+    """Yield lines on both machines' speed and noise; the replay level does not depend on these lines."""
     old, now = (_baseline_step_time_s(analysis) for analysis in (recorded, new))
     if old and now:
         yield f"baseline step time: recorded {format_number(old)} s, now {format_number(now)} s (mean of trial medians)"

@@ -81,7 +81,7 @@ def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
     if old is None or new is None or difference is None:
         return False, "the results cannot be judged: a step time ratio has no interval"
     ratios = [format_number(effect.ratio or 0.0) for effect in (old, new)]
-    figures = f"step time ratio {ratios[0]} in the reference, {ratios[1]} later; {difference}"
+    figures = f"step time ratio {ratios[0]} in the reference, {ratios[1]} in the later result; {difference}"
     limit = f"{format_number(100 * margin)} %"
     if difference.estimate > 0 and difference.is_beyond(margin):
         return False, f"the later result is worse by more than {limit}: {figures}"
@@ -93,7 +93,7 @@ def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
 def _find_obstacles(plans: Sequence[Plan], was: Analysis, now: Analysis) -> Iterator[str]:
     old, new = (_list_same(plan) for plan in plans)
     for item in diff_values("run", old, new, Level.BLOCKING):
-        yield f"{item.where}: {item.expected} in the reference, {item.found} later"
+        yield f"{item.where}: {item.expected} in the reference, {item.found} in the later result"
     yield from find_other_hardware(was, now)
     for which, result in (("reference", was), ("later result", now)):
         if not result.verdict.word.is_of_speed:

@@ -41,9 +41,9 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 class Identity:
     """The code that ran; ``sources`` has the hashes of each module's Python files, or an empty set.
 
-    ``decisions`` holds implementation and version of each operator that RL-Kernel served.  ``is_early`` says that the
-    recording format did not hash modules yet; that format may not have named commits either.  ``networks`` names the
-    networks by which ranks reached other nodes.
+    ``decisions`` holds implementation and version of each operator that RL-Kernel served.  ``is_early`` marks a
+    bundle of an early format, which has no hashes of modules and perhaps no commits.  ``networks`` names the networks
+    by which ranks reached other nodes.
     """
 
     sources: Mapping[str, frozenset[str]]

@@ -60,7 +60,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
-    """Return lines that say how to get the code of rlk-repro that ran; an unchanged commit gives no lines."""
+    """Return lines on how to get rlk-repro's code as it ran; empty if the bundle records no changes to its commit."""
     own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.section) if manifests else None
     patch = own.get(OWN_PATCH) if isinstance(own, dict) else None
     if not isinstance(own, dict) or patch is None:
@@ -99,11 +99,11 @@ def _refuse(findings: Iterable[Finding], what: str = "differs from what was seal
 
 
 def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
-    """Return the analysis that the logs give, and its context.
+    """Analyse the logs; return the analysis, and what a report shows beside it.
 
-    The analysis is computed now and never taken from the bundle, because a person who can redo checksums can also write
-    a verdict.  If the sealed analysis has other values, or the author's files do not give the plan, the context gets a
-    blocking finding.
+    The analysis is computed now and never taken from the bundle, because a forger who computes new checksums could also
+    change the verdict.  If the sealed analysis has other values, or the author's files do not give the plan, the
+    context gets a blocking finding.
 
     Raises:
         CheckFailed: the bundle was sealed and has been changed.
@@ -126,8 +126,8 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     """Return where the sealed analysis differs from ``analysis``, or None if both agree.
 
-    Another version may word gates, headline and reasons differently: these sentences follow from numbers that are
-    compared, and a report shows this version's sentences.  The same version must write the same sentences.
+    The sentences of gates, headline and reasons may differ only if another version of rlk-repro sealed them.  They
+    follow from numbers, which must be equal, and a report shows this version's sentences.
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())

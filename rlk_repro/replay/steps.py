@@ -66,8 +66,8 @@ class PreparedReplay:
     """A replay that is ready to run.
 
     ``drift`` lists how this machine differs from the recorded nodes; it is None where a scheduler chooses the nodes.
-    ``parts`` lists how model, data and stored rollouts differ, where this machine sees the run's files.  ``missing``
-    lists manifests of recorded nodes, and sections of manifests, that the bundle lacks.
+    ``parts`` lists how model, data and stored rollouts here differ from the recorded ones, if this machine sees them.
+    ``missing`` lists manifests of recorded nodes, and sections of manifests, that the bundle lacks.
     """
 
     recorded: Recorded
@@ -160,7 +160,7 @@ def require_consent(*, is_accepted: bool) -> None:
     """Refuse to run any part of a bundle before the user agreed to what was shown.
 
     Raises:
-        SpecError: no terminal could ask the user, and no option says yes.
+        SpecError: the user has agreed neither on a terminal nor with ``--yes``.
     """
     if not is_accepted:
         what = "would run the bundle's code, which you have not confirmed"

@@ -18,9 +18,9 @@ DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 
 
 class Bound(Model):
-    """The largest difference that counts as agreement: absolute for log-probs, relative to the norm for layers.
+    """The largest difference that counts as agreement: absolute for log-probs, relative for values of layers.
 
-    For routing, the bound limits the share of tokens whose experts differ at one layer and at no earlier layer.
+    For routing, the bound limits a layer's share of tokens with other experts; a token counts until its experts differ.
     """
 
     compares: Compared

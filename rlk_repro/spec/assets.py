@@ -1,8 +1,8 @@
 """Name what a run needs on disk before its first trial: a model, a data set, stored rollouts.
 
 This module has names, not paths: ``rlk_repro.prepare.layout`` gives the path of each below a site's ``prepared_dir``,
-and ``rlk-repro prepare`` puts the files there.  An unknown revision is left out, never invented.  Without a revision,
-``prepare`` takes the revision that the hub serves, and the bundle records this revision.
+and ``rlk-repro prepare`` puts the files there.  If a definition names no revision of a repository, ``prepare`` takes
+the revision that the hub serves, and the bundle records this revision.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HubSource(Model):
 class RandomWeights(Model):
     """A small model that ``prepare`` makes itself: a seed gives the weights, and its tokenizer works on bytes.
 
-    The model's ``arguments`` give its sizes; no file comes from a hub.
+    The model's ``arguments`` give its sizes; ``prepare`` downloads no file for the model.
     """
 
     kind: Literal["random"]

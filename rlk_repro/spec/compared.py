@@ -40,7 +40,7 @@ class RlKernel(GrowingModel):
 
     mode: Mode = "require"
     ops: Operators = ("logp", "ratio_kl")
-    ops_on: dict[Name, Operators] = Field({}, description="operators by hardware, which replace ops on this hardware")
+    ops_on: dict[Name, Operators] = Field({}, description="operators that replace ops on the named hardware")
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 
     def find_commit(self, variant: str) -> str:

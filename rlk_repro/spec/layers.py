@@ -14,7 +14,7 @@ class LayerCount(NamedTuple):
 
 
 def is_layer_pattern(value: Any, num_layers: int) -> bool:
-    """Tell whether a value is a pattern of ``num_layers`` layers: a number n for each n-th layer, or a full list."""
+    """Tell whether a value is a layer pattern: a number n for every n-th layer, or a list of ``num_layers`` entries."""
     if isinstance(value, str) and "[" in value:
         found = read_layer_pattern(value)
         return found is not None and found.num_layers == num_layers

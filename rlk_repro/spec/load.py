@@ -38,7 +38,7 @@ class Loaded(Generic[M]):
     def sources(self) -> dict[str, str]:
         """Return each value's source by dotted path: a flag that set it or its parent, else file and line, or default.
 
-        A key that a later version added is left out while it has its default, unless a flag set the key.
+        A key of ``added_later`` that has its default value is listed only if a flag set the key.
         File names are recorded without folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
@@ -281,7 +281,7 @@ def _expected(details: ErrorDetails) -> str:
     return _EXPECTED.get(kind) or str(details["msg"]).removeprefix("Input should be ")
 
 
-# A mapping's ``kind`` says which model of a union it is; pydantic reports these errors where it is absent or wrong.
+# The key ``kind`` selects one model of a union; pydantic reports a tag error if ``kind`` is absent or wrong.
 _TAG: Final = "kind"
 _TAG_ERRORS: Final = frozenset({"union_tag_not_found", "union_tag_invalid"})
 

@@ -60,8 +60,8 @@ class Mount(Model):
 
 
 Runtime: TypeAlias = Literal["host", "pyxis", "apptainer", "podman", "docker"]
-"""Container runtimes.  ``profile init`` proposes the first container runtime that a Slurm site has: pyxis starts the
-container inside srun, and docker leaves files that root owns.
+"""Container runtimes.  ``profile init`` proposes the first one that a Slurm site has: pyxis comes first, because it
+starts the container inside srun; docker comes last, because it leaves files that root owns.
 """
 
 

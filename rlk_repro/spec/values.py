@@ -37,7 +37,7 @@ Variant: TypeAlias = Literal["baseline", "enabled"]
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
-"""Name of a design, and value of ``variant`` for a session, because a session runs both variants."""
+"""The design whose sessions run both variants; ``variant`` of such a session also has this value."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 """The names of architectures in images, by the output of ``uname -m``."""
 

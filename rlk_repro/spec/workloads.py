@@ -223,8 +223,8 @@ class ModuleWorkload(AnyWorkload):
     batch: ModuleBatch
     lead_ms: Annotated[float, Field(ge=0, le=10000)] = Field(
         30.0,
-        description="how long the device is kept busy before each pass, as by a model's forward pass; with 0, the time "
-        "of a pass includes waits for a host that issues kernels more slowly than the device runs them",
+        description="how long the device is kept busy before each pass, so that the host issues kernels ahead of the "
+        "device, as in training; with 0, the time of a pass includes the device's waits for the host",
     )
 
     @property

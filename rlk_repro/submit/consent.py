@@ -94,5 +94,5 @@ def _mark(item: Code) -> str:
 
 def _join(env: Mapping[str, str]) -> str:
     return (
-        ", ".join(f"{name}={printable(value)}" for name, value in sorted(env.items())) or "no variables of the bundle"
+        ", ".join(f"{name}={printable(value)}" for name, value in sorted(env.items())) or "no variables from the bundle"
     )

@@ -50,8 +50,8 @@ def follow(
     """Report progress until the submission ends, and return its last status.
 
     ``poll`` asks the cluster, at most every two seconds.  A submission with an unknown state five times in a row counts
-    as ended.  ``tell`` gets a line when phase or trial change, and every ten seconds; with ``is_live``, at every
-    change.
+    as ended.  ``tell`` gets the line of progress when phase or trial change, otherwise at most every ten seconds;
+    with ``is_live``, whenever the line changes.
     """
     told = _Told(tell, is_live=is_live)
     num_unknown = 0

@@ -58,7 +58,7 @@ def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launc
     """Write the missing files of the run directory, and send exactly the rendered job.
 
     Raises:
-        EnvironmentMissing: this machine has no such cluster.
+        EnvironmentMissing: this machine cannot use the plan's cluster.
         SchedulerRefused: the scheduler refused the job.
     """
     # This import is here, because commands that only list submissions do not need it.

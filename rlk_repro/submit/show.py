@@ -71,7 +71,7 @@ def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
     """Return the smallest speed-up, as a fraction, that the design calls ``faster`` in 9 of 10 runs.
 
     A run counts only if it also passes its gates: for sessions the gate on control blocks, for pairs in lane ``live``
-    the gates on rewards and lengths.  All other gates are assumed to pass.
+    the gates on rewards and lengths.  Gates that are not named here are assumed to pass.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(
@@ -239,7 +239,8 @@ def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "" if number else "variants differ", f"{item['name']}: {what}"
     kinds = {item["kind"] for item in summary["differences"]}
     if kinds:
-        yield "", "a difference is not declared" if Kind.UNDECLARED in kinds else "the variants differ in nothing else"
+        allowed = "no other argument or variable differs between the variants"
+        yield "", "a difference between the variants is not declared" if Kind.UNDECLARED in kinds else allowed
 
 
 def _duration(summary: dict[str, Any]) -> str:
@@ -256,7 +257,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         return f"none: a run with what_for: {plan.run.workload.purpose} measures no time"
     if plan.is_crossover:
         if effect is None:
-            return "none: faster and slower need 3 sessions of 6 blocks, and 0 or at least 6 control blocks in total"
+            return "none: the verdict faster needs 3 sessions of 6 blocks, and 0 or at least 6 control blocks in total"
         return (
             f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
             f"have a standard deviation of {measure.expected_block_sd_pct:g} % (the verdict faster needs a change of "

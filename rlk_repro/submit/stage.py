@@ -23,7 +23,7 @@ from rlk_repro.workloads import list_run_folders
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorFiles:
-    """The author's files, byte for byte."""
+    """The unchanged contents of the author's files."""
 
     run: bytes
     stack: bytes
@@ -71,7 +71,7 @@ def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
     The result is empty for a remote cluster: there the run's agents record model, data and rollouts.
 
     Raises:
-        EnvironmentMissing: a part is missing on a file system that the cluster shares with this machine.
+        EnvironmentMissing: the run's model, data or rollouts are not prepared; a remote cluster is not checked.
     """
     folders = list_run_folders(plan, run_dir)
     if get_backend(plan.cluster).IS_REMOTE:

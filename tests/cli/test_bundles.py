@@ -23,7 +23,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 def test_verify_prints_the_id(call: Call, run_dir: RunDir) -> None:
     bundle_id = seal(run_dir)
     bundle = str(pack(run_dir))
-    assert call("verify", bundle) == (0, f"id {bundle_id}\n{bundle}: every file is what was sealed\n", "")
+    assert call("verify", bundle) == (0, f"id {bundle_id}\n{bundle}: every file matches the seal\n", "")
     out = call("verify", bundle, "--json")[1]
     assert json.loads(out) == {"is_ok": True, "bundle_id": bundle_id, "claimed_id": None, "findings": []}
 

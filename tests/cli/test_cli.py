@@ -81,7 +81,7 @@ def test_runs_are_listed_and_shown(call) -> None:
 def test_verify_inspect_and_diff_speak_of_a_bundle(call, sealed: RunDir) -> None:
     bundle = str(sealed.bundle)
     code, out, _ = call("verify", bundle)
-    assert (code, out.splitlines()[-1]) == (0, f"{bundle}: every file is what was sealed")
+    assert (code, out.splitlines()[-1]) == (0, f"{bundle}: every file matches the seal")
     assert "20261120T000000Z-made" in call("inspect", bundle)[1]
     code, out, _ = call("diff", bundle, bundle)
     assert (code, out.splitlines()[0]) == (0, "identical: plan, manifests and recorded code")

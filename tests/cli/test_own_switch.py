@@ -158,4 +158,4 @@ def test_the_how_to_makes_a_run_that_is_planned(tmp_path: Path) -> None:
     (tmp_path / target).write_text(yaml.safe_dump(run))
     out = run_command(*show.split()[1:], cwd=tmp_path)
     assert "NCCL_ALGO: Ring in baseline, Tree in enabled" in out
-    assert "the variants differ in nothing else" in out
+    assert "no other argument or variable differs between the variants" in out

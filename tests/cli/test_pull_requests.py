@@ -81,7 +81,7 @@ def test_the_gate_opens_for_a_result_that_is_not_worse(call: Call) -> None:
     assert code == 0
     assert out.startswith(
         "gate open: the later result is not worse by more than 1 %: step time ratio 0.2212 in the reference, "
-        "0.219 later;"
+        "0.219 in the later result;"
     )
     gate = json.loads(call("diff", "--gate", SESSIONS, SESSIONS, "--json")[1])
     assert (gate["is_open"], gate["reference_verdict"], gate["later_verdict"]) == (True, "faster", "faster")
@@ -91,7 +91,8 @@ def test_the_gate_closes_for_another_experiment(call: Call) -> None:
     other = str(EVIDENCE / "module-qwen3-4b-sessions-entropy-h200.tgz")
     assert call("diff", "--gate", SESSIONS, other) == (
         1,
-        "gate closed: the results cannot be judged: run.entropy_metric: False in the reference, True later\n",
+        "gate closed: the results cannot be judged: run.entropy_metric: False in the reference, "
+        "True in the later result\n",
         "",
     )
 

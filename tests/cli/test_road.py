@@ -43,7 +43,7 @@ def test_submit_ends_with_a_sealed_bundle_and_a_report(result: dict[str, str]) -
     # The second headline follows make demo-rl-kernel, which leaves RL-Kernel in this environment.
     assert any(words in result["headline"] for words in ("never ran RL-Kernel", "ran as plain PyTorch"))
     assert (cwd / result["report"]).read_text().startswith("<!DOCTYPE html>")
-    assert "every file is what was sealed" in rlk_repro("verify", result["bundle"], cwd=cwd)
+    assert "every file matches the seal" in rlk_repro("verify", result["bundle"], cwd=cwd)
     assert "level: re-analysis, exact" in rlk_repro("replay", result["bundle"], "--analyze-only", cwd=cwd)
     assert not (cwd / "pwned").exists()
 

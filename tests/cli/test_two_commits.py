@@ -76,7 +76,7 @@ def test_each_trial_ran_the_commit_of_its_variant(result: dict[str, Any]) -> Non
 def test_the_variants_differ_in_the_commit_and_in_nothing_else(result: dict[str, Any]) -> None:
     out = run_command("submit", str(result["cwd"] / "two.yaml"), *TINY, "--dry-run", cwd=result["cwd"])
     assert f"VIME_RL_KERNEL_COMMIT: {OLD} in baseline, {NEW} in enabled" in out
-    assert "the variants differ in nothing else" in out
+    assert "no other argument or variable differs between the variants" in out
     gates = {gate["name"]: gate["status"] for gate in _read_analysis(result)["gates"]}
     assert gates["manifests"] == "passed"
 
@@ -177,4 +177,4 @@ def test_the_how_to_makes_a_run_that_is_planned(tmp_path: Path) -> None:
     (show,) = re.findall(r"rlk-repro (submit .* --dry-run)\n", page)
     out = run_command(*show.split(), cwd=tmp_path)
     assert "VIME_RL_KERNEL_COMMIT: 27e3695cba39c02608d86342ba51aae95235e19c in baseline" in out
-    assert "the variants differ in nothing else" in out
+    assert "no other argument or variable differs between the variants" in out

@@ -13,7 +13,7 @@ from tests.support.how_to import FOLDER, read_commands
 PAGES = ("publish.md", "inconclusive.md")
 CASES = [(page, command) for page in PAGES for command in read_commands(page)]
 TOLD = {
-    "verify": "every file is what was sealed",
+    "verify": "every file matches the seal",
     "replay": "the analysis is reproduced",
     "report": "What this result does not show:",
     "claims": "no claim found",

@@ -129,9 +129,7 @@ def test_a_comparison_of_sessions_calls_them_sessions(analysis: Analysis, other:
 def test_without_an_interval_nothing_is_comparable(analysis: Analysis, other: Analysis) -> None:
     comparison = compare_analyses(measure(analysis, 0.99, 0.0, n=1), measure(other, 0.99, 0.0, n=1))
     assert comparison.level is Match.NOT_COMPARABLE
-    assert comparison.obstacles == (
-        "the results are not identical, and one of them has no interval of the step time ratio",
-    )
+    assert comparison.obstacles == ("the results are not identical, and a step time ratio has no confidence interval",)
 
 
 def test_times_of_another_gpu_are_not_compared(analysis: Analysis, other: Analysis) -> None:

@@ -143,13 +143,16 @@ def test_a_plan_whose_variants_differ_in_more_is_refused(
     break_enabled(monkeypatch, change)
     with pytest.raises(SpecError, match=expected):
         planning.prepare(planning.Request(run="smoke", hardware="cpu"))
-    assert "a difference is not declared" in "\n".join(plan_lines(plan))
+    assert "a difference between the variants is not declared" in "\n".join(plan_lines(plan))
 
 
 def test_the_dry_run_shows_the_rows() -> None:
     plan = make_run_plan("qwen3-30b-a3b", "h200", "measure.design=parallel")
     text = "\n".join(plan_lines(plan))
-    for line in ("VIME_RL_KERNEL: not set in baseline, 1 in enabled", "the variants differ in nothing else"):
+    for line in (
+        "VIME_RL_KERNEL: not set in baseline, 1 in enabled",
+        "no other argument or variable differs between the variants",
+    ):
         assert line in text
     shown = plan_summary(plan)["differences"]
     assert {"name": SWITCH, "baseline": "not set", "enabled": "1", "kind": "declared switch"} in shown
