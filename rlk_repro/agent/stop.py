@@ -15,17 +15,18 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """The first signal that asked the agent to stop, and a file descriptor that becomes readable at every signal."""
+    """The first and the last signal that asked to stop, and a file descriptor that becomes readable at every signal."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.last: signal.Signals | None = None
         self.wake_fd, self._writer = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._writer, False)
 
     def request(self, number: int) -> None:
-        if self.signal is None:
-            self.signal = signal.Signals(number)
+        self.last = signal.Signals(number)
+        self.signal = self.signal or self.last
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep for ``timeout_s``, or until a signal asks the agent to stop; return whether a signal did."""

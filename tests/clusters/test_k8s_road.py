@@ -351,6 +351,18 @@ def test_cancelling_a_running_job_records_and_packs(server: Cluster, tmp_path: P
     assert sending.poll(launched).state is JobState.CANCELLED
 
 
+def test_without_a_claim_a_cancelled_run_stays_in_its_pod_until_it_is_collected(
+    server: Cluster, tmp_path: Path
+) -> None:
+    launched = submit(tmp_path, LONG, kind="job", results={"path": "/results"})
+    wait_until(launched, first_trial_runs(launched))
+    assert BACKEND.cancel(launched.submission, launched.run_dir)
+    assert wait_for_end(launched).state is JobState.CANCELLED
+    time.sleep(2)
+    assert inspect_bundle(collect(launched)).trials == {"00-p1-baseline": "interrupted"}
+    wait_gone(server)
+
+
 @pytest.mark.real
 def test_a_job_deleted_behind_our_back_can_still_be_collected(server: Cluster, tmp_path: Path) -> None:
     launched = submit(tmp_path, LONG, kind="rayjob")

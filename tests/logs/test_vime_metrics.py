@@ -99,8 +99,6 @@ def test_the_log_of_a_failed_trainer_has_its_metrics(tmp_path: Path) -> None:
     ("name", "num_trials", "lane"),
     [
         ("vime-live", 12, "live"),
-        ("vime-train-only-r3", 8, "train-only"),
-        ("vime-tp2", 12, "train-only"),
         ("vime-tp2-live", 4, "live"),
     ],
 )

@@ -66,6 +66,8 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
             code = _run_agent(duty, environ, stop, ray, notes) if earlier_code is None else earlier_code
             if stop.signal is signal.SIGINT:  # a user cancels
                 code = code_after(signal.SIGINT)  # not SIGTERM's code 143, after which the Job starts a new pod
+                if stop.last is signal.SIGINT:  # the run has ended; this pod stays until its bundle and code are read
+                    stop.signal = None
             if ray is not None and _is_replaced(duty, environ, stop):
                 # Ray ends at once: KubeRay starts a new head if Ray does not answer, but not if the Ray job has failed
                 ray_grace_s = 0.0
@@ -258,7 +260,7 @@ def _hold(duty: Duty, stop: Stop) -> None:
 
 
 def _stay_for_operator(stop: Stop, ray: Guarded | None) -> None:
-    """Wait until KubeRay ends this pod.  KubeRay counts a pod that ends by itself as a failure."""
+    """Wait until KubeRay ends this pod.  KubeRay replaces a head pod that ends by itself."""
     while ray is not None and ray.code is None and not stop.wait(LOOK_S * 5):
         pass
 
