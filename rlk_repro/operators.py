@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 OPS_SCHEMA: Final = 1
-"""Format of the ops files that trainers write and ``logs.ops`` reads."""
+"""Format version of the ops files that trainers write and ``logs.ops`` reads."""
 
 
 class Platform(StrEnum):
@@ -277,7 +277,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         ),
         Operator(
             name="vocab_parallel_logp",
-            covers="log-probs with and without gradient, by the dispatch of RL-Kernel's later generation",
+            covers="log-probs with and without gradient, dispatched by the later generation of RL-Kernel",
             function=_SELECTED_LOG_PROBS,
             calls=Calls.ALL,
             implementations={

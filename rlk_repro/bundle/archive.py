@@ -273,7 +273,7 @@ class ArchiveReader:
             if name in self._is_file and not self._is_file[name]:
                 break  # this folder and all folders above it are already in the mapping
             if self._is_file.setdefault(name, None):
-                self._place.refuse("refused: a folder of its path is a file")
+                self._place.refuse("refused: a folder in this path is also a file")
         if len(self._is_file) > self._gzip.most_members:
             self._place.refuse("refused: too many members", expected=f"at most {self._gzip.most_members}")
 

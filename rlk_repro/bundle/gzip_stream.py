@@ -25,7 +25,7 @@ except ImportError:  # an image may lack isal; zlib writes the same format at a 
     import zlib as deflate  # type: ignore[no-redef]
 
 LEVEL: Final = 2
-_DeflateError: Final = cast("type[Exception]", deflate.error)  # isal's stub file declares an instance, not a class
+_DeflateError: Final = cast("type[Exception]", deflate.error)  # isal's type stub declares ``error`` as an instance
 _TRAILER_BYTES: Final = 8
 _WINDOW_BITS: Final = -15  # negative for raw deflate: this module itself reads and writes the gzip header
 
@@ -198,7 +198,7 @@ class GzipReader:
     def _check_most(self, num_bytes: int) -> None:
         most_bytes = self._limits.most_bytes(self._file_bytes)
         if num_bytes > most_bytes:
-            limit = f"at most {format_bytes(most_bytes)} from a file of {format_bytes(self._file_bytes)}"
+            limit = f"at most {format_bytes(most_bytes)} inflated from a file of {format_bytes(self._file_bytes)}"
             self._place.refuse("refused: a compression bomb", got=format_bytes(num_bytes), expected=limit)
 
     def _refuse_size(self, num_bytes: int) -> NoReturn:

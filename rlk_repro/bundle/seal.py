@@ -277,7 +277,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
 
     Raises:
         SpecError: there is no such file.
-        BundleUnreadable: the file is not a bundle, or is broken, unsafe or beyond the limits; the block may raise it.
+        BundleUnreadable: the file is not a bundle, or is broken, unsafe or over the limits; also raised during reading.
     """
     try:
         if not path.exists():
@@ -297,12 +297,12 @@ def is_folder(path: Path) -> bool:
     """Tell whether the path is a run directory instead of a packed bundle.
 
     Raises:
-        BundleUnreadable: the user may not read the path, or the path is a folder of another kind.
+        BundleUnreadable: the user may not read the path, or the path is a folder that is not a run directory.
     """
     try:
         if not path.is_dir():
             return False
-        names = sorted(item.name for item in os.scandir(f"{path}/."))  # with "/." this also needs search permission
+        names = sorted(item.name for item in os.scandir(f"{path}/."))  # "/." requires search permission too
     except OSError as error:
         raise _unreadable(path, error) from error
     if not {RunDir(path).plan.name, RunDir(path).checksums.name}.intersection(names):

@@ -98,7 +98,7 @@ class Quantity(Model):
 
 
 class Row(Model):
-    """One row of a published table: values by implementation and quantity; ``oom`` lists what ran out of memory."""
+    """A table row: published values by implementation and quantity; ``oom``: implementations that ran out of memory."""
 
     row: Name
     shape: dict[Name, Count] = Field({})

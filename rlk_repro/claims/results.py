@@ -25,7 +25,7 @@ class Word(StrEnum):
     """The result of a row of a claim, or of one comparison.
 
     Attributes:
-        PARTLY: each comparison agrees, but some numbers could not be compared.
+        PARTLY: every comparison that was made agrees, but some published numbers were not compared.
         ARITHMETIC: the published memory agrees with a formula of the tensors' shapes; nothing was measured.
     """
 

@@ -77,7 +77,7 @@ def make_tokenizer(
 def _byte_characters() -> list[str]:
     """Return a printable character for each byte, as byte-level BPE writes it.
 
-    A byte that is not printable gets one of the characters from number 256 on.  The three printable ranges are those of
+    A byte that is not printable gets a character from code point 256 on.  The three printable ranges are those of
     https://github.com/openai/gpt-2/blob/master/src/encoder.py.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}

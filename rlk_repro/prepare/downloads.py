@@ -151,7 +151,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _is_inside(url: str) -> bool:
-    """Whether a URL's host is this machine or in a private network; False if this machine cannot resolve its name."""
+    """Whether a URL's host is this machine or in a private network; False if the host's name cannot be resolved."""
     host = urlsplit(url).hostname or ""
     try:
         found = {item[4][0] for item in socket.getaddrinfo(host, None)}

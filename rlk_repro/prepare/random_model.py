@@ -34,7 +34,7 @@ from rlk_repro.spec import VimeModel
 from rlk_repro.spec.assets import RandomWeights
 
 RECIPE: Final = 1
-"""Version of the recipe: increase this number when an equal model has other bytes."""
+"""Version of the recipe: increase this number when equal settings give other bytes."""
 WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
@@ -261,7 +261,7 @@ def make_header(tensors: Iterable[Tensor]) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Make a process that draws weights end with its parent, and ignore interrupts, which the parent handles."""
+    """Let this worker process be killed when its parent ends, and let it ignore SIGINT, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this call

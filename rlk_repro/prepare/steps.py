@@ -39,8 +39,8 @@ class PrepareRequest:
 class PrepareStep(Order):
     """One folder of a run.  ``estimate`` returns the number of bytes still to be written, if known.
 
-    ``pin`` is the run's key for the revision of a repository; ``pin`` is empty if the run sets this key.  ``command``
-    returns the command that makes the folder, if a command does.
+    ``pin`` is the key by which a run can pin the repository's revision, empty if this run sets the key.  ``command``
+    returns the command that makes the folder; it is empty if this process makes the folder.
     """
 
     what: str

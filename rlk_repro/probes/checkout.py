@@ -63,7 +63,7 @@ def probe_checkout(folder: Path) -> dict[str, Fact]:
     """Return the facts ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256`` of a git checkout.
 
     ``tree`` is git's hash of the present files that git does not ignore.  ``diff_sha256`` is ``clean`` if ``tree`` is
-    the hash of the commit's tree; otherwise it is the sha256 of these two hashes together.
+    the hash of the commit's tree; otherwise it is the sha256 of a text made of the commit's tree hash and ``tree``.
     """
     found = read_checkout(folder)
     if isinstance(found, Unknown):

@@ -33,8 +33,7 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
     """Return the type of the file system that holds ``path``.
 
-    The mount point with the longest path above ``path`` counts.  If several mounts have this mount point, the last
-    mount counts.
+    Of the mount points above ``path``, the one with the longest path counts; of several mounts there, the last mount.
     """
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [

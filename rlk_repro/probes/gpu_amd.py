@@ -28,7 +28,7 @@ AMD_SMI: Final = ("amd-smi", "static", "--asic", "--bus", "--json")
 
 @dataclass(frozen=True, kw_only=True)
 class KfdGpu:
-    """One GPU in ROCm's sense.  A device in a partitioned mode is several GPUs."""
+    """One GPU as ROCm counts GPUs.  A device in a partitioned mode counts as several GPUs."""
 
     node: int
     gpu_id: int | Unknown
@@ -194,7 +194,7 @@ def _properties(root: Path, path: str) -> dict[str, int]:
 
 
 def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
-    """Name each device whose board holds no product name: amd-smi gives the name for a PCI address."""
+    """Name each device whose board holds no product name, by its PCI address in amd-smi's output."""
     unnamed = [device for device in devices if isinstance(device["name"], Unknown)]
     names = derive(ask(AMD_SMI), parse_product_names) if unnamed else {}
     missing = Unknown("the board and amd-smi give no product name")
@@ -204,7 +204,7 @@ def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
 
 
 def parse_product_names(text: str) -> dict[str, str]:
-    """Return product names by PCI address from amd-smi's JSON: a list, which ROCm 7 puts under ``gpu_data``."""
+    """Return product names by PCI address from amd-smi's JSON list; ROCm 7 puts this list under ``gpu_data``."""
     starts = [position for position in (text.find("{"), text.find("[")) if position >= 0]
     try:
         value = json.loads(text[min(starts, default=0) :])  # amd-smi may print warnings before the JSON

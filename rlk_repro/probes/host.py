@@ -160,7 +160,7 @@ def find_trainers(root: Path) -> list[Any]:
 
 
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
-    """List other work of rlk-repro on this machine: run ids of agents, and ``claims check`` for checks of claims.
+    """List other work of rlk-repro on this machine: each agent by its run id, a check of claims as ``claims check``.
 
     Agents of this process's own run do not count, because they may share a node, as in a test of several nodes.
     """

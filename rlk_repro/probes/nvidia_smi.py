@@ -96,7 +96,7 @@ def read_use() -> list[GpuUse] | Unknown:
 
 
 def read_topology() -> dict[str, Fact]:
-    """Return the text of ``nvidia-smi topo -m``, and the number of pairs that each kind of link joins."""
+    """Return the text of ``nvidia-smi topo -m``, and the number of device pairs for each kind of link."""
     text = ask([TOOL, "topo", "-m"])
     return {
         "topology_text": derive(text, _without_colour),

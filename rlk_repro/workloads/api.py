@@ -42,7 +42,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Code that a setting of the plan names; ``is_known`` if this package or a source that the stack pins holds it."""
+    """Code that a plan's setting names; ``is_known`` if the code lies in this package or in a source that is pinned."""
 
     where: str
     value: str
@@ -66,8 +66,8 @@ class Words:
     """The phrases that reports use for a workload.
 
     ``takes`` begins a sentence about a step's time.  ``scope`` says what the result does not show.  ``updates_per``
-    is *rollout* or *step*, the unit per which reports count optimizer steps.  ``baseline_trainer`` names the trainer
-    whose entropy metric the baseline may leave out.
+    is *rollout* or *step*: reports give the number of optimizer steps per such unit.  ``baseline_trainer`` names the
+    trainer whose entropy metric the baseline may leave out.
     """
 
     step: str

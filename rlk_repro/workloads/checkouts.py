@@ -29,7 +29,7 @@ def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
     """Put the checkouts first in ``PYTHONPATH`` for child processes, and set each checkout's environment variable.
 
     Raises:
-        SpecError: a folder does not hold its package.
+        SpecError: a checkout's folder does not hold the expected package.
     """
     problems = [
         Problem(

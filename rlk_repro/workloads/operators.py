@@ -1,6 +1,6 @@
 """The operator tier as a workload: make the command of ``rlk_repro.bench.operators`` from a plan.
 
-All trials are baseline trials.  Each trial measures every implementation; two trials show how processes differ.
+All trials are baseline trials.  Each trial measures every implementation; two trials show the spread between processes.
 """
 
 from __future__ import annotations

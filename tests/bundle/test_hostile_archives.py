@@ -82,7 +82,7 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     "unknown type": (entry("a", kind=b"Z"), "a", "refused: a tar entry of type b'Z'"),
     "twice": (HARMLESS + HARMLESS, "a", "refused: appears twice"),
     "file and folder": (HARMLESS + entry("a", kind=tarfile.DIRTYPE), "a", "refused: appears twice"),
-    "inside a file": (HARMLESS + entry("a/b"), "a/b", "refused: a folder of its path is a file"),
+    "inside a file": (HARMLESS + entry("a/b"), "a/b", "refused: a folder in this path is also a file"),
     "folder that was a path": (entry("a/b") + HARMLESS, "a", "refused: appears twice"),
     "folder with content": (
         entry("a", b"a", tarfile.DIRTYPE),

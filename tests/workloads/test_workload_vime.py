@@ -262,7 +262,7 @@ def test_timing_runs_start_no_profiler() -> None:
     assert not {"RAY_JOB_CONFIG_JSON_ENV_VAR", "RLK_REPRO_PROFILED_STEPS"} & env.keys()
     assert plan.run.workload.programs == ()
     (problem,) = vime.find_problems(with_workload(plan, profiler="nsys"))
-    assert "workload.profiler: is for what_for: profiler, not timing, got 'nsys'" in str(problem)
+    assert "workload.profiler: works only with what_for: profiler, not timing, got 'nsys'" in str(problem)
     assert plan.plan_hash == with_workload(plan, profiler="torch").plan_hash
 
 
@@ -335,7 +335,7 @@ SETTINGS = [
     ("workload.placements.h200.max_tokens_per_gpu=4096", "workload.placements.h200.max_tokens_per_gpu: the longest "
      "sample has 5120 tokens, got 4096, expected 5120 or more"),
     ("workload.placements.h200.rollout_num_gpus_per_engine=3", "workload.placements.h200.rollout_num_gpus_per_engine: "
-     "does not divide the GPUs that generate"),
+     "does not divide the number of GPUs that generate"),
     ("workload.placements.h200.rollout_num_gpus=8", "workload.placements.h200.rollout_num_gpus: leaves no GPU for the "
      "training, got 8, expected less than 8"),
     ("workload.arguments={vllm-pipeline-parallel-size: 3}", "workload.placements.h200.rollout_num_gpus_per_engine: "

@@ -124,7 +124,7 @@ def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
 
 
 def _all_arguments(plan: Plan) -> list[list[str]]:
-    """Return two argument lists: those of a trial, and those of a live run, which may have more flags."""
+    """Return two argument lists: one of a trial, and one of a live run, which may have more flags."""
     run_dir = RunDir(NOWHERE)
     trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
     return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]

@@ -1,4 +1,4 @@
-"""Find the code that a vime run executes because its author named it: Python functions, and flags that lead to code.
+"""Find the code that the author of a vime run named: Python functions, and flags that lead to code.
 
 vime imports the functions that its flags name, and it loads a model's own Python files.  Code is foreign if neither
 this package nor a source that the stack pins holds it.  A replay runs foreign code only if its user trusts it.

@@ -68,7 +68,7 @@ class Contract(BaseModel):
 
         Args:
             argv: the arguments after ``train.py``, or some of them.
-            where: the beginning of each problem.
+            where: the text with which each problem begins.
             is_whole: whether ``argv`` is complete, so that it must hold the flags that vime requires.
         """
         problems: list[Problem] = []
@@ -93,7 +93,7 @@ class Contract(BaseModel):
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return flags with values as a list of words.  A flag with True has no value; a tuple gives several values."""
+    """Return flags and their values as an argument list.  True gives a flag without a value; a tuple gives several."""
     return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
 
 
@@ -141,7 +141,7 @@ _NUMBERS: Final[Mapping[Nargs, tuple[str, int, float]]] = {
 
 
 def _find_range(item: Flag) -> tuple[str, float, float]:
-    """Return how many values a flag takes: a text, the smallest and the largest number."""
+    """Return how many values a flag takes: as a text, and as the smallest and the largest number."""
     if not item.takes_value:
         return "no value", 0, 0
     if isinstance(item.nargs, int):
@@ -174,13 +174,13 @@ def load_contract(vime_commit: str) -> Contract:
     """Load the contract of one commit of vime.
 
     Raises:
-        SpecError: there is no contract for this commit, or it names another commit.
+        SpecError: there is no contract for this commit, or the contract's content names another commit.
     """
     folder = data_dir("manifests") / "contracts"
     path = folder / f"vime-{vime_commit}.json"
     if not path.is_file():
         known = ", ".join(sorted(item.stem for item in folder.glob("vime-*.json"))) or "(none)"
-        hint = "python -m tools.contract makes one from checkouts (docs/vime-workload.md)"
+        hint = "python -m tools.contract makes a contract from checkouts (docs/vime-workload.md)"
         raise SpecError(Problem("stack: pins.vime", "no argument contract of this commit", got=vime_commit,
                                 expected=f"one of {known}", hint=hint))  # fmt: skip
     name = display_name(path)

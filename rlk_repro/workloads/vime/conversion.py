@@ -127,7 +127,7 @@ def _find_root(source: CodeSource) -> Path:
 def _require_pinned(stack: Stack) -> dict[str, str]:
     """Require that vime and Megatron-LM on this machine are at the pinned commits; return both commits for the record.
 
-    Files with the pinned hash count as the pinned commit, so an unpacked archive is enough.
+    A source folder with the pinned tree hash counts as the pinned commit, so an unpacked archive is enough.
     """
     facts = code.probe()
     commits, problems = {}, []

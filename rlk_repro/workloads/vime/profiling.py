@@ -1,4 +1,4 @@
-"""Start Ray's workers under nsys or rocprofv3, the profilers besides torch's own.
+"""Start Ray's workers under a profiler other than torch's: nsys or rocprofv3.
 
 Both profilers record only between two calls that ``integration`` makes in the training ranks, around the steps that
 torch's profiler would trace.  A worker that makes no such call writes no trace.

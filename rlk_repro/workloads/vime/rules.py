@@ -51,7 +51,7 @@ Rule: TypeAlias = Callable[[Plan, Division], Iterator[Problem]]
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Return the problems of ``FIRST_RULES``; if there are no such problems, those of ``RULES``."""
+    """Return the problems that ``FIRST_RULES`` find; if they find none, the problems that ``RULES`` find."""
     division = divide(plan)
     first = [problem for rule in FIRST_RULES for problem in rule(plan, division)]
     return first or [problem for rule in RULES for problem in rule(plan, division)]
@@ -163,7 +163,7 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
     where = _placement_place(plan, "rollout_num_gpus_per_engine")
     if division.rollout_num_gpus % size:
         expected = f"a divisor of the {division.rollout_num_gpus} GPUs that generate"
-        yield Problem(where, "does not divide the GPUs that generate", got=size, expected=expected)
+        yield Problem(where, "does not divide the number of GPUs that generate", got=size, expected=expected)
     elif size % layout.gpus_per_node and layout.gpus_per_node % size:
         expected = f"a divisor or a multiple of {layout.gpus_per_node}"
         yield Problem(where, "engines of this size cannot share a node's GPUs", got=size, expected=expected)
@@ -246,7 +246,7 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
     is_deterministic = what_for in {"agreement", "deterministic"}
     if is_deterministic and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
-        # vLLM 0.25.1 and the ROCm commit have this limit; https://github.com/vllm-project/vllm/pull/52231 adds AMD.
+        # vLLM 0.25.1 and the ROCm commit have this limit, which https://github.com/vllm-project/vllm/pull/52231 lifts.
         what = "the pinned vLLM has deterministic inference for NVIDIA GPUs only"
         yield Problem(where, what, got=what_for, expected="lane train-only")
 
@@ -257,7 +257,7 @@ def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
     if workload.profiler == "torch":
         return
     if workload.what_for != "profiler":
-        yield Problem(where, f"is for what_for: profiler, not {workload.what_for}", got=workload.profiler,
+        yield Problem(where, f"works only with what_for: profiler, not {workload.what_for}", got=workload.profiler,
                       expected="torch, or what_for: profiler")  # fmt: skip
     fitting = {"cuda": "nsys", "rocm": "rocprofv3"}.get(plan.hardware.platform, "torch")
     if workload.profiler != fitting:
