@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job that was sent to a cluster: the cluster, its own job id, and details by which the job is found again."""
+    """A job that was sent to a cluster: the cluster, its id for the job, and details to find the job again."""
 
     cluster: str
     job_id: str

@@ -44,10 +44,10 @@ def available() -> str | None:
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """Render a job of one agent.  The command names this machine's Python and folders; the job's file names neither.
+    """Render a job of one agent.  The command holds paths of this machine; the file with the job holds none.
 
     Raises:
-        SpecError: the stack has only images, or the plan needs several nodes, or ``nodes`` names another node.
+        SpecError: the stack has only images; the plan needs several nodes; or ``nodes`` holds another machine's name.
     """
     problems = [*_find_problems(plan, nodes)]
     if problems:
@@ -221,7 +221,7 @@ def _find_pid(submission: Submission, run_dir: RunDir) -> int | None:
 
 
 def _has_output(pid: int, path: Path) -> bool:
-    """Whether a process writes its standard output to exactly this file, also after the file was moved."""
+    """Whether a process writes its standard output to exactly this file, even after the file was moved."""
     try:
         return path.samefile(f"/proc/{pid}/fd/1")
     except PermissionError:  # another user's process: only pid and start time can be compared

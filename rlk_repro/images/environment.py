@@ -86,7 +86,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
 def check(folder: Path, stack: str | None, platform: str | None) -> int:
     """Return the exit code of the environment's own check: 0 if the environment matches its record, 1 if it differs.
 
-    Standard error shows the differences, and the reason for any other exit code.
+    Standard error shows the differences, and the reason for an exit code other than 0 and 1.
 
     Raises:
         EnvironmentMissing: the folder holds no environment of a stack.
@@ -213,7 +213,7 @@ def _read_steps(folder: Path) -> dict[str, str]:
 
 
 def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
-    """Refuse a disk without space for the packages.  Packages that are already there need no space."""
+    """Refuse a disk without space for the packages, unless the packages are already installed."""
     if (folder / LOCK).is_file():
         return
     _, needed = sum_sizes(locked)

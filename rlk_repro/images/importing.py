@@ -23,7 +23,7 @@ class Import:
 
 
 def is_imported(runtime: str) -> bool:
-    """Whether the runtime runs an image from a file, which the user has to store first."""
+    """Whether the user must first import an image to a file, which the runtime then starts."""
     return runtime in _IMPORTS
 
 

@@ -30,7 +30,7 @@ class FoundFile:
 def find_files(
     layout: OciLayout, image: OciImage, is_wanted: Callable[[str], bool], is_enough: Callable[[set[str]], bool]
 ) -> dict[str, FoundFile]:
-    """Find files by path, from the top layer down, until ``is_enough`` returns true.  Deleted files are not found.
+    """Find files by path, from the top layer down, until ``is_enough`` returns true.  Skip files that a layer deletes.
 
     Raises:
         BundleUnreadable: a layer is not a tar archive, or its compression is not supported.

@@ -48,7 +48,7 @@ def read_lock(stack: Stack, platform: ImagePlatform) -> list[Locked]:
     """Read the packages of the lock whose hash the stack names.
 
     Raises:
-        EnvironmentMissing: this is not a checkout.
+        EnvironmentMissing: rlk-repro does not run from a checkout.
         SpecError: the lock is not the one that the stack names, or a line has no version, hash or size.
     """
     path = lock_path(stack.stack, platform)

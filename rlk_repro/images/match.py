@@ -121,7 +121,7 @@ def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[
 
 
 def is_recorded(record: ImageRecord | None, name: str, facts: Mapping[str, Any]) -> bool:
-    """Whether the image was built from these sources: ``facts`` name the commit and the changes of source ``name``."""
+    """Whether ``facts`` and the image's record show the same commit and the same changes of the source ``name``."""
     if record is None:
         return False
     recorded = _mapping(record.code.get(name))

@@ -105,7 +105,7 @@ class OciLayout:
 
 
 def open_layout(path: Path) -> OciLayout:
-    """Open an OCI image layout in a folder or a tar.
+    """Open an OCI image layout in a folder or a tar archive.
 
     Raises:
         BundleUnreadable: the path holds no image.
@@ -116,7 +116,7 @@ def open_layout(path: Path) -> OciLayout:
         hint = "make the archive with skopeo copy SOURCE oci-archive:FILE; do not compress it"
         raise BundleUnreadable(Problem(str(path), f"is no OCI archive ({error})", hint=hint)) from None
     if "index.json" not in files:
-        raise BundleUnreadable(Problem(str(path), "holds no index.json", expected="an OCI layout or a tar of one"))
+        raise BundleUnreadable(Problem(str(path), "holds no index.json", expected="an OCI layout or its tar archive"))
     return OciLayout(path, files)
 
 

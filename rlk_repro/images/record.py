@@ -2,7 +2,7 @@
 
 The record holds no time and no path of the build machine.  Equal inputs therefore give equal records, except for the
 hash of the compiled extension: the compiler makes new internal names at every build.  ``digest`` is a hash of the
-other fields and reveals an edit.  All facts are also compared with the image itself, in case an edit renewed the hash.
+other fields and reveals an edit.  An edit can also renew the hash, so all facts are compared with the image too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMA: Final = 1
 LABEL_PREFIX: Final = "rlk-repro."
 
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
-"""GPU architectures of the extension's machine code: GB200, A100, H200, and Hopper's own instructions (``sm_90a``)."""
+"""The GPUs that the extension is compiled for: GB200, A100 and H200; ``sm_90a`` adds Hopper's own instructions."""
 
 _LOGP_OPERATORS: Final = ("logp", "linear_logp")
 SYMBOLS: Final = {

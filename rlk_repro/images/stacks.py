@@ -21,8 +21,8 @@ from rlk_repro.spec.stack import Unpublished
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
 """Ending of host names that never exist (RFC 2606); an image on such a host is an example."""
-BUILD_COST: Final = "13 min of compiling on 2 cores, and a base of tens of GB"
-"""The cost of a build.  The time to compile was measured (docs/images.md); the size of the base was not."""
+BUILD_COST: Final = "13 min of compiling on 2 cores, and a base image of tens of GB"
+"""The cost of a build.  The time to compile was measured (docs/images.md); the size of the base image was not."""
 LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 cores"
 
 

@@ -20,7 +20,7 @@ def shown_image(plan: Plan) -> Image | None:
 
 
 def image_remarks(plan: Plan) -> tuple[str, ...]:
-    """Return the remarks of a rendered job whose image is not published."""
+    """Return the remark that ``submit`` refuses the job, if the job's image is not published."""
     if shown_image(plan) is not NOT_PUBLISHED:
         return ()
     where = f"stack {plan.stack.stack} has no published image for {plan.hardware.hardware}"

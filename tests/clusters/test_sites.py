@@ -277,7 +277,7 @@ def test_a_profile_that_fits_has_no_findings() -> None:
         ),
         (
             ("slurm: {", "slurm: {block_size: 18, "),
-            warning("slurm.block_size", "a cluster with block topology", "none: block_size has no effect"),
+            warning("slurm.block_size", "a cluster with block topology", "no block topology: block_size has no effect"),
         ),
         (("runtime: pyxis", "runtime: apptainer"), warning("container.runtime", "apptainer on the nodes",
                                                            "not on this machine")),

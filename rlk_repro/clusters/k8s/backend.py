@@ -47,7 +47,7 @@ IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    """Return why this machine cannot use kubectl, or None.  No cluster is contacted; only a profile names a cluster."""
+    """Return why this machine cannot use kubectl, or None.  No cluster is contacted: only a profile selects one."""
     return kubectl.find_obstacle()
 
 
@@ -122,7 +122,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
-        SchedulerRefused: the server refused; the error quotes the server's message.
+        SchedulerRefused: the server did not delete the job; the error quotes the server's message.
     """
     sent = read_sent(submission)
     if sent is None or not run_dir.plan.is_file():
@@ -148,7 +148,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
     Raises:
         CheckFailed: the job waits or runs, or its results were lost with its pod.
         EnvironmentMissing: this machine cannot find out whether the job runs.
-        SchedulerRefused: the cluster refused, or the connection was lost; a second call continues the transfer.
+        SchedulerRefused: the cluster refused a request or the connection broke; a second call continues the transfer.
     """
     sent = read_sent(submission)
     if sent is None:
@@ -228,7 +228,7 @@ def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
     """Return the state of a job that exists.  A sealed run is done, even if the job failed; an unsealed run is not."""
     last = read_last_word(run_dir)
-    # while an agent runs, its message only names its last action
+    # the message of a running agent tells its progress, not why the job has this state
     message = last.message if last.exit_code is not None else ""
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
@@ -246,7 +246,7 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
-    """Return the state of a job that no longer exists: a user, its time to live or ``collect`` deleted the job."""
+    """Return the state of a job that no longer exists: a user or ``collect`` deleted it, or its time to live ended."""
     if not run_dir.plan.is_file():
         return describe_lost(f"{sent.kind} {sent.name}")
     facts, last = _recall(run_dir), read_last_word(run_dir)

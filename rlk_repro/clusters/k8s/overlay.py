@@ -60,7 +60,7 @@ def has_gang(settings: KubernetesSettings) -> bool:
 
 
 def _has_group(settings: KubernetesSettings) -> bool:
-    """Whether a queue or the overlay's labels or annotations put the pods of a Job into one group."""
+    """Whether the pods of a Job form one group, by a queue or by a key in the overlay's metadata."""
     overlay = settings.overlay
     if settings.queue is not None or overlay is None:
         return settings.queue is not None

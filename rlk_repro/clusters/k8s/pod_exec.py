@@ -35,7 +35,7 @@ class LeaderEnded(Unreachable):
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A pod of a run.  Its methods run commands in the pod's container."""
+    """A pod of a run, with methods that run commands in the pod's container."""
 
     place: Target
     name: str
@@ -108,7 +108,7 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
 
     Raises:
         CheckFailed: no pod and no results claim exist, so the results are lost; or the collector does not start.
-        SchedulerRefused: the cluster refused.
+        SchedulerRefused: the cluster refused a request.
     """
     plan = Plan.load(run_dir.plan)
     leader = find_leader(sent)

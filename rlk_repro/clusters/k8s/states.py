@@ -116,7 +116,7 @@ def judge(
     agents = find_latest([pod for pod in pods if role_of(pod) != COLLECTOR])
     state, reason = judge_job(job)
     leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
-    # the pod has ended and its controller has not reported it, or a new pod will replace the evicted one
+    # the leading pod does not run yet, or a new pod will replace the evicted leading pod
     if state is JobState.RUNNING and (not has_begun(leader) or is_disrupted(leader)):
         state = JobState.PENDING
     elif state is JobState.PENDING and is_running(leader):
@@ -147,7 +147,7 @@ def find_latest(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a sort key, oldest pod first: by creation time in whole seconds; at equal times, an ended pod is older."""
+    """Return a sort key, oldest pod first: by creation time in whole seconds; at equal times, an ended pod first."""
     has_ended = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
     return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not has_ended
 
@@ -203,7 +203,7 @@ def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _leave_out_gone(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leave out events of pods that do not exist any more, for example from before a suspension."""
+    """Leave out events of pods that do not exist any more, such as pods from before a suspension."""
     names = {as_map(pod.get("metadata")).get("name") for pod in pods}
     objects = [(event, as_map(event.get("involvedObject"))) for event in events]
     return [event for event, item in objects if item.get("kind") != "Pod" or item.get("name") in names]
@@ -240,7 +240,7 @@ def role_of(pod: Mapping[str, Any]) -> str:
 def list_images(pods: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return each pod's images with the names and digests that the container runtime reports.
 
-    The runtime may report the digest of one platform's image, where the pod named the digest of a list of images.
+    If the pod names the digest of a list of images, the runtime may report the digest of one image of the list.
     """
     return [
         {

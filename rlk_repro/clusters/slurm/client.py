@@ -1,4 +1,4 @@
-"""Ask Slurm's clients, 22.05 and later, and interpret job states.  Only fixed fields are read, never text for humans.
+"""Ask Slurm's clients (22.05 or later) and interpret job states.  Only fixed fields are read, never text for humans.
 
 The backend submits jobs; this module does not.  Every client gets a clean environment: variables such as
 ``SBATCH_PARTITION``, or the variables of an enclosing job, would silently change what the client does.

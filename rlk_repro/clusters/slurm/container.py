@@ -165,8 +165,8 @@ def list_entry(plan: Plan) -> list[str]:
     """List the words that precede Python in the agent's start command: the command ``env`` and its arguments.
 
     On whole nodes with AMD GPUs, ``env`` removes Slurm's variables that select GPUs.  If the stack has an image,
-    ``env`` sets the variable with the image's digest.  If the profile has ``package_dir``, a shell command puts this
-    folder first on Python's path and keeps the rest of the path.  If there is a container, ``env`` runs in it.
+    ``env`` sets ``DIGEST_VARIABLE`` to the image's digest.  If the profile has ``package_dir``, a shell command puts
+    this folder first on Python's path and keeps the rest of the path.  If there is a container, ``env`` runs in it.
     """
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
@@ -208,7 +208,7 @@ _SHOW_GPUS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("docker", "rocm"): (*_AMD_DEVICE_OPTIONS, "--security-opt=seccomp=unconfined"),
     ("docker", "cpu"): (),
 }
-"""Options by which a runtime gives a container the node's GPUs, by runtime and platform."""
+"""For each runtime and platform, the options that give a container the node's GPUs."""
 
 
 def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:

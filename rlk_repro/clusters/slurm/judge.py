@@ -153,14 +153,14 @@ def _judge_topology(settings: SlurmSettings, site: SlurmSite, needs: Needs) -> I
     elif site.release < SEGMENT_RELEASE:
         yield Finding(Level.BLOCKING, "slurm.block_size", "Slurm 23.11 or newer", site.version)
     elif site.block_size is None:
-        found = "none: block_size has no effect"
+        found = "no block topology: block_size has no effect"
         yield Finding(Level.WARNING, "slurm.block_size", "a cluster with block topology", found)
     elif size > site.block_size:
         yield Finding(Level.BLOCKING, "slurm.block_size", f"at most {site.block_size}", str(size))
 
 
 def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHere) -> Iterator[Finding]:
-    """Check the container settings.  pyxis must be on this machine too; the other runtimes only on the nodes."""
+    """Check the container settings.  pyxis must be on this machine too; any other runtime only on the nodes."""
     runtime = settings.runtime
     if runtime == "pyxis" and runtime not in site.runtimes:
         yield Finding(

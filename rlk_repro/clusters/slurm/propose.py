@@ -40,7 +40,7 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
 
 
 def _choose_partition(site: SlurmSite, ask: Ask) -> str:
-    """Choose a partition: partitions with GPUs first, then partitions with most usable nodes, then the default."""
+    """Choose a partition; prefer partitions with GPUs, then those with the most usable nodes, then the default."""
     sizes: dict[str, tuple[int, int, bool]] = {}
     for pool in (pool for pool in site.pools if pool.partition in site.visible):
         has_gpus, num_nodes, _ = sizes.get(pool.partition, (0, 0, False))

@@ -1,4 +1,4 @@
-"""Quote every value of a template.  A value of a type that this module does not know is a bug."""
+"""Quote every value of a template.  For a value of an unexpected type, ``quote`` raises TypeError."""
 
 from __future__ import annotations
 

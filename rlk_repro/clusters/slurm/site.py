@@ -165,7 +165,7 @@ def parse_time_min(text: str) -> float | None:
 
 
 def parse_block_size(text: str) -> int | None:
-    """Return the smallest block of a block topology, in nodes; None for another topology."""
+    """Return how many nodes the smallest block has; None if the topology has no blocks."""
     sizes = [int(size) for size in re.findall(r"^BlockName=.*\bBlockSize=(\d+)", text, re.MULTILINE)]
     return min(sizes, default=None)
 

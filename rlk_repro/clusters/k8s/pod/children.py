@@ -22,7 +22,7 @@ _STDERR: Final = 2
 
 
 def start_ray(environ: Mapping[str, str]) -> Guarded:
-    """Start Ray by the exact command that KubeRay would have run in this container.
+    """Start Ray with the exact command that KubeRay would have run in this container.
 
     Raises:
         EnvironmentMissing: KubeRay set no command or no token, or Ray is too old for a token.

@@ -1,4 +1,4 @@
-"""Make the roster, the list of a job's pods, by files in the run directory, which all pods see.
+"""Make the roster, the list of a job's pods, from files that the pods write to their shared run directory.
 
 The name of a pod is not known before the pod runs, and pods of earlier attempts leave files.  Therefore each pod
 changes its file every second, and the leader counts only files that change.  A follower accepts only a roster that

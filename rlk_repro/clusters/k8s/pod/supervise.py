@@ -36,8 +36,8 @@ _RAY_PORT: Final = 6379
 class Duty:
     """The arguments of a pod's command.  The pod stays for ``hold_s`` seconds after its agent has ended.
 
-    After a loss of nodes the agents start again with the new pods, at most ``num_restarts`` times.  A lost leading pod
-    of a RayJob is replaced at most ``num_restarts`` times too.
+    After a loss of nodes the agents start again with the new pods, at most ``num_restarts`` times.  In a RayJob, the
+    limit ``num_restarts`` also holds for replacements of a lost leading pod.
     """
 
     run_dir: RunDir
@@ -69,7 +69,7 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
                 if stop.last is signal.SIGINT:  # the run has ended; this pod stays until its bundle and code are read
                     stop.signal = None
             if ray is not None and _is_replaced(duty, environ, stop):
-                # Ray ends at once: KubeRay starts a new head if Ray does not answer, but not if the Ray job has failed
+                # end Ray at once: KubeRay replaces a head that does not answer, but not the head of a failed Ray job
                 ray_grace_s = 0.0
                 return code
             with suppress(EnvironmentMissing):  # if the disk is full, a collector pod can offer the bundle later
@@ -181,7 +181,7 @@ def _name_ray(run_dir: RunDir, code: int) -> None:
     state = read_state(run_dir)
     if state is not None and state.is_interrupted:
         message = f"Ray ended with {code}; {state.message}"
-        with suppress(EnvironmentMissing):  # a full disk loses only this message and does not stop the packing
+        with suppress(EnvironmentMissing):  # if the disk is full, only this message is lost
             write_json(run_dir.state, replace(state, message=message).to_json(), is_durable=False)
 
 
