@@ -113,7 +113,7 @@ def list_differences(plan: Plan) -> tuple[Difference, ...]:
 
 
 def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | None:
-    """Return the differences between the trials of all recorded pairs, each once; None if no pair is recorded."""
+    """Return the differences between the two trials of each pair, without repeats; None if no pair is recorded."""
     records = [read_pair(run_dir, *pair, find_switches(plan)).differences for pair in _list_pairs(plan)]
     found = [record[part] for record in records for part in (COMMAND, ENVIRONMENT) if part in record]
     return _merge(found) if found else None

@@ -147,8 +147,8 @@ def check_visibility(situation: Situation) -> Iterator[Complaint]:
     """Check the lists of visible devices.
 
     On AMD, Ray does not start where the lists of HIP, ROCr and CUDA disagree.  On NVIDIA, a trainer with inference
-    servers reads the list as numbers and counts a server's GPUs upwards from the first number.  With a gap in the
-    GPU numbers, the trainer would use a GPU that the job does not own.
+    servers reads the list as numbers and counts a server's GPUs upwards from the first number.  If these
+    numbers have a gap, the trainer would use a GPU that the job does not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: situation.fact("environment", name) for name in VISIBILITY}

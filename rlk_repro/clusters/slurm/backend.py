@@ -1,7 +1,7 @@
 """Run on Slurm: one sbatch script per run, on a file system that the nodes share with this machine.
 
-``script`` renders the script; ``client`` asks Slurm.  The run directory shows what a run did.  Slurm says whether the
-job runs, and why a job does not run.
+``script`` renders the script; ``client`` asks Slurm.  What a run did is read from its run directory.  Slurm says
+whether the job runs, and why a job does not run.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
     """Return the path of the bundle, which is on the shared file system.
 
-    If killed agents left no bundle, first pack the run directory together with Slurm's last record of the job.
+    If killed agents left no bundle, pack the run directory together with Slurm's last record of the job.
 
     Raises:
         CheckFailed: the job waits or runs.

@@ -177,8 +177,11 @@ def select_no_grad(
 
 @dataclass(frozen=True, kw_only=True)
 class Operators:
-    """The operators for log-probs with gradient.  Where an old log-prob is off by more than ``NEAR``, ``logp_of_far``
-    gives the exact log-prob, elsewhere 0.  ``logp_of_far`` is None on a CPU, and where ``can_mend`` finds errors."""
+    """The operators for log-probs with gradient.
+
+    ``logp_of_far`` computes the exact log-prob of each token whose old log-prob differs from the exact one by more than
+    ``NEAR``, and returns 0 for every other token.  It is None on a CPU, and where ``can_mend`` finds errors.
+    """
 
     ratio_kl: RatioKL
     logp: LogP

@@ -37,7 +37,7 @@ def make_logp_route(context: RouteContext) -> Route | Refusal:
 
 
 def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
-    """Return the route for log-probs with gradient: known log-probs plus the logarithm of the ratio to them."""
+    """Return the route for log-probs with gradient: old log-prob plus the logarithm of the ratio new / old."""
     loaded = load_operator("ratio_kl", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded

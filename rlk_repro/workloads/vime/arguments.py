@@ -21,7 +21,7 @@ WORKER: Final = "rlk_repro.integration.vllm_worker.LayerWatch"
 FORGE: Final = "vime.rollout.forge_load.generate_rollout"
 NUM_PROFILED_STEPS: Final = 3
 
-# vime's own scripts give these flags to every model; a run may change them in its arguments.
+# vime's own scripts set these flags for every model; a run may change them in its arguments.
 USUAL: Final[Mapping[str, Any]] = {
     "accumulate-allreduce-grads-in-fp32": True,
     "attention-backend": "flash",
