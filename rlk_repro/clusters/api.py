@@ -151,7 +151,7 @@ class Backend(Protocol):
         """Copy the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
 
     def find_bound(self, plan: Plan) -> Bound | None:
-        """Return what the plan's job may use at most; None if the job has no limits of its own."""
+        """Return the limits of the plan's job (time, GPUs, starts); None if the job has no limits of its own."""
 
     def propose_profile(self, ask: Ask) -> tuple[Proposal, str]:
         """Return a first profile and the source of its values; raise EnvironmentMissing if no cluster answers."""

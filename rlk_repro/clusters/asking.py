@@ -25,7 +25,7 @@ def require_known(status: JobStatus, run_dir: RunDir) -> None:
 
 
 def require_ended(status: JobStatus, run_dir: RunDir) -> None:
-    """Raise CheckFailed where the job waits or runs; otherwise raise as ``require_known`` does."""
+    """Raise CheckFailed where the job waits or runs; raise EnvironmentMissing where the job's state is unknown."""
     require_known(status, run_dir)
     if not status.state.is_final:
         hint = f"rlk-repro status --watch {run_dir.run_id}"

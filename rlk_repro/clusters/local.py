@@ -1,7 +1,7 @@
 """Run on this machine: one node agent, started detached from this process.
 
-The agent is identified by pid, start time and standard output, which is a file of the run directory.  So a
-later process with this pid, or the agent of a copied directory, is not mistaken for this agent.
+The agent is identified by pid, start time and standard output, which is a file of the run directory.  A
+later process with the same pid, or the agent of a copied directory, is not mistaken for this agent.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
         yield Problem("--same-nodes", "the local cluster is this machine", got=", ".join(nodes), expected=here)
     if plan.stack.images and plan.hardware.image_platform not in plan.stack.locks:
         yield Problem(f"stack {plan.stack.stack}", "has images, but the local cluster starts no containers",
-                      expected="a stack with a lock or without images",
+                      expected="a stack that has a lock or no images",
                       hint="--stack host uses the software of this machine")  # fmt: skip
     if plan.layout.num_nodes > 1:
         where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes"
@@ -113,7 +113,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask the agent to stop; the agent then writes its records, packs and ends.
+    """Ask the agent to stop; the agent then writes its records, packs the run and ends.
 
     Raises:
         EnvironmentMissing: the agent was started on another host, or by another user.

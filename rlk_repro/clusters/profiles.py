@@ -27,7 +27,7 @@ class Proposal:
         return str(self.values["profile"])
 
 
-def take_likeliest(question: str, choices: Sequence[str], likeliest: str) -> str:  # noqa: ARG001  (an Ask)
+def take_likeliest(question: str, choices: Sequence[str], likeliest: str) -> str:  # noqa: ARG001  (the signature of Ask)
     return likeliest
 
 

@@ -23,7 +23,7 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveChecked(Answer):
-    """The result of the check of a saved image.
+    """The result of checking a saved image.
 
     ``digest`` is the digest that a stack pins: the digest of the list of manifests, or of the only manifest.
     """

@@ -200,6 +200,6 @@ def _is_answering(engine: str) -> bool:
 def _git(*arguments: str) -> str:
     done = git.ask_git(ROOT, *arguments, timeout_s=30.0)
     if not done.is_ok:
-        hint = "build images from a git checkout of rlk-repro; they name its commit"
+        hint = "build images from a git checkout of rlk-repro; an image names the checkout's commit"
         raise EnvironmentMissing(Problem(str(ROOT), "is no git checkout", hint=hint))
     return done.stdout.strip()

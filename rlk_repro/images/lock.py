@@ -70,7 +70,7 @@ def parse_lock(text: str, name: str) -> list[Locked]:
     """Parse every line except comments.
 
     Raises:
-        SpecError: lines that do not name a package with version, hash and size; the error lists all of them.
+        SpecError: a line names no package with version, hash and size; the error lists all such lines.
     """
     locked, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):

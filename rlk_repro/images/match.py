@@ -104,7 +104,7 @@ def match_running(record: ImageRecord, code: Section) -> Iterator[Finding]:
 
 
 def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check which operators RL-Kernel's registry chooses here; without a GPU these are its native operators."""
+    """Check which operators RL-Kernel's registry chooses here; without a GPU it chooses native operators."""
     platform = str(answer.get("platform"))
     if platform not in {record.gpu_platform, Platform.CPU}:
         yield _differs("operators.platform", record.gpu_platform, platform)

@@ -176,7 +176,7 @@ def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
 def _choose(
     layout: OciLayout, index: Mapping[str, Any], platform: str | None, index_digest: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Find a platform's manifest, also in a nested list; return its descriptor, and the digest of the nested list."""
+    """Return the descriptor of a platform's manifest, and the digest of the nested list that holds it, if any."""
     found = [item for item in index.get("manifests", []) if not _is_attestation(item)]
     if platform is not None and len(found) > 1:
         found = [item for item in found if (item.get("platform") or {}).get("architecture") == platform]
@@ -209,7 +209,7 @@ def _descriptor(value: Mapping[str, Any]) -> Descriptor:
 
 
 def check_blobs(layout: OciLayout, image: OciImage) -> Iterator[Finding]:
-    """Check that every blob that the image's manifest lists exists and matches its digest."""
+    """Check that each blob of the image exists and matches its digest."""
     for blob in image.blobs:
         name = blob_name(blob.digest, str(layout.where))
         size = layout.size_bytes(name)

@@ -1,7 +1,7 @@
 """Renew a stack file: replace tags by their present digests and refs by commits, and add published images.
 
 The file's text is edited in place, so comments and order stay.  The new text is checked by loading it as a
-stack.  Without ``-o``, `images pin` only prints the difference.
+stack.  Without ``-o``, `images pin` only prints the diff.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PinnedText:
         return found
 
     def set(self, path: tuple[str, ...], text: str) -> None:
-        """Replace a value, or add the key after the first key of its mapping."""
+        """Replace the value of a key; if the key is absent, add it to its mapping."""
         value = text if isinstance(yaml.safe_load(text), str) else f'"{text}"'
         found = self.find(*path)
         if found is None:
@@ -95,7 +95,7 @@ def _last_line(node: yaml.Node) -> int:
 def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:
     """Return the text of a stack file with these refs and images.
 
-    Without refs and images, return the text with the present digests of the base images' tags.
+    If ``refs`` and ``images`` are empty, set the digest of each tagged base image to its tag's present digest.
 
     Raises:
         SpecError: the stack does not have the pin or platform.
@@ -117,7 +117,7 @@ def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str,
 
 
 def diff(before: str, after: str, name: str) -> Iterator[str]:
-    """Return a unified difference, line by line."""
+    """Return a unified diff, line by line."""
     names = (f"{name} (now)", f"{name} (renewed)")
     return iter(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm=""))
 

@@ -88,7 +88,7 @@ def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
     """Read a record; ``where`` names its file in errors.
 
     Raises:
-        BundleUnreadable: the record is not one of this tool, has a newer version, or was edited.
+        BundleUnreadable: the file is no record of this tool, has a newer version, or was edited.
     """
     try:
         value = json.loads(data)

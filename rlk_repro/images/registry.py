@@ -29,7 +29,7 @@ _TROUBLE: Final = (
 
 
 def resolve_tag(reference: str) -> str:
-    """Return a tag's present digest: of the manifest list, or of the manifest of an image without a list.
+    """Return a tag's present digest; where the tag names a list of images, this is the digest of the list.
 
     Raises:
         EnvironmentMissing: skopeo is not installed, or the registry did not answer.

@@ -118,7 +118,7 @@ def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]
     missing = find_unpublished(stack)[chosen]
     where = f"stack {stack.stack}: {chosen}"
     cost = LOCKED_BUILD_COST if chosen in stack.locks else BUILD_COST
-    hint = f"{missing.build}  # {cost}; the git tag images-{stack.stack} starts the workflow that publishes it"
+    hint = f"{missing.build}  # {cost}; the git tag images-{stack.stack} starts the workflow that publishes the image"
     raise SpecError(Problem(where, f"its image is not published ({missing.reason})", hint=hint))
 
 

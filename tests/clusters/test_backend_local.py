@@ -174,7 +174,7 @@ def test_a_plan_that_needs_containers_or_nodes_is_refused() -> None:
         local.render(dataclasses.replace(plan, run=run, stack=stack), RunDir(Path("/run")))
     assert str(caught.value).splitlines() == [
         "stack example: has images, but the local cluster starts no containers, "
-        "expected a stack with a lock or without images",
+        "expected a stack that has a lock or no images",
         "  hint: --stack host uses the software of this machine",
         "run smoke: layouts.cpu.num_nodes: the local cluster has one node, got 4, expected 1",
     ]

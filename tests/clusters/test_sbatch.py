@@ -395,7 +395,7 @@ def test_values_that_a_runtime_cannot_take_are_refused() -> None:
     example = plan_for(stack="example")
     assert refusal_of(with_site(example, container={"runtime": "host"})) == (
         "stack example: has images, but runtime host starts no container, "
-        "expected a stack with a lock or without images, or another container.runtime"
+        "expected a stack that has a lock or no images; or another container.runtime"
     )
     no_folder = with_site(example, container={"runtime": "apptainer", "image_dir": None})
     assert refusal_of(no_folder) == (

@@ -118,7 +118,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to write its records, pack and end; a second call deletes the job.  Delete a waiting job.
+    """Ask a running job to write its records, pack the run and end; a second call deletes it.  Delete a waiting job.
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
@@ -161,7 +161,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 
 def find_bound(plan: Plan) -> Bound | None:
-    """Return what the plan's job may use at most.  A pod has only the GPUs that the layout uses."""
+    """Return the limits of the plan's job.  A pod has only the GPUs that the layout uses."""
     return Bound(time_min=time_limit_min(plan), gpus_per_node=plan.layout.gpus_per_node)
 
 
@@ -226,7 +226,7 @@ def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
 
 
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
-    """Return the state of a job that exists.  A sealed run is done, even if the job failed; an unsealed run is not."""
+    """Return the state of a job that exists; it is done if its run is sealed, even if the job failed."""
     last = read_last_word(run_dir)
     # the message of a running agent tells its progress, not why the job has this state
     message = last.message if last.exit_code is not None else ""
@@ -317,7 +317,7 @@ def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> N
     put_in_place(run_dir)
     if last_state is not None:
         write_json(run_dir.state, last_state)
-    if not run_dir.is_sealed:  # the bundle of a sealed run has this file
+    if not run_dir.is_sealed:  # the bundle of a sealed run already holds submission.json
         write_json(run_dir.submission, submission.to_json())
     record_objects(sent, run_dir)
 

@@ -99,7 +99,7 @@ def find_current_place() -> Target:
 
 
 def probe_versions(place: Target) -> dict[str, str]:
-    """Read the versions of client and server; the server's version is empty where it does not answer."""
+    """Read the versions of client and server; the server's version is missing where the server does not answer."""
     done = place.run("version", "--output=json")
     try:
         value: Any = json.loads(done.stdout)
@@ -130,7 +130,7 @@ def is_not_found(done: proc.Completed) -> bool:
 
 
 def quote_words(done: proc.Completed) -> str:
-    """Quote kubectl's message on one line: each sentence once, without kubectl's prefixes."""
+    """Quote kubectl's message on one line, without repeated lines and without kubectl's prefixes."""
     if done.is_timeout:
         return "no answer in time"
     lines = (line.strip() for line in (done.stderr or done.stdout).splitlines())

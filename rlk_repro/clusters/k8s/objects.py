@@ -84,7 +84,7 @@ def dump_objects(objects: Sequence[Object]) -> str:
 
 
 def time_limit_min(plan: Plan) -> int:
-    """Return the job's limit in minutes: all trials and the work around them, or the profile's limit, if lower."""
+    """Return the job's limit in minutes: what all trials and the work around them need, at most the profile's limit."""
     needed_min = plan.all_limits_min + SURROUNDINGS_MIN
     limit = kubernetes_settings(plan).max_time_min
     return math.ceil(needed_min if limit is None else min(needed_min, limit))

@@ -52,7 +52,7 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     where = f"profile {plan.profile.profile}"
     image = shown_image(plan)
     if image is None:
-        hint = "--stack names another stack"
+        hint = "choose another stack with --stack"
         what = f"has no image for {plan.hardware.hardware}, and a pod needs an image"
         yield Problem(f"stack {plan.stack.stack}", what, expected="an image by digest", hint=hint)
     elif ":" in image.reference.rpartition("/")[2]:

@@ -24,7 +24,7 @@ OPERATORS: Final[Mapping[str, str]] = {
     "queue": "localqueues.kueue.x-k8s.io",
 }
 SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
-# permissions for every run; then JOB_VERBS for the job's resource and OWNED_VERBS for objects that the job owns
+# every run needs these permissions, JOB_VERBS for its job, and OWNED_VERBS for a ComputeDomain or NetworkPolicy
 PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "pods": ("create", "delete", "get", "list"),
     "pods/exec": ("create",),

@@ -1,4 +1,4 @@
-"""Derive a job's state, and the reason in plain words, from the job's objects.  No function contacts a cluster."""
+"""Derive a job's state, and the reason in plain words, from the job's objects.  No function here contacts a cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "BackoffLimitExceeded": "a pod failed",
         "ContainerCannotRun": "the container cannot be started",
         "ContainerCreating": "the container is being created",
-        "ContainersNotReady": "its containers are not ready",
+        "ContainersNotReady": "the pod's containers are not ready",
         "CrashLoopBackOff": "the container ends after every start",
         "CreateContainerConfigError": "a secret or ConfigMap that the pod names is missing",
         "CreateContainerError": "the container cannot be created",
@@ -231,7 +231,7 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def role_of(pod: Mapping[str, Any]) -> str:
-    """Return a pod's role by its label.  The pods of a Job have equal labels, so there the pod with index 0 leads."""
+    """Return a pod's role by its label.  The pods of a Job have equal labels, so the Job's pod with index 0 leads."""
     metadata = as_map(pod.get("metadata"))
     role = str(as_map(metadata.get("labels")).get(ROLE, ""))
     return LEADER if role == AGENT and as_map(metadata.get("annotations")).get(INDEX) == "0" else role

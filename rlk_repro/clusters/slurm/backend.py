@@ -116,7 +116,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to write its records, pack and end; a second call makes Slurm end the job.
+    """Ask a running job to write its records, pack the run and end; a second call makes Slurm end the job.
 
     Raises:
         EnvironmentMissing: this machine cannot find out whether the job runs.
@@ -159,7 +159,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 
 def find_bound(plan: Plan) -> Bound | None:
-    """Return what the plan's job may use at most.  A Slurm job has all GPUs of its nodes."""
+    """Return the limits of the plan's job.  A Slurm job has all GPUs of its nodes."""
     gpus = plan.hardware.gpus_per_node
     return Bound(time_min=time_limit_min(plan), gpus_per_node=gpus, num_jobs=find_max_jobs(plan))
 

@@ -54,7 +54,7 @@ STATES: Final[Mapping[str, JobState]] = MappingProxyType(
     }
 )
 
-# Fields to ask sacct for. sacct fails as a whole for one unknown name, so only the names that it knows are used.
+# Fields to ask sacct for. One unknown name makes sacct fail, so only the names that this sacct knows are used.
 SACCT_FIELDS: Final = (
     *("JobIDRaw", "JobName", "Cluster", "Account", "Partition", "QOS", "State", "ExitCode", "DerivedExitCode"),
     *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NodeList", "NNodes", "AllocTRES", "ReqTRES"),
@@ -127,7 +127,7 @@ def run_client(*argv: str, timeout_s: float = TIMEOUT_S) -> proc.Completed:
 
 
 def quote_words(done: proc.Completed) -> str:
-    """Quote a client's refusal on one line: each sentence once, without the client's name in front."""
+    """Quote a client's refusal on one line, without repeated lines and without the client's name in front."""
     if done.is_timeout:
         return "no answer in time"
     lines = (done.stderr or done.stdout).splitlines()

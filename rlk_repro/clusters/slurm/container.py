@@ -85,7 +85,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
         has_images = plan.stack.images or plan.stack.unpublished
         if has_images and plan.hardware.image_platform not in plan.stack.locks:
             yield Problem(f"stack {plan.stack.stack}", "has images, but runtime host starts no container",
-                          expected="a stack with a lock or without images, or another container.runtime")  # fmt: skip
+                          expected="a stack that has a lock or no images; or another container.runtime")  # fmt: skip
         return
     if shown_image(plan) is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",

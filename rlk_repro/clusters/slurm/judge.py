@@ -15,7 +15,7 @@ from rlk_repro.images.importing import is_imported
 from rlk_repro.spec import ContainerSettings, FromEnv, Hardware, Profile, SlurmSettings
 
 SEGMENT_RELEASE: Final = (23, 11)
-NOT_FOR_JOBS: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (looked at, never written to)
+NOT_FOR_JOBS: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (names to compare; nothing is written there)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class UserHere:
 def judge_profile(
     profile: Profile, site: SlurmSite, here: UserHere, needs: Needs, hardware: Mapping[str, Hardware]
 ) -> list[Finding]:
-    """Compare a profile with facts of cluster and machine, without a job, and return a finding for each fault."""
+    """Compare a profile with facts of the cluster and this machine, without a job; return a finding for each fault."""
     settings = profile.slurm or SlurmSettings()
     pools = site.pools_of(settings.partition)
     return [

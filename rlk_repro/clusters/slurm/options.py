@@ -42,7 +42,7 @@ def _surround(plan: Plan, trials_min: float) -> float:
 
 
 def _trials_min(plan: Plan) -> float:
-    """Return a job's trial minutes: 1.5 times the estimate if another job can continue, else all trials' limits."""
+    """Return minutes for a job's trials: 1.5 times the estimate if another job can continue, or all trials' limits."""
     expected_min = plan.expected_minutes()
     if expected_min is None or not slurm_settings(plan).requeue:
         return plan.all_limits_min

@@ -45,8 +45,8 @@ def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> 
 
     Options with a path are not in the script but in ``sbatch_command``, because a path may hold a line feed.
     ``nodes`` are the nodes that the job requests (``replay --same-nodes``).  When the batch shell alone gets SIGTERM
-    (``scancel --batch --signal=TERM``), the agents write their records and pack.  Output of Slurm's tools goes to
-    ``run_dir.job_output(job_id)``.  The script's exit code is the highest exit code of the agents.
+    (``scancel --batch --signal=TERM``), the agents write their records and pack the run.  Output of Slurm's tools goes
+    to ``run_dir.job_output(job_id)``.  The script's exit code is the highest exit code of the agents.
 
     Raises:
         SpecError: Slurm or the container runtime cannot take a value, or the runtime needs an image and the stack has

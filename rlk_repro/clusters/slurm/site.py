@@ -1,6 +1,6 @@
 """Read a Slurm cluster's facts: partitions, GPUs, limits, topology, accounts, container tools.
 
-Only fixed fields of Slurm's output are read.  A fact that Slurm does not tell is None or empty.
+Only named fields of Slurm's output are read.  A fact that Slurm does not tell is None or empty.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def probe_site() -> SlurmSite:
 
 
 def parse_pools(text: str) -> Iterator[Pool]:
-    """Read rows of ``sinfo`` in POOL_FIELDS; the default partition's name ends in ``*``."""
+    """Read rows of ``sinfo`` with the columns POOL_FIELDS; the default partition's name ends in ``*``."""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) != POOL_FIELDS.count("|") + 1 or not fields[3].isdigit():

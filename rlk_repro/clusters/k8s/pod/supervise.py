@@ -64,8 +64,8 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         ray_grace_s = RAY_GRACE_S
         try:
             code = _run_agent(duty, environ, stop, ray, notes) if earlier_code is None else earlier_code
-            if stop.signal is signal.SIGINT:  # a user cancels
-                code = code_after(signal.SIGINT)  # not SIGTERM's code 143, after which the Job starts a new pod
+            if stop.signal is signal.SIGINT:  # the user cancelled the job
+                code = code_after(signal.SIGINT)  # after SIGTERM's code 143, the Job would start a new pod
                 if stop.last is signal.SIGINT:  # the run has ended; this pod stays until its bundle and code are read
                     stop.signal = None
             if ray is not None and _is_replaced(duty, environ, stop):
