@@ -50,7 +50,7 @@ class Journal:
         self._redact = redact
 
     def keep_room(self) -> None:
-        """Reserve disk space for the last message.  The journal frees this space when the disk is full.
+        """Reserve disk space for the last message.  The journal frees the reserved space when the disk is full.
 
         Raises:
             Unwritable: the disk has no space.

@@ -54,7 +54,7 @@ class LogWriter:
         self.close()
 
     def feed(self, data: bytes) -> bytes:
-        """Take a block of output; write and return, without secrets, the lines that are now complete."""
+        """Take a block of output, remove secrets from the lines that are now complete, then write and return them."""
         end = data.rfind(b"\n") + 1
         if end:
             end += len(self._held)

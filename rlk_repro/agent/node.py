@@ -34,7 +34,7 @@ def describe_node(
 ) -> list[Finding]:
     """Write this node's manifest and preflight record.
 
-    Move the files of an earlier agent to ``earlier/<n>/``, and report the facts that differ from those files.
+    Move the files of an earlier agent to ``earlier/<n>/``, and report which facts of the node have changed since then.
     ``known`` are findings that this agent has already made.
     """
     before = preflight.ClockReading.read()

@@ -1,4 +1,4 @@
-"""Put rlk-repro's own uncommitted changes into the bundle: its commit alone does not give the code that ran."""
+"""Put rlk-repro's own uncommitted changes into the bundle: the commit alone does not identify the code that ran."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class Role(StrEnum):
 class NodePlace:
     """The place of one agent among the nodes of a job.
 
-    The first of ``nodes`` is the leader.  All agents of one allocation share ``allocation``.  The last pair must
-    have ended at ``until`` (Unix seconds); 0 means that the allocation has no time limit.
+    The first of ``nodes`` is the leader.  All agents of one allocation have the same ``allocation``.  The last pair
+    must have ended at ``until`` (Unix seconds); 0 means that the allocation has no time limit.
     """
 
     node: str
@@ -48,10 +48,10 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Return an agent's place.  Each node name must be a valid folder name.  ``allocation`` may be None on one node.
+    """Return an agent's place among the job's nodes.  ``allocation`` may be None if the job has one node.
 
     Raises:
-        SpecError: a name is invalid, the node is not among the nodes, or several nodes have no allocation.
+        SpecError: a name is not a valid folder name, ``node`` is not in ``nodes``, or several nodes have no allocation.
     """
     problems = [
         Problem("--nodes", "is not a node name", got=name, expected="a name without a slash")
@@ -74,7 +74,7 @@ class Deadlines:
     """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for the agents of other nodes, for Ray.
 
     An agent counts as lost if its pulse file does not change for ``lost_s``; shared file systems show a change within
-    one minute.  ``all_reduce_s`` limits the all-reduce before the trials; 0 skips it.
+    one minute.  ``all_reduce_s`` is the time limit of the all-reduce before the trials; 0 skips it.
     """
 
     grace_s: float = 20.0

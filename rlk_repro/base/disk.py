@@ -24,7 +24,7 @@ MORE_ROOM: Final = "export TMPDIR=/a/folder/with/room"
 OF_WRITING: Final = WANTS_ROOM | {errno.EROFS, errno.EFBIG}
 """Error numbers of failed writes; a read or a network connection never fails with these numbers."""
 OF_FILE_SYSTEMS: Final = OF_WRITING | {errno.EIO, errno.ESTALE}
-"""Error numbers of a failure of a whole file system; no caller can handle such a failure."""
+"""Error numbers that mean that a whole file system failed; no caller can handle such a failure."""
 
 
 class Unwritable(EnvironmentMissing, OSError):

@@ -20,7 +20,7 @@ from rlk_repro.base.units import canonical, format_bytes
 
 CHUNK_BYTES: Final = 1 << 20
 
-# Limits for untrusted JSON: Python values take up to 40 times the bytes of their text; lists and objects take most.
+# Limits for untrusted JSON: Python values, above all lists and objects, take up to 40 times the bytes of their text.
 MAX_JSON_BYTES: Final = 4 << 20
 MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
@@ -141,7 +141,7 @@ def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes:
     more than 20 digits, a key twice in one object, and too many bytes, lists or levels.
 
     Raises:
-        BundleUnreadable: the bytes are not such JSON, or their ``schema`` is too new.
+        BundleUnreadable: the bytes are not JSON that the parser accepts, or their ``schema`` is too new.
     """
     try:
         value = decode_json(data, max_bytes)
@@ -153,7 +153,7 @@ def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes:
 
 
 def decode_json(data: bytes, max_bytes: int) -> Any:
-    """Decode JSON within the limits, for callers that skip a broken line and read the next one.
+    """Decode JSON of limited size and depth, for callers that skip a broken line and read the next one.
 
     Raises:
         ValueError: the message says what is wrong.

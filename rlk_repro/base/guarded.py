@@ -82,7 +82,7 @@ class Guarded:
 
     def kill(self) -> None:
         """Tell the guard to kill all its processes and then itself; ``poll`` then returns the status."""
-        with contextlib.suppress(OSError):  # the guard is gone already
+        with contextlib.suppress(OSError):  # the guard has ended already
             self._socket.shutdown(socket.SHUT_WR)
 
     def release(self) -> None:

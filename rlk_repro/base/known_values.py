@@ -91,7 +91,7 @@ def _list_forms(value: bytes) -> Iterator[bytes]:
             yield re.sub(r"%..", lambda match: match[0].lower(), text).encode()
     yield value.hex().encode()
     yield value.hex().upper().encode()
-    for shift, begun in enumerate((0, 2, 3)):  # skip characters that also encode text before the value
+    for shift, begun in enumerate((0, 2, 3)):  # skip base64 characters that also encode text before the value
         whole = base64.b64encode(bytes(shift) + value)[begun : (shift + len(value)) * 8 // 6]
         yield whole
         yield whole.translate(bytes.maketrans(b"+/", b"-_"))

@@ -1,6 +1,6 @@
 """Replace this machine's folders by names such as ``{run_dir}``, ``{python}`` and ``~`` in records.
 
-Names make the records of two machines comparable, and hide a user's home folder.  ``secrets`` handles secrets.
+With these names, records of two machines are comparable and hide a user's home folder.  ``secrets`` handles secrets.
 """
 
 from __future__ import annotations

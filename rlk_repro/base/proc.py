@@ -1,4 +1,4 @@
-"""Start other processes; no other module starts any.
+"""Start other processes; no other module starts a process.
 
 Every command is an argument list; no command passes through a shell.  ``run`` is for short commands (nvidia-smi, git):
 it reads both pipes to their end and has a time limit.  ``start`` is for trials: output goes to a file descriptor, the
@@ -163,7 +163,7 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
     """Signal the process group that ``pid`` leads; return False if the group is already gone."""
     try:
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # EPERM: a zombie of another user namespace leads the group
+    except (ProcessLookupError, PermissionError):  # EPERM: the group's leader is a zombie of another user namespace
         return False
     return True
 

@@ -43,7 +43,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     finally:
         os.close(handle)
-    fields = data[data.rfind(b")") + 2 :].split()  # the program name before this may hold spaces and brackets
+    fields = data[data.rfind(b")") + 2 :].split()  # the program name may hold brackets, but ends at the last one
     return ProcessStat(
         state=fields[0].decode(),
         parent=int(fields[1]),

@@ -4,9 +4,9 @@ A secret is recognised by its form (issuers give tokens a prefix for this purpos
 by its value (if this process's environment holds it).  The search finds most secrets that were written by accident,
 not all: it finds a password that looks like a word only if its variable is known.
 
-The patterns are rlk-repro's own.  They find all 46 secrets in ``tests/security``, at 60 to 130 MB/s.  The 222 rules of
-gitleaks (July 2026) find 24 of the 46 at 1.4 MB/s, with three false alarms.  detect-secrets 1.5.0 finds 7 of the 46 at
-0.6 MB/s.  Each speed was measured on one core with a training log.
+rlk-repro's own patterns find all 46 secrets in ``tests/security``, at 60 to 130 MB/s.  The 222 rules of gitleaks (July
+2026) find 24 of these 46 secrets at 1.4 MB/s, with three false alarms.  detect-secrets 1.5.0 finds 7 of these 46
+secrets at 0.6 MB/s.  Each speed was measured on one core with a training log.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 class Pattern:
     """One kind of secret.
 
-    ``hint`` matches every line that ``regex`` matches.  ``hint`` consists of alternatives without groups, and each
-    begins with an uncommon letter.  Lines that ``hint`` does not match are not searched for ``regex``, which saves
-    time.  The text of a group named ``keep`` stays in front of the redacted part.
+    ``hint`` matches every line that ``regex`` matches.  ``hint`` consists of alternatives without groups; each
+    alternative begins with an uncommon letter.  Lines that ``hint`` does not match are not searched for ``regex``,
+    which saves time.  The text of a group named ``keep`` stays in front of the redacted part.
     """
 
     kind: str
@@ -189,7 +189,7 @@ _USER_INFO: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 def looks_secret(name: str, value: str) -> str | None:
-    """Return why a setting looks like a secret (``github-token``, ``named like one``); None if it does not.
+    """Return why a setting looks like a secret (for example ``github-token``); None if it does not.
 
     ``name`` may have any case and style: ``hfToken``, ``hf-token`` and ``HF_TOKEN`` count as one name.
     """
@@ -257,7 +257,7 @@ class Scrubber:
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:
-    """Remove secrets from a command line; ``--api-key VALUE`` and ``--api-key=VALUE`` lose their value too."""
+    """Remove secrets from a command line, also the values in ``--api-key VALUE`` and ``--api-key=VALUE``."""
     clean: list[str] = []
     flag = ""
     for argument in argv:

@@ -38,7 +38,7 @@ class Metric:
     """One reported metric.
 
     A source is a pair: kind of line, and vime's key.  Without a ``formula`` the sources are alternatives.  The whole
-    series comes from the first source that the log has, because alternatives have different definitions.  With a
+    series comes from the first source that the log has, because the sources define the metric differently.  With a
     ``formula`` all sources are its operands, and the value's line number is that of the last operand.  Numbers of STEP
     rows are averaged over the steps of the rollout.  ``offset`` is added to the rollout id to find the row.
 
@@ -56,7 +56,7 @@ class Metric:
     is_positive: bool = False
 
     def is_impossible(self, key: str, value: float) -> bool:
-        """Whether this number is impossible, such as NaN as a time; a skipped step may print NaN as a loss."""
+        """Whether this number is impossible: a time is never NaN, but a skipped step may print a loss of NaN."""
         if key.startswith(CLOCKED) and not math.isfinite(value):
             return True
         return value < self.lowest or (self.is_positive and value <= 0)

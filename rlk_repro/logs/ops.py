@@ -62,7 +62,7 @@ class TimerSample(NamedTuple):
 
 
 class ShadowSample(NamedTuple):
-    """One comparison of RL-Kernel with the trainer's own function on a rank, with its file and line."""
+    """One comparison of RL-Kernel with the trainer's own function on a rank, and the file and line that hold it."""
 
     rank: int
     step: int
@@ -78,7 +78,7 @@ class OpsLog:
 
     ``timers`` and ``memory`` map metric -> step -> the largest value over ranks, because the slowest rank sets the time
     of a step.  A step that no rank wrote is absent.  ``energy`` maps step -> joules of all ranks together, with the
-    first rank's file and line; a step is absent if one rank has no energy.
+    first rank's file and line; a step is absent if the energy of any rank is missing.
     """
 
     ranks: tuple[RankOps, ...]
@@ -118,7 +118,7 @@ class OpsLog:
         return found.pop() if len(found) == 1 else None
 
     def counts_in(self, step: int) -> dict[str, int]:
-        """Return torch's counts in a session's step, such as ``compilations``: each is the largest over ranks."""
+        """Return torch's counts in a session's step, such as ``compilations``: each count is the largest over ranks."""
         found: dict[str, int] = {}
         for rank in self.ranks:
             for name, count in rank.steps[step][1].counts.items() if step in rank.steps else ():

@@ -107,7 +107,7 @@ class Sums:
 
 @record(**RECORD)
 class Tokens:
-    """How log-probs of training and rollout differ in one step on one rank; ``reason`` says why this is unknown."""
+    """How training and rollout log-probs differ in a step on a rank; ``reason`` says why the difference is unknown."""
 
     reason: Annotated[str, Field(max_length=200)] = ""
     tokens: Count = 0

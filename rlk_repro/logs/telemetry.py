@@ -36,7 +36,7 @@ class TrialTelemetry:
 
     @property
     def throttled_fraction(self) -> float | None:
-        """Share of the samples with throttle reasons in which some device was slowed to protect the hardware."""
+        """Among samples with throttle data, the share in which a device was slowed to protect the hardware."""
         return self.num_throttled / self.num_throttle_samples if self.num_throttle_samples else None
 
     def __add__(self, other: TrialTelemetry) -> TrialTelemetry:

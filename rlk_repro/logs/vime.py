@@ -1,4 +1,4 @@
-"""Read the output of vime's trainer and RolloutManager into rows of numbers, with the line of each number.
+"""Read the output of vime's trainer and RolloutManager into rows of numbers; each number keeps its line number.
 
 This module knows only the form of vime's lines (docs/log-dialect.md); ``rlk_repro.logs.metrics`` maps keys to metrics.
 """
@@ -69,8 +69,8 @@ class ParsedLog:
     """The content of one trial's log.  The key of a row is the number N that its line prints.
 
     ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` counts all
-    rejects, also those not kept, and the lines that Ray dropped as duplicates.  Ray compares lines without their
-    digits, so it may drop lines with values of other steps.
+    rejects, also those not kept, and the lines that Ray dropped as duplicates.  Ray ignores digits when it looks
+    for duplicates, so a dropped line may hold values of another step.
     """
 
     step_rows: Rows

@@ -87,7 +87,7 @@ def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUs
 
 
 def find_pinned(plan: Plan) -> Stack:
-    """Return the stack with the pins to check, without RL-Kernel's pin if the run compares two RL-Kernel commits."""
+    """Return the plan's stack, but leave out RL-Kernel's pin if the run compares two RL-Kernel commits."""
     if plan.run.rl_kernel.commits is None:
         return plan.stack
     pins = {name: pin for name, pin in plan.stack.pins.items() if name != "rl_kernel"}

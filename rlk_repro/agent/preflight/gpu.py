@@ -71,7 +71,7 @@ def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_links(situation: Situation) -> Iterator[Complaint]:
-    """Check that every link between the GPUs is up.  With one GPU per node, a job uses no such link."""
+    """Check that every link between the GPUs is up.  With one GPU per node, a job uses no GPU link."""
     expected, devices = situation.hardware.links_per_gpu, situation.devices
     if expected == 0 or situation.layout.gpus_per_node < 2 or not devices:
         return
@@ -147,8 +147,8 @@ def check_visibility(situation: Situation) -> Iterator[Complaint]:
     """Check the lists of visible devices.
 
     On AMD, Ray does not start where the lists of HIP, ROCr and CUDA disagree.  On NVIDIA, a trainer with inference
-    servers reads the list as numbers and counts a server's GPUs upwards from the first number.  If these
-    numbers have a gap, the trainer would use a GPU that the job does not own.
+    servers reads the list as numbers and counts a server's GPUs upwards from the first number.  If the GPU numbers
+    have a gap, the trainer would use a GPU that the job does not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: situation.fact("environment", name) for name in VISIBILITY}
@@ -172,7 +172,7 @@ def _are_in_rows(listed: str, size: int) -> bool:
 
 
 def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:
-    """Check that RL-Kernel's extension has code for these GPUs; without it, calls fail or use no compiled kernel."""
+    """Check that RL-Kernel's extension has code for these GPUs; otherwise calls fail or use no compiled kernel."""
     built = situation.mapping("code", "rl_kernel").get("extension_architectures")
     if not situation.has_enabled or not isinstance(built, list):
         return

@@ -112,7 +112,7 @@ def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Fi
 
 
 def find_domain(manifest: Manifest) -> str | None:
-    """Return a node's NVLink domain (cluster and clique), or None if its cluster id is zero: it is in no domain."""
+    """Return a node's NVLink domain (cluster and clique); None if the cluster id is zero (no domain) or unknown."""
     fabric = manifest.sections.get("gpu", {}).get("fabric")
     known = fabric if isinstance(fabric, dict) else {}
     cluster, clique = known.get("cluster_uuid"), known.get("clique_id")

@@ -1,4 +1,4 @@
-"""Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents may not restart Ray's head.
+"""Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents must not restart Ray's head.
 
 Ray starts before the first trial, so Ray's workers do not inherit a trial's environment.  Instead, the Ray job of each
 trial passes its runtime environment to the workers.

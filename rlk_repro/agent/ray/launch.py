@@ -64,7 +64,7 @@ class RaySeat:
         return {name: self.first_port + number for number, name in enumerate(names)}
 
     def node_ports(self) -> dict[str, int]:
-        """Return Ray's ports on this node; nodes that share a machine get different ports as long as ports last."""
+        """Return Ray's ports on this node; nodes that share a machine get different ports if there are enough ports."""
         begin = self.first_port + len(HEAD_PORTS)
         num_blocks = (PORT_LIMIT - begin) // len(NODE_PORTS)
         begin += self.index % num_blocks * len(NODE_PORTS)
@@ -75,7 +75,7 @@ class RaySeat:
 
 
 def require_tokens() -> None:
-    """Refuse a Ray that does not support tokens: without tokens, any host that reaches Ray's ports can run code.
+    """Refuse a version of Ray without tokens, in which any host that reaches Ray's ports can run code.
 
     Raises:
         EnvironmentMissing: the installed Ray does not support tokens.

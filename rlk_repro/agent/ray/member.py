@@ -21,7 +21,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
-SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (only its size is read)
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (only the folder's size is read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class RayMember:
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Prepare, but do not start, Ray on this node.  Ray's workers get the environment of ``use``'s command."""
+        """Prepare, but do not start, Ray on this node.  Ray workers get the environment of the command for ``use``."""
         command = self.find_command(use)
         env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines
