@@ -1,4 +1,4 @@
-"""Name RL-Kernel's operators, and define which calls and platforms each operator serves, and by which classes.
+"""Name RL-Kernel's operators, and define each operator's calls, platforms and RL-Kernel classes.
 
 For an unknown name RL-Kernel returns a native operator (plain PyTorch), so the returned class is always checked.  Plans
 and trainers call the same ``find_refusal``, so a dry run shows what a trainer will do.  This module imports no torch.
@@ -40,7 +40,7 @@ class Reason(StrEnum):
     NO_ROUTE = "cannot be called by this version of rlk-repro"
     NOT_ACCEPTED = "resolved to an implementation that is not accepted"
     GENERATION = "is not in this generation of RL-Kernel"
-    NOT_DISPATCHED = "RL-Kernel's own dispatch refuses it"
+    NOT_DISPATCHED = "RL-Kernel's own dispatch refuses the operator"
     DTYPE = "does not accept logits of this dtype"
     DEVICE = "needs the logits on the device for which RL-Kernel chose the operator"
     FOREIGN_ID = "a token id lies outside the vocabulary"
@@ -68,7 +68,7 @@ class Refusal:
 class Implementation:
     """An operator class of RL-Kernel; ``backend`` is its name in RL-Kernel's ``OpBackend`` or dispatch.
 
-    ``symbols`` are compiled functions that must exist; ``kernels`` are parts of its GPU kernels' names.
+    ``symbols`` are compiled functions that must exist; ``kernels`` are parts of the names of the class's GPU kernels.
     A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.
     With ``needs_whole_vocabulary``, the implementation has kernels only if one rank has the whole vocabulary.
     """

@@ -124,7 +124,7 @@ class ArchiveWriter:
 class ArchiveReader:
     """Iterates over the members of an archive; ``data`` streams the current member.
 
-    For content that no bundle holds, such as a link, the reader raises BundleUnreadable, which names archive and
+    For content that no bundle may hold, such as a link, the reader raises BundleUnreadable, which names archive and
     member.  An iteration that ends without an error has checked the length and the CRC of the whole file.
 
     Attributes:

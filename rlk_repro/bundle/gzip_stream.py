@@ -44,8 +44,8 @@ class Limits:
     """Limits of a bundle: the number of files and folders, the inflated bytes, and inflated bytes per compressed byte.
 
     Inflating makes logs 4 to 7 times larger, one repeated line 70 times, zeros 1000 times.  Each inflated byte costs
-    time and memory, so a file of up to ``small_file_bytes`` may inflate to at most ``small_total_bytes``.  For each
-    compressed byte beyond ``small_file_bytes``, a file may inflate to ``ratio`` more bytes.
+    time and memory, so a file of up to ``small_file_bytes`` may inflate to at most ``small_total_bytes``.  For a
+    larger file, this limit grows by ``ratio`` bytes for each byte of the file beyond ``small_file_bytes``.
     """
 
     num_members: int = 100_000

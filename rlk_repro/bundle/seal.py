@@ -289,7 +289,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
             yield ArchiveReader(stream, str(path), limits=limits)
     except Unwritable:
         raise
-    except OSError as error:  # an error of writing would be Unwritable, so reading failed
+    except OSError as error:  # a failed write raises Unwritable, so here a read failed
         raise _unreadable(path, error) from error
 
 

@@ -32,7 +32,7 @@ from rlk_repro.claims.results import (
 )
 from rlk_repro.rundir.operator_results import OperatorStatus
 
-# A published "~0 MB" or "0.00 GB" may mean up to this many bytes: workspaces, and one value per row.
+# A published "~0 MB" or "0.00 GB" may stand for up to this many bytes, such as workspaces and one value per row.
 ZERO_BYTES: Final = 32 << 20
 NO_GPU: Final = "this machine has no GPU, and speed is not checked on a CPU"
 COMPUTED: Final = "only the formula of the published memory was checked; nothing was measured"

@@ -94,7 +94,7 @@ MEASUREMENT: Final = TypeAdapter(Measurement)
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One comparison in one row: of memory, or of the ratio of two times; ``published`` and ``here`` are in ``unit``.
+    """One comparison in a row, of memory or of a ratio of two times; ``published`` and ``here`` are in ``unit``.
 
     For a cold comparison, ``warm`` is the ratio without the cold start.
     """
@@ -170,7 +170,7 @@ def _rename_keywords(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def join_words(words: Iterable[Word]) -> Word:
-    """Join the results of a row's comparisons; one comparison that is *not reproduced* decides for the row."""
+    """Join the results of a row's comparisons; if one of them is *not reproduced*, the row is *not reproduced*."""
     found = set(words)
     if Word.NOT_REPRODUCED in found:
         return Word.NOT_REPRODUCED

@@ -89,7 +89,7 @@ class Contents:
 
 
 def digest_of(sha256s: Mapping[str, str], order: Mapping[str, int] | None = None) -> str:
-    """Return the sha256 of the lines ``<sha256>  <name>``, sorted by name or in the given order."""
+    """Return the sha256 of the lines ``<sha256>  <name>``, sorted by name, or by ``order`` if it is given."""
     names = sorted(sha256s, key=None if order is None else order.__getitem__)
     return sha256_bytes("".join(f"{sha256s[name]}  {name}\n" for name in names).encode())
 

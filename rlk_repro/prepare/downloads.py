@@ -30,7 +30,7 @@ class _RedirectRefused(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Limits of a download from the address ``asked``: ``limit`` bytes.  ``what`` names the download in messages."""
+    """Limits of a download: ``limit`` bytes from the address ``asked``.  ``what`` names the download in messages."""
 
     asked: str
     what: str

@@ -127,7 +127,7 @@ def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
 
 
 def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
-    """Load the files that were checked and still have their size.  Incomplete lines of the journal are ignored."""
+    """Load the records of checked files whose size did not change.  Incomplete lines of the journal are ignored."""
     path = work.path / _JOURNAL
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else ():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 RECIPE: Final = 1
-"""Version of the recipe: increase this number when an equal file gives other bytes."""
+"""Version of the recipe: increase this number when the same GGUF file gives other bytes."""
 _TOP: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

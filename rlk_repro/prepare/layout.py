@@ -27,7 +27,7 @@ class PreparedDir:
 
     @classmethod
     def of(cls, profile: Profile, run_dir: RunDir) -> PreparedDir:
-        """Return the profile's folder, or the folder ``prepared`` beside the run directories, which all nodes see."""
+        """Return the profile's folder, or else ``prepared`` beside the run directories.  All nodes see this folder."""
         if profile.prepared_dir is not None:
             return cls(Path(profile.prepared_dir))
         return cls(run_dir.root.absolute().parent.parent / HERE)

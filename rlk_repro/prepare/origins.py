@@ -44,7 +44,7 @@ class Repository:
     patterns: tuple[str, ...]
 
     def wants(self, name: str) -> bool:
-        """Whether a run needs a file.  Patterns match no file in a subfolder, because subfolders hold other formats."""
+        """Whether a run needs a file.  ``patterns`` match no file in a subfolder: subfolders hold other formats."""
         is_at_top = "/" not in name
         return name in self.patterns or (is_at_top and any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
@@ -166,7 +166,7 @@ class Hub:
     """The Hugging Face hub, read by the package huggingface_hub, which finds the user's token."""
 
     def find(self, repository: Repository) -> Listing | None:
-        with _explained(repository), _guarded(f"the list of {repository.name}", MAX_LISTING_BYTES):
+        with _explained(repository), _guarded(f"the file list of {repository.name}", MAX_LISTING_BYTES):
             from huggingface_hub import HfApi
 
             info = HfApi(endpoint=_endpoint(), library_name="rlk-repro").repo_info(
@@ -258,7 +258,7 @@ def _explained(repository: Repository) -> Iterator[None]:
         ) from None
     except connection_errors as error:
         if isinstance(error, OSError) and error.errno in {*OF_FILE_SYSTEMS, errno.EACCES}:
-            raise  # this is an error of this machine's disk
+            raise  # the error comes from this machine's disk, not from the network
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise EnvironmentMissing(
             Problem(where, f"cannot be reached ({reason})", hint="try again: files that were fetched are kept")

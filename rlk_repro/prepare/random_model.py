@@ -39,7 +39,7 @@ WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
 _BYTES_PER_WEIGHT: Final = 2
-# One process draws this many bytes in the time that it takes to start a process.
+# Starting a process takes as long as drawing this many bytes of weights in one process.
 _WORTH_A_PROCESS: Final = 64 << 20
 _MOST_PROCESSES: Final = 32
 _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
@@ -60,7 +60,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The model's sizes under the hub's names.  The sizes come from the arguments that build the model in Megatron."""
+    """The sizes of the model, from the arguments that build the model in Megatron."""
 
     num_layers: int
     hidden_size: int

@@ -16,7 +16,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.spec import Run, VimeWorkload
 
 RECIPE: Final = 1
-"""Version of the recipe: increase this number when equal settings give other values."""
+"""Version of the recipe: increase this number when the same settings give other rollouts."""
 MODULE: Final = "rlk_repro.refengine.random_rollouts"
 _TIME_LIMIT_S: Final = 3600.0
 _BYTES_PER_TOKEN: Final = 5

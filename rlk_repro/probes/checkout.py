@@ -1,8 +1,8 @@
 """Find the commit of a git checkout, and whether the checkout's files are those of the commit.
 
 A checkout is not trusted: its configuration, attributes and hooks can start programs.  So git never runs in the
-checkout.  Git runs in an empty repository that reads the checkout's objects, and only lists files: those of the commit
-and other files that git does not ignore.  This module hashes the files.  Nothing reads the checkout's configuration.
+checkout and never reads its configuration.  Git runs in an empty repository that uses the checkout's objects, and
+only lists files: those of the commit, and other files that git does not ignore.  This module hashes the files.
 
 An unpacked archive has no commit, but git's hash of its files can be computed.
 
@@ -40,7 +40,7 @@ _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REFERENCE: Final = re.compile(r"ref: (refs/[^\0\n]+)")
-_MOST_REFERENCES: Final = 5  # fewer references than this may lead from HEAD to the commit
+_MOST_REFERENCES: Final = 5  # a commit is found only if fewer references than this lead from HEAD to it
 _HEAD_BYTES: Final = 4096
 
 
@@ -184,7 +184,7 @@ def _ask_git(top: Path, common: Path, commit: str) -> tuple[str, list[str], list
 
 @contextmanager
 def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, str]]:
-    """Make an empty repository that reads the checkout's objects; yield environment variables that make git use it."""
+    """Make an empty repository that uses the checkout's objects; yield environment variables that make git use it."""
     with tempfile.TemporaryDirectory(prefix="rlk-repro-git-") as folder:
         own = Path(folder)
         for name in ("objects", "refs"):

@@ -130,7 +130,7 @@ def _moment(root: Path) -> dict[str, Fact]:
 
 
 def _control_group(root: Path) -> dict[str, Fact]:
-    """Return the limits of CPU and memory for this process: the smallest of its control group and all groups above."""
+    """Return the CPU and memory limits of this process: the lowest that its control group or a group above sets."""
     if locate(root, "/sys/fs/cgroup/cgroup.controllers").exists():
         folders = _ancestors(root, "/sys/fs/cgroup", "")
         cpu = [parse_cpu_max(text) for text in _present(root, folders, "cpu.max")]

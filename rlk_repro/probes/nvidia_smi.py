@@ -105,7 +105,7 @@ def read_topology() -> dict[str, Fact]:
 
 
 def parse_topology(text: str) -> dict[str, Fact]:
-    """Count the pairs in nvidia-smi's matrix by link: ``{"gpu_gpu": {"NV18": 28}, "gpu_nic": {"PIX": 8}}``."""
+    """Count the device pairs in nvidia-smi's matrix by link: ``{"gpu_gpu": {"NV18": 28}, "gpu_nic": {"PIX": 8}}``."""
     lines = [line.split() for line in text.splitlines()]
     header = next((words for words in lines if words[:1] == ["GPU0"] and "X" not in words[:2]), [])
     columns = [name for name in header if re.fullmatch(r"(GPU|NIC)\d+|mlx\S+", name)]

@@ -78,7 +78,7 @@ def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
-    """Return the GPU's registration with the NVLink fabric.  GPUs of one NVLink domain have one cluster and one clique.
+    """Return the GPU's registration with the NVLink fabric.  GPUs of one NVLink domain share cluster and clique.
 
     The driver fills in status, cluster and clique only after the registration is complete.
     """

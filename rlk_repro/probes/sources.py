@@ -80,7 +80,7 @@ def ask(argv: Sequence[str], *, timeout_s: float = 10.0) -> str | Unknown:
 
 
 def agreed(values: Iterable[T | Unknown]) -> T | str | Unknown:
-    """Return the one value that all facts share, or all values, sorted and joined: ``performance,powersave``."""
+    """Return the value that all facts share; if the values differ, join them, sorted: ``performance,powersave``."""
     found = list(values)
     known = [value for value in found if not isinstance(value, Unknown)]
     if not known:

@@ -1,4 +1,4 @@
-"""The kinds of trainer that a run can measure.  To add a kind, write a module, a line in this file and a test."""
+"""The kinds of trainer that a run can measure.  To add a kind of trainer, write a module, a line here and a test."""
 
 from __future__ import annotations
 

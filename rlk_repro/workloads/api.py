@@ -65,7 +65,7 @@ class Brought:
 class Words:
     """The phrases that reports use for a workload.
 
-    ``takes`` begins a sentence about a step's time.  ``scope`` says what the result does not show.  ``updates_per``
+    ``takes`` precedes a step's time in a sentence.  ``scope`` says what the result does not show.  ``updates_per``
     is *rollout* or *step*: reports give the number of optimizer steps per such unit.  ``baseline_trainer`` names the
     trainer whose entropy metric the baseline may leave out.
     """

@@ -83,8 +83,8 @@ def require_importable(
 
     The error names, for each package, the flag that takes the path of its checkout.
 
-    ``path`` is the child's PYTHONPATH; None means this process's.  ``pins`` name repositories and commits.
-    ``commits`` are the RL-Kernel commits that are missing.
+    ``path`` is the child's PYTHONPATH; None means the PYTHONPATH of this process.  ``pins`` name repositories and
+    commits.  ``commits`` are the RL-Kernel commits that trainers would not find.
     """
     problems = [
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",

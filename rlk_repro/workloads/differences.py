@@ -3,7 +3,7 @@
 Three differences are allowed: the declared switches, the folders for each trial's own records, and the libraries that
 RL-Kernel loads.  A plan with any other difference compares more than RL-Kernel, so it is refused.
 
-Secrets are compared by the names of their variables.  A missing record is reported and never counts as equal.
+For secrets, names of variables are compared, not values.  A missing record is reported and never counts as equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES, find_switches
 from rlk_repro.workloads.vime.contract import split_arguments
 
-# The records of loaded libraries that may differ, because RL-Kernel loads these libraries.
+# The comparison of loaded libraries leaves out these names, because RL-Kernel loads these libraries.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
 
 COMMAND: Final = "command"
@@ -80,7 +80,7 @@ class Started:
 class PairRecord:
     """The recorded differences between the trials of a pair, by kind of record: ``command``, ``libraries.0``, ….
 
-    A kind that only one trial recorded is absent.  ``missing`` has the reason for each missing record, by path.
+    A kind that only one trial recorded is left out.  ``missing`` has the reason for each missing record, by path.
     """
 
     differences: Mapping[str, tuple[Difference, ...]]
@@ -135,7 +135,7 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
         switches = declared if first.variant != second.variant else ()
         before, after = ({name: str(value) for name, value in env.items()} for env in envs)
         found[ENVIRONMENT] = _compare_values(started, before, after, switches)
-    # every trial has rank 0; other ranks count if they left a record
+    # every trial has rank 0; another rank is compared if either trial recorded it
     for rank in sorted({0}.union(*(folder.ops_files() | folder.libraries_files() for folder in folders))):
         loaded = [reader.read(folder.libraries_file(rank)) for folder in folders]
         if None not in loaded:

@@ -155,7 +155,7 @@ def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def trainer_module(plan: Plan, argv: Sequence[str], own: Mapping[str, str]) -> Command:
-    """Return ``python -m`` with these arguments, and the variables of every trainer, of the profile, and ``own``."""
+    """Return the command ``python -m`` with ``argv``.  It sets the profile's variables, ``FIXED_ENV`` and ``own``."""
     plain, from_env = profile_env(plan)
     return Command(argv=(sys.executable, "-m", *argv), env={**plain, **FIXED_ENV, **own}, from_env=from_env)
 
@@ -179,7 +179,7 @@ def find_env_problems(plan: Plan) -> list[Problem]:
 
 
 def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the process's whole environment: ``environ`` without declared switches, and the command's variables.
+    """Return the trainer's whole environment: ``environ`` without declared switches, plus the command's variables.
 
     Raises:
         SpecError: variables that ``from_env`` names are not set; the error lists all of them.

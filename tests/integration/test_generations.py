@@ -191,7 +191,7 @@ def test_a_shape_that_its_implementation_does_not_serve_is_refused_before_the_ca
     refusal = route.refuse(make_call(logits.bfloat16(), tokens))
     assert refusal is not None
     assert str(refusal).startswith(
-        "RL-Kernel's own dispatch refuses it (PYTORCH_VOCAB_PARALLEL_LOGP: serves no bf16 logits | "
+        "RL-Kernel's own dispatch refuses the operator (PYTORCH_VOCAB_PARALLEL_LOGP: serves no bf16 logits | "
     )
     assert route.refuse(make_call(logits, tokens)) is None
 

@@ -256,8 +256,8 @@ def test_a_refusal_stops_the_start_and_is_never_a_fallback_under_require(double:
     with pytest.raises(EnvironmentMissing) as caught:
         install(tmp_path, Mode.REQUIRE)
     assert str(caught.value) == (
-        "VIME_RL_KERNEL_MODE=require: vocab_parallel_logp: RL-Kernel's own dispatch refuses it (nothing "
-        "registered), expected no fallback\n  hint: repair the cause, remove the operator from "
+        "VIME_RL_KERNEL_MODE=require: vocab_parallel_logp: RL-Kernel's own dispatch refuses the operator "
+        "(nothing registered), expected no fallback\n  hint: repair the cause, remove the operator from "
         "VIME_RL_KERNEL_OPS, or set VIME_RL_KERNEL_MODE=auto"
     )
 

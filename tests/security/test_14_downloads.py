@@ -134,7 +134,7 @@ def test_a_list_of_files_has_a_size_limit(call: Call, tmp_path: Path, monkeypatc
         code, _, error = call(*words("--cache", str(tmp_path / "prepared"), *from_hub()))
     assert stranger.num_sent < 128 * MIB  # what the kernel's buffers took counts as sent
     assert code == 5
-    assert "the list of acme/sums: is larger than allowed" in error
+    assert "the file list of acme/sums: is larger than allowed" in error
 
 
 @pytest.mark.parametrize("place", ["file", "list"])

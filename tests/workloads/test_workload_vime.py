@@ -436,7 +436,7 @@ def test_routing_replay_needs_a_kernel_that_reports_its_experts(lane: str) -> No
     settings = ("workload.arguments.vllm-moe-backend=auto", f"lane={lane}")
     plan = plan_for("vime-train-only-r3", "gb200", settings=settings)
     (problem,) = vime.find_problems(plan)
-    assert "workload.arguments.vllm-moe-backend: may not report the chosen experts, got 'auto'" in str(problem)
+    assert "workload.arguments.vllm-moe-backend: is not known to report the chosen experts, got 'auto'" in str(problem)
     stored = STORED.model_copy(update={"num_files": 100})
     assert lane != "train-only" or vime.find_problems(with_workload(plan, rollouts=stored)) == []
 

@@ -1,6 +1,6 @@
 """vime's own trainer as a workload: make the command of vime's ``train.py`` on Ray from a plan.
 
-This module starts no process.  It reads only the plan and the list of flags that the plan's vime knows.  vime's own
+This module starts no process and reads only the plan and the list of flags that the plan's vime knows.  vime's own
 launch scripts are not used, because they end every Python process of the host.
 """
 

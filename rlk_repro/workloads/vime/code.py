@@ -106,7 +106,7 @@ def _find_contract(plan: Plan) -> Contract | None:
 
 
 def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
-    """Whether values are plain data: numbers, choices that the parser checks, or values of the ``PLAIN_TEXTS``."""
+    """Whether values are plain data: numbers, choices that the parser checks, or values of ``PLAIN_TEXTS`` flags."""
     definitions = contract.by_flag.get(flag, ())
     if not definitions or flag in CODE_SWITCHES:
         return False

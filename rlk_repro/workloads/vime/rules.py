@@ -90,7 +90,7 @@ def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
         yield Problem(where, "leaves no GPU for the training", got=number, expected=f"less than {layout.gpus_per_node}")
     elif layout.num_nodes > 1 and (number % max(layout.gpus_per_node, 1) or number >= division.num_gpus):
         expected = f"a multiple of {layout.gpus_per_node} (whole nodes), below {division.num_gpus}"
-        yield Problem(where, "cannot be taken from these nodes", got=number, expected=expected)
+        yield Problem(where, "this number of GPUs cannot be taken from these nodes", got=number, expected=expected)
 
 
 def _check_parallel(plan: Plan, division: Division) -> Iterator[Problem]:
@@ -193,7 +193,7 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
         return
     kernel = _written(plan, "vllm-moe-backend")
     if kernel != "triton":
-        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "may not report the chosen experts",
+        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "is not known to report the chosen experts",
                       got=kernel, expected="triton, for routing replay")  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def _warn_of_settings(plan: Plan) -> Iterator[Finding]:
         found = "1: vime skips the old-policy pass and every ratio is 1"
         yield Finding(Level.WARNING, "num_steps_per_rollout", "2 or more to measure log-prob and ratio time", found)
     if not workload.grpo.use_kl_loss:
-        yield Finding(Level.WARNING, "use_kl_loss", "true, so that vime runs a reference pass", "false")
+        yield Finding(Level.WARNING, "use_kl_loss", "true, to measure the reference pass", "false")
     for what, source in (("model", workload.model.source), ("data", workload.data.source)):
         if source.kind == "hub" and source.revision is None:
             found = "not pinned: the hub's present revision is taken and recorded"
