@@ -23,8 +23,8 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
-    """Return the address of ``interface``.  Without an interface, return the source address of the route to ``others``.
-    Without such a route, return the address to which this node's name resolves.
+    """Return the address of ``interface``.  If it is None, return the source address of the route to ``others``.
+    Without a route to ``others``, return the address to which this node's name resolves.
 
     Raises:
         EnvironmentMissing: the interface is absent or has no address.

@@ -59,7 +59,7 @@ def find_obstacle(member: RayMember) -> str:
 def follow_all_reduce(member: RayMember, done: str = "") -> str:
     """Run this node's ranks of the all-reduce once, as soon as the leader has written its order.
 
-    Return the address in the leader's order, or an empty text before the order.  ``done`` is the result of the
+    Return the address in the leader's order, or an empty text while there is no order.  ``done`` is the result of the
     previous call; if it is not empty, the ranks have run and do not run again.
     """
     if done:

@@ -18,7 +18,7 @@ _STEP: Final = re.compile(rb" perf (\d{1,9}): \{[^\n]*'perf/step_time': ([\d.eE+
 
 
 class ProgressWriter:
-    """The writer of ``.state.json``; it writes finished steps at most twice a second."""
+    """Writes ``.state.json`` at once for a new phase or trial, and at most twice a second for finished steps."""
 
     def __init__(self, run_dir: RunDir, num_trials: int, num_steps: int) -> None:
         self._run_dir = run_dir

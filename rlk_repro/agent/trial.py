@@ -91,7 +91,7 @@ def run_trial(
 ) -> Outcome:
     """Run one trial in its new folder.  ``exit.json`` is written last, and never in part.
 
-    ``service_env`` holds unrecorded variables of this allocation only, such as addresses.
+    ``service_env`` holds variables of this allocation, such as addresses; they are not recorded.
 
     Raises:
         SpecError: a variable of ``from_env`` is not set.

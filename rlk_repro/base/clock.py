@@ -17,10 +17,10 @@ def utc_now() -> str:
 
 
 def parse_utc(text: str) -> float:
-    """Convert a time that ``format_utc`` wrote to Unix seconds.
+    """Convert a time like ``2026-11-20T13:45:12.345Z`` to Unix seconds.
 
     Raises:
-        ValueError: the text is not such a time.
+        ValueError: ``text`` is not a UTC time in ISO format.
     """
     if not text.endswith("Z"):
         raise ValueError("not UTC")

@@ -63,7 +63,7 @@ def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
 def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # a file has the folder's name
+    except FileExistsError as error:  # a file with the folder's name exists
         raise Unwritable.at(path, error) from error
 
 

@@ -67,7 +67,7 @@ class Guarded:
         proc.signal_group(self.pid, signal.SIGTERM)
 
     def ask_command(self) -> bool:
-        """Send SIGTERM to the command alone, which then ends its own children; return False if no command runs."""
+        """Send SIGTERM only to the command, and let it end its own children; return False if no command runs."""
         children = {pid: stat for pid, stat in procfs.find_descendants(self.pid).items() if stat.parent == self.pid}
         if self.poll() is not None or not children:
             return False

@@ -19,7 +19,7 @@ ESCAPES: Final = re.compile(_ANSI)
 # A wrapped value may contain these gaps: a line end with Ray's prefix of the next line, or a colour.
 _GAP: Final = rb"(?:[\r\n]+(?:A*\([^()\r\n]{0,200}\bpid=\d+[^()\r\n]{0,200}\)A* ?)?|A)".replace(b"A", b"(?:%s)" % _ANSI)
 _GAPS: Final = re.compile(_GAP)
-# The search for an incomplete value reads only this many bytes back; a wrapped value has fewer.
+# The search for a cut-off value reads this many bytes at the end of a block; a wrapped value is shorter.
 _REACH_BYTES: Final = 4096
 _MAX_OPEN_BYTES: Final = 1024
 
@@ -47,7 +47,7 @@ class KnownValues:
     def find_open(self, block: bytes) -> int:
         """Return the start of the first line that may hold the beginning of a value whose end is not in ``block``.
 
-        Without such a line, return the length of ``block``.
+        If no value can continue after ``block``, return the length of ``block``.
         """
         if not self._forms:
             return len(block)
@@ -69,7 +69,7 @@ class KnownValues:
 
 
 def _join_lines(block: bytes) -> bytes:
-    """Join lines without colours and Ray's prefixes, ten times faster than the regex ``_GAPS`` could."""
+    """Remove colours and Ray's prefixes, and join the lines; this is ten times faster than with the regex ``_GAPS``."""
     plain = ESCAPES.sub(b"", block) if b"\x1b" in block else block
     lines = plain.replace(b"\r", b"").split(b"\n")
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])

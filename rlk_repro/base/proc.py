@@ -110,7 +110,7 @@ def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None) -> int | None:
-    """Run a long command, show its output on standard error, return its exit code; None if the time limit ended it.
+    """Run a long command, show its output on standard error, and return its exit code, or None after the time limit.
 
     SIGTERM and an interrupt end the command before they end this process.
 

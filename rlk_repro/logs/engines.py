@@ -88,7 +88,7 @@ class LogProbs:
 
 @record(**RECORD)
 class Layer:
-    """One layer's outputs for some tokens, whole or as random projections, with the norms of the whole outputs."""
+    """One layer's outputs for some tokens, complete or as random projections; ``norms`` are of the complete outputs."""
 
     event: Literal["layer"]
     step: Count
@@ -137,7 +137,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank by step, engine and (for log-probs, layers and routing) case, such as ``alone``.
+    """The record of one rank, by step and engine; log-probs, layers and routing also by case, such as ``alone``.
 
     ``num_dropped`` counts the lines that could not be read.
     """
@@ -226,8 +226,8 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
 def _read_lines(path: Path) -> Iterator[Line | None]:
     """Yield each line, or None for a line that cannot be read.
 
-    All lines beyond ``MAX_LINES`` give one None.  A line longer than ``MAX_LINE_BYTES`` gives one None per piece:
-    another rule would change the counts that sealed analyses hold.
+    All lines after the first ``MAX_LINES`` together yield one None.  A line longer than ``MAX_LINE_BYTES`` yields one
+    None per piece.  A change of these rules would change the counts in sealed analyses.
     """
     with open_log(path) as stream:
         for _ in range(MAX_LINES):

@@ -55,8 +55,8 @@ class LineScanner:
     """Iterates over the lines of ``stream`` that hold one of ``needles``.
 
     ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  A line in
-    which no needle follows an allowed byte is skipped.  An unfinished last line and every piece of an over-long line
-    are never skipped.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
+    which no needle follows an allowed byte is skipped.  An unfinished last line and the pieces of an over-long line
+    are always yielded.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
     """
 
     def __init__(

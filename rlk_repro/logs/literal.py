@@ -47,7 +47,7 @@ def read_numbers(text: str) -> tuple[dict[str, float], int]:
         key = _KEY.match(text, position)
         if key is None:
             raise _failure(text, position, "no key")
-        name = sys.intern(key["key"][1:-1])  # thousands of rows have the same few keys
+        name = sys.intern(key["key"][1:-1])  # saves memory: thousands of rows have the same few keys
         if name in seen:
             raise NotADict(f"{name!r} twice")
         seen.add(name)

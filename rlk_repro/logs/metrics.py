@@ -1,4 +1,4 @@
-"""Define the reported metrics: the number in the log that each metric comes from, and its series over rollouts.
+"""Define each reported metric: the number in the log that it comes from, and its series of values over rollouts.
 
 This module has only data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparisons are in the analysis.
 """

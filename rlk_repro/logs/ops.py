@@ -53,7 +53,7 @@ class RankOps:
 
 
 class TimerSample(NamedTuple):
-    """The largest value of a timer or of memory over all ranks, with its rank, file and line."""
+    """The largest value over all ranks of one timer or one memory metric, with this value's rank, file and line."""
 
     value: float
     rank: int

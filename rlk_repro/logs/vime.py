@@ -118,7 +118,7 @@ class _LogReader:
         self._is_quoted = False
 
     def read_line(self, line: LogLine) -> None:
-        """Split a line at vime's logging prefixes; progress bars, torn text or other messages may precede a prefix."""
+        """Split a line at vime's logging prefixes; a prefix may follow a progress bar, cut-off text or a message."""
         if not line.is_continued:
             self._line, self._actor, self._is_quoted = line.number, None, False
         text = _COLOUR.sub(b"", line.text) if b"\x1b" in line.text else line.text
@@ -180,7 +180,7 @@ class _LogReader:
             self._merge(kind, index, known)
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
-        """Add all numbers of a line; add none if a number contradicts an earlier line of another process."""
+        """Add all numbers of a line to its row, or none if one of them contradicts another process's earlier line."""
         row = self.rows[kind].setdefault(index, {})
         for key, value in numbers.items():
             first = row.get(key)

@@ -216,7 +216,7 @@ def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Ite
 
 def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Iterator[Finding]:
     """Check the size of GPU memory, because products with one name differ: an A100 has 40 GB or 80 GB."""
-    where, expected = "gpu.devices.memory_total_mib", f"{expected_gib:g} GiB within {MEMORY_TOLERANCE:.0%}"
+    where, expected = "gpu.devices.memory_total_mib", f"{expected_gib:g} GiB ± {MEMORY_TOLERANCE:.0%}"
     for found in sorted({item.get("memory_total_mib", Unknown("not recorded")) for item in devices}, key=str):
         if isinstance(found, Unknown):
             yield Finding(Level.WARNING, where, expected, str(found))

@@ -49,7 +49,7 @@ ADVICE: Final[Mapping[str, str]] = {
 
 
 class Health(StrEnum):
-    """``fail``: a run stops on this machine.  ``warn``: a run is limited, or its numbers are less exact."""
+    """``fail``: a run stops on this machine.  ``warn``: some runs are impossible here, or results are less exact."""
 
     OK = "ok"
     WARN = "warn"
@@ -209,7 +209,7 @@ def _memory(node: Situation, _: Surroundings) -> Diagnosis:
 def _processors(node: Situation, _: Surroundings) -> Diagnosis:
     usable, limit = node.fact("host", "num_cpus_usable"), node.fact("host", "cgroup_cpu_max")
     counts = [float(count) for count in (usable, limit) if isinstance(count, int | float)]
-    found = f"{min(counts, default=0):g} usable, {node.fact('host', 'num_cpus')} in the machine"
+    found = f"usable processors: {min(counts, default=0):g}, in the machine: {node.fact('host', 'num_cpus')}"
     if min(counts, default=0) < 2:
         return _warn("processors", found, "give the job at least 2 processors: one for training, one for generation")
     return _ok("processors", found)

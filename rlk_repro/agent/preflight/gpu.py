@@ -147,8 +147,8 @@ def check_visibility(situation: Situation) -> Iterator[Complaint]:
     """Check the lists of visible devices.
 
     On AMD, Ray does not start where the lists of HIP, ROCr and CUDA disagree.  On NVIDIA, a trainer with inference
-    servers reads the list as numbers and counts a server's GPUs upwards from the first number.  If the GPU numbers
-    have a gap, the trainer would use a GPU that the job does not own.
+    servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and counts a server's GPUs upwards from the server's first GPU.
+    If the GPU numbers have a gap, the trainer would use a GPU that the job does not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: situation.fact("environment", name) for name in VISIBILITY}
@@ -185,8 +185,8 @@ def check_rl_kernel(situation: Situation) -> Iterator[Complaint]:
 def serves(architecture: str, capability: str) -> bool:
     """Whether code for an architecture (``sm_90``) runs on a GPU with a compute capability (``9.0``).
 
-    Machine code (``sm_``) runs within a major version; PTX (``compute_``) runs on later versions too.  Code for
-    ``sm_90a`` runs on 9.0 only (CUDA programming guide, binary and PTX compatibility).
+    Machine code (``sm_``) also runs on later minor versions, and PTX (``compute_``) also on later major versions.
+    Code for ``sm_90a`` runs on 9.0 only (CUDA programming guide, binary and PTX compatibility).
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
     if match is None:

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def find_missing(names: list[str]) -> str:
-    """Return the first top-level module that was not found; an empty text where all were found."""
+    """Return the first top-level module that was not found, or an empty text if all were found."""
     try:
         for name in names:
             importlib.import_module(name)

@@ -174,7 +174,7 @@ class _Cluster:
         waiting = [node for node in self._member.place.followers if node not in self.lost]
         while waiting := [node for node in waiting if not self._is_put_away(node)]:
             if time.monotonic() >= until:
-                self.lost |= dict.fromkeys(waiting, "no report that Ray is down")
+                self.lost |= dict.fromkeys(waiting, "the node's agent did not report the end of Ray")
                 return
             if self._member.stop.wait(POLL_S):
                 return

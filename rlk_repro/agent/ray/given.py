@@ -1,7 +1,7 @@
 """Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents must not restart Ray's head.
 
-Ray starts before the first trial, so Ray's workers do not inherit a trial's environment.  Instead, the Ray job of each
-trial passes its runtime environment to the workers.
+Ray starts before the first trial, so Ray's workers do not inherit a trial's environment.  The Ray job of each trial
+passes the trial's environment to the workers as Ray's runtime environment.
 """
 
 from __future__ import annotations

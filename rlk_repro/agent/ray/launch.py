@@ -41,7 +41,7 @@ class RaySeat:
     """The place of one node in a Ray cluster.  ``index`` 0 is Ray's head; ``head`` is the address:port of Ray's head.
 
     Where Ray's client is installed, the head starts a server for the client, with an explicit port, because Ray may
-    otherwise take an ephemeral port.  Where the client is not installed, Ray refuses a port for that server.
+    otherwise take an ephemeral port.  Without Ray's client, Ray refuses the option for this server's port.
     """
 
     index: int
@@ -92,7 +92,7 @@ def require_tokens() -> None:
 def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
     """Return the bytes of Ray's object store: half of ``/dev/shm``, because NCCL and vLLM need the other half.
 
-    The size is at most what Ray itself would take (30 % of the memory, 200 GB) and at least what Ray needs to start.
+    The store is at most as large as Ray's default (30 % of the memory, 200 GB) and at least what Ray needs to start.
     """
     return max(min(shm_bytes // 2, memory_bytes * 3 // 10, MAX_STORE_BYTES), MIN_STORE_BYTES)
 

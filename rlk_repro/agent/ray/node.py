@@ -64,7 +64,7 @@ class RayNode:
         return None if self._guarded is None else self._guarded.pid
 
     def keep(self, *, is_joining: bool) -> None:
-        """Find out whether Ray has ended; if ``is_joining``, restart it.  ``reason`` then says why Ray is not up."""
+        """Find out whether Ray has ended; if ``is_joining``, restart it.  While Ray is not up, ``reason`` says why."""
         if self.is_up:
             return
         if self._guarded is not None:

@@ -94,7 +94,7 @@ def test_a_good_node_has_nothing_to_advise():
             "processors",
             {"host": {"cgroup_cpu_max": 1.0}},
             "warn",
-            "1 usable, 224 in the machine",
+            "usable processors: 1, in the machine: 224",
             "at least 2 processors",
         ),
         ("governor", {"host": {"governor": "powersave"}}, "warn", "powersave, expected performance", "cpupower"),

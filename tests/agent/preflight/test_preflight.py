@@ -206,7 +206,7 @@ def test_memory_that_drivers_report_for_known_products_is_accepted(hardware: str
 def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, level: Level, found: str) -> None:
     a100 = load_hardware("a100").model
     devices = gpus("NVIDIA A100-SXM4", memory_mib)
-    expected = Finding(level, "gpu.devices.memory_total_mib", "80 GiB within 5%", found)
+    expected = Finding(level, "gpu.devices.memory_total_mib", "80 GiB ± 5%", found)
     assert list(preflight.check_hardware(a100, 8, manifest_of(count=8, devices=devices))) == [expected]
 
 
