@@ -197,7 +197,7 @@ def _inputs(plans: Plans) -> Iterator[str]:
     rows = [(what, *_describe_source(source)) for what, source in sources]
     yield from _table(("what", "from", "revision"), rows)
     yield ""
-    recipe = f" Its arguments come from vime's `{workload.model.recipe}`." if workload.model.recipe else ""
+    recipe = f" The model's arguments come from vime's `{workload.model.recipe}`." if workload.model.recipe else ""
     yield f"Reports call the model *{workload.model.title}*.{recipe}"
     plan = _first(plans)
     if workload.rollouts_seed is not None and plan.run.lane != "live":
