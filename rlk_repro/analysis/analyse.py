@@ -271,7 +271,7 @@ def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord
 
 
 def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """Yield a finding for each file or folder among the trials that the plan does not name."""
+    """Yield a finding for each file or folder in the folder of trials, if the plan names no such trial."""
     names = {trial.name for trial in plan.trials}
     found = sorted(path.name for path in run_dir.trials.iterdir()) if run_dir.trials.is_dir() else []
     for name in found:

@@ -59,7 +59,7 @@ Bound = Callable[[Sequence[float], float], Interval | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the gates examine.
+    """The input of the gates.
 
     Attributes:
         pairs: all planned pairs or sessions, also the void, dropped and fallen-back ones.
@@ -154,7 +154,7 @@ def _reward_gate(evidence: Evidence) -> Gate:
 def _abs_diff_gate(evidence: Evidence) -> Gate:
     """Decide the gate on the difference between the log-probs of training and rollout.
 
-    The variants' values of this metric are compared by their ratio and by their difference: the gate fails if both
+    The gate compares the variants' values by ratio and by difference.  It fails if the ratio and the difference both
     exceed their margins.  The gate also fails if enabled's value is above vime's own cap.  In a session
     both variants train one policy, so vime's cap applies only to sessions whose baseline stays below this cap.
     """

@@ -55,8 +55,8 @@ def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> s
 def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
     """Return why a step's records do not show the planned variant; the variants differ in whether tokens are recorded.
 
-    The text is empty if the records show the variant.  In a step of enabled at least one rank must record tokens; in a
-    step of baseline no rank may record tokens.
+    The text is empty if the records show that the planned variant ran.  In a step of enabled at least one rank must
+    record tokens; in a step of baseline no rank may record tokens.
     """
     if missing := _name_missing_ranks(ops_log):
         return missing

@@ -198,7 +198,7 @@ def compare_sessions(sessions: Sequence[Session]) -> tuple[list[PairResult], lis
 
 
 def _find_slope(sessions: Sequence[Session], metric: str) -> float | None:
-    """Return the slope of block effects over differences in tokens; None if both variants use the same rollouts."""
+    """Return the slope of block effects against token differences; None if both variants use the same rollouts."""
     found = ((session.effects(_TOKENS), session.effects(metric)) for session in sessions)
     return common_slope([list(zip(tokens, effects, strict=True)) for tokens, effects in found if tokens and effects])
 

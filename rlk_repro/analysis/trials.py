@@ -147,7 +147,7 @@ def fell_back_everywhere(trial: TrialResult) -> bool:
 
 
 def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:
-    """Summarise the values that each series has at these steps."""
+    """Summarise the values of each series in the given steps."""
     found = (
         summarise(item.metric, [item.values[step] for step in steps if step < len(item.values)]) for item in series
     )

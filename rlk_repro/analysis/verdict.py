@@ -140,9 +140,9 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
 
 
 def decline(evidence: Evidence, checks: Sequence[AgreementCheck], *, is_exploratory: bool = False) -> Judgement:
-    """Return the verdict ``no comparison`` for a run of operators, or for an agreement run with its ``checks``.
+    """Return the verdict ``no comparison`` for a run of operators; for an agreement run, the ``checks`` explain it.
 
-    The noise floor is that of the control pairs.
+    The noise floor comes from the control pairs.
     """
     trials = evidence.trials.values()
     lost = [pair for pair in evidence.pairs if pair.status is not PairStatus.SCORED]

@@ -1,6 +1,6 @@
 """Describe the head of a report: the name and settings of the run, and the facts behind the verdict.
 
-Every number comes from the ``Analysis``, except the sensitivity, which ``rlk_repro.statistics.power`` computes.
+Every number comes from the ``Analysis``, except the smallest detectable speed-up, which ``statistics.power`` computes.
 """
 
 from __future__ import annotations

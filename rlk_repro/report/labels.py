@@ -124,7 +124,7 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the measured metric behind a metric of pairs, such as the step time behind the mean step time."""
+    """Return the measured metric that a metric of pairs summarises, such as the step time for the mean step time."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 

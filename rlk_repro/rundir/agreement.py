@@ -180,7 +180,7 @@ def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCh
     keys = list(was | now)
     changed = [key for key in keys if was.get(key) != now.get(key)]
     if keys:
-        yield f"engines: {len(changed)} of {len(keys)} checks have another result"
+        yield f"engines: {len(changed)} of {len(keys)} checks changed their result"
     for key in changed[:MOST_CHANGED]:
         yield f"engines: {', '.join(key[0])}: recorded {was.get(key, 'absent')}, now {now.get(key, 'absent')}"
 

@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """An attribute of a folder's class: the path of a file or folder with a fixed name inside that folder."""
+    """A descriptor: its value is the path of a file or folder with a fixed name inside the object's own folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -105,7 +105,7 @@ class RolloutDir:
 
     @property
     def template(self) -> str:
-        """The path of the stored rollouts for a trainer, which replaces ``{rollout_id}`` by a number."""
+        """The path of a stored rollout, as a trainer gets it; the trainer replaces ``{rollout_id}`` by a number."""
         return str(self.path.absolute() / "{rollout_id}.pt")
 
     def file(self, rollout_id: int) -> Path:

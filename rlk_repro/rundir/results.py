@@ -34,7 +34,7 @@ class TrialStatus(StrEnum):
 class PairStatus(StrEnum):
     """Whether a pair counts.  ``dropped``: a trial of the pair did not finish.
 
-    ``void``: RL-Kernel was not proved to run, or one agent did not run both trials in one allocation.
+    ``void``: the records do not prove that one agent ran the planned variants in one allocation, or no block counts.
     """
 
     SCORED = "scored"

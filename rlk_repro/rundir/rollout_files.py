@@ -44,7 +44,7 @@ _BROKEN_PICKLE: Final = (
 
 
 class _StandIn(dict[Any, Any]):
-    """A dict in place of the result of an allowed call in a pickle; the pickle can fill it, but it executes nothing."""
+    """The reader makes this dict instead of an allowed call in a pickle; filling the dict executes nothing."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def check_file(path: Path) -> None:
 
 
 def check_archive(path: Path) -> None:
-    """Check that a file is an archive.  Raise BundleUnreadable for any other file: torch would load it as a pickle."""
+    """Raise BundleUnreadable if a file is not an archive: torch would load such a file as a pickle."""
     with path.open("rb") as stream:
         if stream.read(len(_ARCHIVE)) != _ARCHIVE:
             raise _refuse(path, "is not an archive of torch.save")

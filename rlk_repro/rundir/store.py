@@ -1,7 +1,7 @@
 """Find run directories: all, one by its id or path, or the newest; and tell which ones this user submitted.
 
-A run directory may come from another person's bundle and hold that person's job id or site.  So a file in the user's
-state folder records what this user submitted.  The file is named by the hash of the plan, which holds the run id.
+A run directory may come from another person's bundle and hold that person's job id or site.  A file in the user's
+state folder therefore records each submission.  The file is named by the hash of the plan, which holds the run id.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def find_run_dir(name: str | None) -> RunDir:
     """Find a run directory by its path, its id or the id's beginning; find the newest one if ``name`` is None.
 
     Raises:
-        SpecError: no directory or more than one matches, or a folder cannot be read.
+        SpecError: no directory matches, several directories match, or a folder cannot be read.
         BundleUnreadable: the directory holds a link, through which a write would reach another place.
     """
     run_dir = _find(name)

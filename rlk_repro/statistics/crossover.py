@@ -89,7 +89,7 @@ def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> t
     either for an odd number of blocks (Edgington and Onghena, Randomization Tests).
 
     Args:
-        sessions: order and effect of every block.  A lost block is listed with its drawn order and the effect None.
+        sessions: for each session, the order and the effect of every block; a lost block has the effect None.
 
     Returns:
         None if every effect is 0 or None, or if the exact count would take too long.

@@ -55,7 +55,7 @@ def smallest_effect(
 def chance_of_live_gates(
     *, num_pairs: int, scored_steps: int, alpha: float, reward_margin: float, length_margin: float
 ) -> float:
-    """Return the chance that live pairs without a true difference pass the gates on reward and response length."""
+    """Return the chance that pairs of the lane ``live`` pass the reward and length gates if the variants are equal."""
     if num_pairs < 2:
         return 0.0
     reward, length = (

@@ -109,7 +109,7 @@ def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, .
     """Return every metric of one pair, by name; the mean of the step time is a metric of its own.
 
     The value of a trial is the median for times and rates, the maximum for memory, and the mean for other metrics.  A
-    metric has no values if the trials recorded different numbers of steps, because then their steps differ.
+    metric has no values if one trial recorded it in more steps than the other, because the values are not comparable.
     """
     names = {summary.metric for trial in (first, second) for summary in trial.summaries}
     if STEP_TIME in names:

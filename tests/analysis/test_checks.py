@@ -161,7 +161,7 @@ def test_a_response_longer_than_its_tokens_has_no_named_token(read: Any) -> None
 def test_the_trials_of_a_control_pair_are_compared_one_by_one(read: Any) -> None:
     was = check(read(make_lines()))[:1] * 2
     now = [replace(was[0], word=CheckWord.FAIL), was[1]]
-    assert next(compare_checks(was, now)) == "engines: 1 of 2 checks have another result"
+    assert next(compare_checks(was, now)) == "engines: 1 of 2 checks changed their result"
 
 
 def test_a_reason_and_a_missing_record_are_not_measured(read: Any) -> None:
@@ -211,10 +211,10 @@ def test_the_shipped_contract_bounds_every_data_type_and_names_its_sources() -> 
 
 def test_two_results_differ_in_the_checks_whose_word_changed(read: Any) -> None:
     was = check(read(make_lines()))
-    assert list(compare_checks(was, was)) == [f"engines: 0 of {len(was)} checks have another result"]
+    assert list(compare_checks(was, was)) == [f"engines: 0 of {len(was)} checks changed their result"]
     now = [replace(was[0], word=CheckWord.FAIL), *was[1:-1]]
     assert list(compare_checks(was, now)) == [
-        f"engines: 2 of {len(was)} checks have another result",
+        f"engines: 2 of {len(was)} checks changed their result",
         "engines: inputs, p1, baseline, step 0, rollout against training: recorded pass, now fail",
         "engines: log-probs, p1, both, step 0, training, baseline against training, enabled: recorded pass, now absent",
     ]

@@ -44,7 +44,7 @@ def test_the_engines_of_a_sealed_run_agree_here_and_elsewhere(call: Call, bundle
     result = json.loads(told)
     assert (code, result["verdict"]) == (0, "no comparison")
     assert result["headline"] == f"engines agree within the contract: {answer['summary']}"
-    assert f"engines: 0 of {len(checks)} checks have another result" in call("diff", str(bundle), str(elsewhere))[1]
+    assert f"engines: 0 of {len(checks)} checks changed their result" in call("diff", str(bundle), str(elsewhere))[1]
     assert call("report", str(bundle), "-o", str(tmp_path / "report"))[0] == 0
     page = next((tmp_path / "report").glob("*.html")).read_text()
     assert "Where drift starts" in page
