@@ -26,7 +26,7 @@ UPDATE_SPREAD: Final = 0.2
 ROLLOUT_SPREAD: Final = 0.02
 MASKED_FRACTION: Final = 0.1
 ORACLE_ROWS: Final = 256
-# two changes are policy updates, and one is the change of the log-probs by the rollout's kernels
+# two policy updates change logits, and one change imitates the rollout's kernels, which give other log-probs
 NUM_CHANGES: Final = 3
 
 

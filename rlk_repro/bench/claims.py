@@ -117,7 +117,7 @@ def _measure(task: Task, cell: Cell, inputs: Inputs | Failure, attempts: Attempt
 
 
 def _time(task: Task, call: Call, *, is_cold: bool) -> Timing:
-    """Time as many calls as the task says, or, if ``is_cold``, the first call on an idle device by wall time."""
+    """Time the calls that the task requests; if ``is_cold``, only the first call on an idle device, by wall time."""
     device = torch.device(task.device)
     if not is_cold:
         return measure_calls(call, device=device, warmup=task.warmup, repeats=task.repeats)

@@ -41,7 +41,7 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """An implementation: one row in a report's tables.  The row shows ``kind`` even if ``build`` gives no call."""
+    """An implementation: one row in a report's tables, which show ``kind`` even if ``build`` gives no call."""
 
     name: str
     operator: str

@@ -107,7 +107,7 @@ def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> 
         return ()
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that it keeps events of the last cycle only; one cycle runs
+        warnings.simplefilter("ignore")  # torch warns that it keeps only the last cycle's events; one cycle runs
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             function()
             torch.cuda.synchronize()

@@ -271,7 +271,7 @@ class ModuleBench:
         logger.info("perf %d: %s", rollout_id, make_perf_metrics(elapsed_s, num_tokens))
 
     def run_microbatch(self, step: OptimizerStep, *key: int) -> None:
-        """Run the passes that vime's actor makes with these settings; an update changes the logits between passes.
+        """Run the same passes as vime's actor for these flags; an optimizer step is imitated by a change of the logits.
 
         This function makes the batch, so that the logits of only one microbatch exist at a time.
         """

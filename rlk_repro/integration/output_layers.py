@@ -22,7 +22,7 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
 
     Raises:
         CheckFailed: a layer cannot return hidden states, and the mode forbids a fallback.  EnvironmentMissing: the
-        layer's ``forward`` takes other arguments than that of the pinned Megatron-LM.
+        layer's ``forward`` has other parameters than in the pinned Megatron-LM.
     """
     decision = installation.ledger.find_rl_kernel(NAME)
     if decision is None:
@@ -56,10 +56,10 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
     config = layer.config
     obstacles = {
         "multi-token prediction": config.mtp_num_layers,
-        "its weight's gradient is deferred": config.defer_embedding_wgrad_compute,
-        "its output is gathered": layer.gather_output,
-        "its bias is not added": layer.skip_bias_add,
-        "its input's gradient is not reduced": layer.disable_grad_reduce,
+        "the layer defers its weight's gradient": config.defer_embedding_wgrad_compute,
+        "the layer gathers its output": layer.gather_output,
+        "the layer does not add its bias": layer.skip_bias_add,
+        "the layer does not reduce its input's gradient": layer.disable_grad_reduce,
     }
     found = [what for what, is_so in obstacles.items() if is_so]
     if found:

@@ -1,8 +1,8 @@
 """Record what each engine of the reference trainer computes for the same tokens, before the training on a rollout.
 
-An engine is one implementation of the model.  The training engine is recorded during the trainer's own pass.  After
-that pass, the rollout's copy of the weights computes the same samples as prompts, and a float64 copy of the policy
-computes the reference values.
+An engine is one implementation of the model.  The training engine is recorded during the trainer's own pass.  Then
+two other models compute the same samples: the rollout's model, which gets the samples as prompts, and a float64 copy
+of the policy, which gives the reference values.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def install_into(
         native = getattr(target, OPERATORS[op].function)
         found[op] = resolve(op, RouteContext(case=case, native=native, args=args, batch=batch, watch=watch), routes)
     rank, world_size = find_rank()
-    # compare before any error is raised: a rank that cannot continue must tell the other ranks
+    # compare the ranks' choices before any error: a rank that cannot continue must first tell the other ranks
     check_ranks_agree(rank, world_size, _describe_choice(settings, found))
     if settings.mode is Mode.REQUIRE:
         _forbid_fallbacks(found)

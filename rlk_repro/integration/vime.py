@@ -102,7 +102,7 @@ def _begin_step_before(installation: Installation, begin: Callable[..., Any]) ->
     """Wrap the function with which the training on a rollout begins; the new function counts the rollouts.
 
     vime reports a rollout's number only after the passes without gradient.  When the step ends, vime's
-    rollout number must equal the count.
+    rollout number must equal the counted number.
     """
     numbers = itertools.count()
 

@@ -68,8 +68,8 @@ class RolloutServer:
     ) -> None:  # fmt: skip
         """Record log-probs and layer outputs of samples sent one by one, and log-probs of samples sent all at once.
 
-        ``samples`` has each sample's tokens and the length of its response.  ``chosen`` has, for each sample, the
-        tokens whose layers are recorded: a token's index among all chosen tokens, and its row in the sample.
+        ``samples`` has each sample's tokens and the length of its response.  ``chosen`` lists, for each sample,
+        the tokens whose layers are recorded: each token's index among all chosen tokens, and its row in the sample.
         """
         rows, layers = self._watch_alone(samples, chosen)
         with ThreadPoolExecutor(len(samples)) as pool:

@@ -27,7 +27,7 @@ PLAIN_BACKENDS: Final = frozenset({"TRITON", "BATCHED_TRITON", ""})
 
 
 class UnknownLayoutError(Exception):
-    """The hashes of vLLM's model have no meaning; the text names the parameter and the reason."""
+    """Hashes of vLLM's model would have no meaning; the error text says why."""
 
 
 def hash_weights(model: Any, dtype: str) -> dict[str, Any]:

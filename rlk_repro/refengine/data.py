@@ -1,6 +1,6 @@
 """Read and prepare samples: stored rollout files, rewards per group, training batches.
 
-File format and field names are vime's (``--save-debug-rollout-data``), so each trainer reads the other's files.
+File format and field names are vime's (``--save-debug-rollout-data``), so vime and this trainer can share files.
 """
 
 from __future__ import annotations

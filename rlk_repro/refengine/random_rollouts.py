@@ -1,8 +1,8 @@
 """Write rollouts of random tokens as vime's ``--save-debug-rollout-data`` does; `prepare` calls this module.
 
 Tokens are uniform over the vocabulary, rewards over 256 values, and every sample has the full length.  With experts,
-each token goes to distinct experts, and every set is equally likely.  SHAKE-256 gives the bits, so the values follow
-from the arguments alone.  No rollout engine runs, so there are no log-probs of an engine.
+each token goes to distinct experts, and every set of experts is equally likely.  SHAKE-256 gives the bits, so the
+values follow from the arguments alone.  No rollout engine runs, so there are no log-probs of an engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _list_samples(sizes: argparse.Namespace, rollout: int) -> Iterator[dict[str,
     num_tokens = sizes.prompt_len + sizes.response_len
     for number in range(sizes.num_samples):
         what = f"{sizes.seed}/{rollout}/{number}"
-        # a value has 63 random bits and no sign; the bias of its remainder is too small for any test to see
+        # without the sign, 63 random bits remain: the bias of the modulo is too small for any test to see
         drawn = _draw(f"{what}/tokens", num_tokens, torch.int64) & torch.iinfo(torch.int64).max
         sample = {
             "index": rollout * sizes.num_samples + number,

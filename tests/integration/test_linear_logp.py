@@ -335,9 +335,9 @@ def test_without_the_operator_output_layers_stay_as_they_are() -> None:
         (FullyShardedDataParallel(Model(ColumnParallelLinear())), "FullyShardedDataParallel is an unknown wrapper"),
         (Model(ColumnParallelLinear(mtp_num_layers=True)), "multi-token prediction"),
         (Model(ColumnParallelLinear(gather_output=True, skip_bias_add=True)),
-         "its output is gathered, its bias is not added"),
-        (Model(ColumnParallelLinear(defer_embedding_wgrad_compute=True)), "its weight's gradient is deferred"),
-        (Model(ColumnParallelLinear(disable_grad_reduce=True)), "its input's gradient is not reduced"),
+         "the layer gathers its output, the layer does not add its bias"),
+        (Model(ColumnParallelLinear(defer_embedding_wgrad_compute=True)), "the layer defers its weight's gradient"),
+        (Model(ColumnParallelLinear(disable_grad_reduce=True)), "the layer does not reduce its input's gradient"),
     ],
 )  # fmt: skip
 def test_an_output_layer_that_is_not_understood_leaves_all_of_them_alone(chunk: Any, detail: str) -> None:

@@ -38,9 +38,9 @@ class _Microbatch:
 class _Table:
     """Counts and sums over the tokens of one microbatch.
 
-    The rows of ``counts`` (int64) are bands of positions, then bands of log-probs.  The columns are classes of the
-    difference; the last column counts tokens that are masked or not finite.  ``sums`` [3 + bands of positions] and
-    ``largest`` [2] are float64; ``largest`` is the largest difference and its token's number.
+    ``counts`` (int64) has a row for each band of positions, then a row for each band of log-probs.  Its columns are
+    classes of the difference; the last column counts tokens that are masked or not finite.  ``sums`` [3 + bands of
+    positions] and ``largest`` [2] are float64; ``largest`` is the largest difference and the index of its token.
     """
 
     counts: torch.Tensor
@@ -131,7 +131,7 @@ def _count(microbatch: _Microbatch) -> _Table:
     is_finite = torch.isfinite(ours) & torch.isfinite(theirs)
     counts = trained & is_finite
     r = torch.where(counts, r, 0.0)
-    # compare in float32, like torch.tensor(LADDER): rounded alike, a difference of 1e-06 equals the bound 1e-06
+    # float32 like torch.tensor(LADDER), so that a difference of 1e-06 counts as equal to the bound 1e-06
     size = r.abs().float()
     classes = torch.where(counts, torch.bucketize(size, torch.tensor(LADDER, device=place)), NUM_CLASSES)
     position = torch.cat([torch.arange(length, device=place) for length in microbatch.responses])
@@ -153,7 +153,7 @@ def _count(microbatch: _Microbatch) -> _Table:
 
 
 def _find_largest(seen: Sequence[_Microbatch], size: float, position: int) -> dict[str, Any]:
-    """Describe the token with the largest difference, ``size``; ``position`` counts the tokens of all microbatches."""
+    """Describe the token at index ``position`` among the tokens of all microbatches; ``size`` is its difference."""
     for number, microbatch in enumerate(seen):
         for sample, length in enumerate(microbatch.responses):
             if position < length:

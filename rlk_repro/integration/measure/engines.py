@@ -110,7 +110,7 @@ class EngineRecord:
 
 
 def describe_points(found: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return for each point the tokens' projected outputs, and the norms of the whole outputs."""
+    """Return the tokens' projected outputs at each point of the model, and the norms before the projection."""
     wide = {point: values.double() for point, values in found.items()}
     return {
         point: {"values": list(map(list_numbers, project(values))), "norms": list_numbers(values.norm(dim=-1))}
@@ -133,7 +133,7 @@ def hash_tensor(tensor: torch.Tensor) -> str:
 
 
 def project(values: torch.Tensor) -> torch.Tensor:
-    """Return [rows, 64] random projections, which keep distances on average; return 64 or fewer columns unchanged."""
+    """Project rows onto 64 random directions, which keeps distances on average; rows of up to 64 values stay as is."""
     width = values.shape[-1]
     if width <= NUM_WHOLE:
         return values
@@ -157,8 +157,8 @@ class CallRows:
     """The rows of chosen tokens in each call of a model.
 
     ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
-    ``lengths`` has the number of rows of each call; it is empty if these numbers are unknown.  ``order`` sorts the
-    tokens of all calls by token number.
+    ``lengths`` has the number of rows of each call; it is empty if these numbers are unknown.  ``order`` lists
+    the indices that sort the tokens of all calls by token number.
     """
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
@@ -168,7 +168,7 @@ class CallRows:
         self.order = sorted(range(len(numbers)), key=numbers.__getitem__)
 
     def pick(self, call: int, values: torch.Tensor) -> torch.Tensor:
-        """Return the chosen tokens' rows of the values [rows, width] of one call."""
+        """Return the chosen tokens' rows from ``values`` [rows, width], which call number ``call`` computed."""
         return values[torch.tensor(self.rows[call], dtype=torch.long, device=values.device)]
 
     def find_fault(self, call: int, num_rows: int, what: str) -> str:

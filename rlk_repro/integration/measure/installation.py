@@ -97,7 +97,7 @@ class Installation:
         return self.profile.run_in_phase(phase, function if follow is None else follow(function))
 
     def open_engines(self, folder: Path | None) -> EngineRecord | None:
-        """Open this rank's file of an agreement run; return None without ``folder``, or if the file is already open."""
+        """Open this rank's file for an agreement run; return None if ``folder`` is None or the file is already open."""
         if folder is None or self._engines is not None:
             return None
         self._engines = EngineRecord(folder, find_rank()[0])

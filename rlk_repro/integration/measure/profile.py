@@ -118,7 +118,7 @@ class StepProfile:
         """Wrap ``function`` to time its calls; a call that raises an exception is not counted.
 
         The backward pass of a call is timed from the first gradient of an output to the last gradient of a tensor
-        argument.  Tensors in arguments that are lists or mappings do not count.
+        argument.  A tensor inside a list or a mapping does not count as an argument.
         """
 
         def timed(*args: Any, **kwargs: Any) -> R:
@@ -266,7 +266,7 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def read_counts() -> dict[str, int]:
-    """Return how often torch compiled and retried allocations in this process, without an import of torch's modules."""
+    """Return how often torch compiled code, and how often it retried allocations; do not import ``torch._dynamo``."""
     counts: dict[str, int] = {}
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:

@@ -34,7 +34,7 @@ SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
 MAX_ROWS: Final = 2048
 """Largest number of rows to compare: a real model's logits take gigabytes, and a comparison holds several copies."""
 MAX_WHOLE_BYTES: Final = 2 << 30
-"""Largest size in bytes of the logits for an operator of the whole loss, which needs all rows."""
+"""Largest size of the logits in bytes if an operator serves the whole loss: the comparison then needs all rows."""
 NUM_BUFFERS: Final = 6
 """A comparison needs memory for this number of tensors of the size of the compared logits."""
 MAX_ERROR: Final = 300

@@ -1,6 +1,6 @@
 """Describe the order of rows in a trainer's microbatch, and hold the microbatch whose loss is being computed.
 
-Routes read the old policy's log-probs of that microbatch, because these are near the current log-probs.
+Routes read the old policy's log-probs of the microbatch, because they are near the current log-probs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RowLayout:
         return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
 
     def pack_old(self, args: Any, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor | None:
-        """Return old log-probs [num_rows] float32, 0 outside responses; None if they are absent or do not fit."""
+        """Return old log-probs [num_rows] float32, 0 outside responses; None if absent or unfit for the batch."""
         parts = self.find_old(args, batch)
         totals, responses = (batch.get(key) for key in (self.total_lengths, self.response_lengths))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
@@ -61,7 +61,7 @@ class RowLayout:
 
 @dataclass
 class CurrentBatch:
-    """The arguments of the trainer's loss while it runs; ``num_rows`` is set while only the first rows are computed."""
+    """The arguments of the loss that runs now; if only its first rows are computed, ``num_rows`` counts all rows."""
 
     layout: RowLayout = field(default_factory=RowLayout)
     args: Any = None
@@ -77,6 +77,6 @@ class CurrentBatch:
             self.args = self.batch = self.num_rows = None
 
     def find_old_log_probs(self, num_rows: int) -> torch.Tensor | None:
-        """Return old log-probs [num_rows] float32, 0 outside responses; None if they are absent or do not fit."""
+        """Return old log-probs [num_rows] float32, 0 outside responses; None if absent or unfit for the batch."""
         found = None if self.batch is None else self.layout.pack_old(self.args, self.batch, self.num_rows or num_rows)
         return None if found is None else found[:num_rows]

@@ -54,8 +54,8 @@ class Targets:
     """The token of each row, and ``columns``: the operators compute the log-probs of these columns within the shard.
 
     For a whole vocabulary the columns are the tokens, and ``split`` is None.  For a split vocabulary, the log-prob of
-    any column gives the shard's normaliser.  The column of a large logit loses the fewest digits, so ``columns`` has
-    the column of the largest of the first ``PROBED_COLUMNS`` logits.
+    any column gives the shard's normaliser.  A large logit loses the fewest digits to rounding, so ``columns``
+    holds the column of the largest of the first ``PROBED_COLUMNS`` logits.
     """
 
     columns: torch.Tensor
@@ -225,7 +225,7 @@ class _RatioLogProbs(torch.autograd.Function):
 
     The operator gives d local / d logits = e_c - p, where p is the softmax of this shard, and e_c is 1 in the
     requested column.  The wanted gradient is e_t - w * p: w is the shard's share of the probability, and e_t is 1 in
-    the token's column.  So the wanted gradient is w times the operator's, plus corrections at two elements of each row.
+    the token's column.  So the wanted gradient is w times the operator's gradient, with two corrections per row.
     """
 
     @staticmethod

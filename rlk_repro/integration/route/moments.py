@@ -16,7 +16,7 @@ _BLOCKS: Final = (1024, 512, 256, 128)
 class Moments(NamedTuple):
     """Per row [T] float32: the largest logit, the logarithm of the sum of exp(logit - largest), and the entropy.
 
-    The largest logit and the logarithm stay separate, because their sum, the log-sum-exp, has fewer digits.
+    ``largest`` and ``log_sum`` stay separate, because rounding their sum, the log-sum-exp, would lose digits.
     """
 
     largest: torch.Tensor
@@ -30,7 +30,7 @@ def find_moments(logits: torch.Tensor) -> Moments:
         if not logits.is_cuda:
             return Moments(*map(torch.cat, zip(*map(_moments, torch.split(logits, _ROWS)), strict=True)))
         block = next((size for size in _BLOCKS if logits.shape[1] % size == 0), logits.shape[1])
-        torch._dynamo.maybe_mark_dynamic(logits, 0)  # noqa: SLF001 every microbatch has its own number of rows
+        torch._dynamo.maybe_mark_dynamic(logits, 0)  # noqa: SLF001  avoids a compilation for each number of rows
         return Moments(*_compile_moments()(logits, block))
 
 

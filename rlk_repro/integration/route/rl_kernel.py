@@ -53,7 +53,7 @@ class Provenance:
 
 
 def cut(text: object) -> str:
-    """Cut a text of RL-Kernel to the length that a decision keeps."""
+    """Shorten a text from RL-Kernel to the largest length that a decision records."""
     return str(text)[:_MAX_CHARS]
 
 
@@ -118,7 +118,7 @@ def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | N
 
 
 def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
-    """Return the symbols that the compiled extension lacks: all of them where it cannot be imported."""
+    """Return the symbols that the compiled extension lacks; return all if the extension cannot be imported."""
     if not symbols:
         return []
     try:

@@ -162,7 +162,7 @@ class VocabParallelLogp:
             num_vocab_tiles=found.num_tiles,
         )
         if not self._is_validated:
-            with torch.no_grad():  # save no tensors here: the first and the recomputed loss must save equal tensors
+            with torch.no_grad():  # a recomputed loss skips this call, and must save the same tensors as the first loss
                 ask(validate=True)
             self._is_validated = True
         log_probs, _ = ask(validate=False)

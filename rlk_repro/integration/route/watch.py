@@ -28,12 +28,12 @@ class _Seen:
 
 @dataclass
 class Watch:
-    """The calls of one step, as scalars that stay on the device until ``settle`` reads them."""
+    """Keeps each call's extreme token ids and highest log-prob on the device until ``settle`` reads them."""
 
     _seen: list[_Seen] = field(default_factory=list)
 
     def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
-        """Add a call's token ids, and its results, which may not be above 0; neither tensor may be empty."""
+        """Add the token ids and the log-probs of one call; neither tensor may be empty."""
         lowest, highest = torch.aminmax(tokens)
         self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
 
@@ -47,7 +47,7 @@ class Watch:
             self._seen = kept
 
     def settle(self) -> dict[str, str]:
-        """Return what was invalid since the last call of ``settle``, by operator; this call waits for the device."""
+        """Wait for the device; return a description of the invalid values since the last ``settle``, by operator."""
         seen, self._seen = self._seen, []
         if not seen:
             return {}
