@@ -220,7 +220,7 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    """Tell whether a trial counts: RL-Kernel ran, or is off, or in the mode ``auto`` every call fell back."""
+    """Tell whether a trial counts: RL-Kernel is off; RL-Kernel ran; or, in the mode ``auto``, every call fell back."""
     if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"

@@ -63,7 +63,7 @@ def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
 
 
 def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Iterator[AgreementCheck]:
-    """Yield the checks within each trial, then the checks between the training engines of both trials."""
+    """Yield the checks within each trial, then the checks between the training engines of the pair's two trials."""
     for variant, log in logs:
         if log is None or not log.steps:
             yield _skip(CheckKind.INPUTS, (pair, variant, 0), ROLLOUT, TRAINING, NO_RECORD)
@@ -140,7 +140,7 @@ def _compare_routing(
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """Yield a check for every two engines, then for each engine against itself in another batch or with padding."""
+    """Yield the checks between engines, then checks of an engine against itself, in another batch or with padding."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
     inputs = log.find_inputs(place[2])
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
@@ -156,7 +156,7 @@ def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
         sides = (log_probs[first, AS_RUN], log_probs[second, AS_RUN])
         yield _compare_log_probs(log.contract, place, (first, second), sides, inputs)
     for (engine, case), values in log_probs.items():
-        # A filled prefix cache is compared with the empty cache, because one request gave the values of both.
+        # The recorder asks vLLM for the same tokens with an empty and a filled prefix cache: compare these two.
         as_run = EMPTY_CACHE if case == PREFIX_CACHE else AS_RUN
         base = log_probs.get((engine, as_run)) or log_probs.get((engine, AS_RUN))
         if case not in {AS_RUN, EMPTY_CACHE} and base is not None:
@@ -387,7 +387,7 @@ def _find_shape(layer: Layer) -> tuple[int, ...]:
 
 
 def _find_distance(one: Layer, other: Layer) -> float | None:
-    """Return the largest norm of a token's difference, divided by the second engine's norm; None if not finite."""
+    """Return a token's largest relative difference: norm of (one - other) / norm of other; None if not finite."""
     found = 0.0
     for left, right, norm in zip(one.values, other.values, other.norms, strict=False):
         gaps = [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]

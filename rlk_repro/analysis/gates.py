@@ -3,7 +3,7 @@
 A measured gate takes the mean loss over scored pairs, where a loss is how much worse enabled is than baseline.  The
 gate passes when the mean loss's upper bound is within the margin, and fails when its lower bound is beyond the margin.
 The lower bound uses alpha / 4, so that all four measured gates together fail by chance no more often than one test
-would.  No gate depends on the speed result.
+at alpha.  No gate depends on the speed result.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Evidence:
     Attributes:
         pairs: all planned pairs or sessions, also the void, dropped and fallen-back ones.
         trials: the trials of the pairs, by name.
-        differences: differences of the variants outside the declared switches; None if they were not compared.
-        missing: the records of scored pairs that this comparison needs and that are absent.
+        differences: differences of the variants outside the declared switches; None if the variants were not compared.
+        missing: absent records of scored pairs; without these records the variants cannot be compared.
         blocks: the blocks of sessions; a run in pairs has none.
         shadows: the comparisons of RL-Kernel with the trainer's own functions in the sessions' shadow steps.
         switch: what the variants differ in, if not in RL-Kernel.
@@ -221,7 +221,6 @@ def _non_inferior(
     num_sides: int = 1,
     bound: Bound = t_interval,
 ) -> Gate:
-    """Decide whether the mean loss is within the margin: the lower bound decides a failure, the upper bound a pass."""
     alpha, n = evidence.measure.alpha, len(losses)
     passing = bound(losses, 1 - 2 * alpha)
     failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
@@ -367,7 +366,7 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 def _control_blocks_gate(evidence: Evidence) -> Gate:
     """Decide whether control blocks, which run only the baseline, show an effect that is too large.
 
-    The effect of the position in a block must be below the smallest effect of interest or below enabled's effect.
+    Control blocks' B / A must be within the smallest effect of interest or enabled's effect, whichever is larger.
     """
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)

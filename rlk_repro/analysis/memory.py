@@ -1,7 +1,7 @@
 """Decide whether enabled has a smaller peak of allocated memory in a step than baseline.
 
-An analysis file does not store this verdict on memory.  Reports compute the verdict from the analysis, so reports on
-older bundles have the verdict too.
+An analysis file does not store this verdict on memory.  Reports compute the verdict on memory from the analysis,
+so reports on older bundles show this verdict too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def make_agreement(view: View) -> Section:
         for name, say in _list_rows()
     ]
     note = "The table covers all tokens that a scored step trained on. " + " ".join(
-        f"The largest difference of {item.variant} is at {place.place}, position {place.position}, token {place.token}."
+        f"The log-probs of {item.variant} differ most at {place.place}, position {place.position}, token {place.token}."
         for item in found.values()
         if (place := item.largest) is not None
     )

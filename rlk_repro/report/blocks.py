@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 
 class Tone(StrEnum):
-    """The colour of a word in a report; the word alone has the full meaning."""
+    """The colour of a word in a report; the colour adds no information."""
 
     PLAIN = "plain"
     GOOD = "good"

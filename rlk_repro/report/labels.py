@@ -72,7 +72,7 @@ _ABSENT_FROM: Final[dict[str, frozenset[str]]] = {
         }
     )
 }
-# Metrics that only pairs have: each summarises a measured metric in another way.
+# Metrics computed only for pairs, each with the measured metric that it derives from and with its label.
 _OF_PAIRS: Final[dict[str, tuple[str, str]]] = {
     "mean_step_time_s": ("step_time_s", "mean step time"),
     "unadjusted_step_time_s": ("step_time_s", "step time, not adjusted for tokens"),

@@ -50,7 +50,7 @@ def render_summary(analysis: Analysis, context: Context) -> str:
 
 
 def render_checks(analysis: Analysis, context: Context) -> str:
-    """Render the section on engines briefly; the report has every comparison."""
+    """Render a short section on engines; the full report has every comparison."""
     return "\n".join(_render_section(make_checks(make_view(analysis, context), is_brief=True))).rstrip() + "\n"
 
 

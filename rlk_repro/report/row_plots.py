@@ -26,7 +26,7 @@ MODULE_ROW: Final = 24
 
 
 def plot_pairs(view: View) -> Figure:
-    """Draw the change in every pair, the effect with its interval, and the smallest effect and noise floor."""
+    """Draw every pair's change, the effect with its interval, the smallest effect of interest and the noise floor."""
     metric = view.primary
     label = view.label(metric).label
     key, title = "plot-pairs", f"Change of {label}, {view.analysis.unit} by {view.analysis.unit}"

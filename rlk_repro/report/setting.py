@@ -37,7 +37,7 @@ _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 
 
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return, as name and value, the settings in which runs of this name may differ."""
+    """Return, as name and value, the settings in which runs of the same name may differ."""
     workload = plan.experiment["run"]["workload"]
     facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
     facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))

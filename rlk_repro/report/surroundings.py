@@ -51,8 +51,8 @@ FRAME_OF_MODULES: Final = "actor_train_time_s"
 LEVEL_TONES: Final = {Level.BLOCKING: Tone.BAD, Level.WARNING: Tone.OPEN, Level.INFO: Tone.FAINT}
 
 NESTING: Final = (
-    "A timer measures one function. The GRPO loss contains log-prob and clip and KL, so the rows do not add up. "
-    "RL-Kernel's ratio_kl belongs to the log-prob rows; clip and KL are always the trainer's own functions."
+    "A timer measures one function. The GRPO loss contains log-prob, clip and KL, so the rows overlap: do not sum them."
+    " RL-Kernel's ratio_kl belongs to the log-prob rows; clip and KL are always the trainer's own functions."
 )
 UNSEALED: Final = "The run is not sealed, so its files may have changed."
 VARIANTS: Final = "What differs between the variants"
@@ -266,7 +266,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     cautions = [] if view.context.is_sealed else [UNSEALED]
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
-    # The sentences ``own_work`` explain a gain, and only a scored pair can show a gain.
+    # ``own_work`` explains a gain of enabled, and a run without a scored pair shows no gain.
     if view.is_comparison and analysis.verdict.num_pairs:
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:

@@ -167,7 +167,7 @@ class View:
         return TableCell(text=text, target=f"#{self.metric_anchor(metric)}" if is_recorded else "")
 
     def value_cell(self, metric: str, trial: TrialResult | None, value: float | None) -> TableCell:
-        """Return a number of a trial with a link to the steps and log lines behind it."""
+        """Return a cell with a trial's value and a link to the steps and log lines that gave the value."""
         text = self.numbers.format(metric, value)
         if value is None or trial is None or trial.get_series(measured_metric(metric)) is None:
             return TableCell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)

@@ -19,7 +19,7 @@ LADDER: Final = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Bounds of the difference between a token's two log-probs; a token of class i exceeds exactly the first i bounds."""
 NUM_CLASSES: Final = len(LADDER) + 1
 NUM_POSITIONS: Final = 17
-"""Number of bands of positions in a response.  Band i holds positions 2^i - 1 to 2^(i+1) - 2, the first position is 0.
+"""Number of bands of positions in a response.  Band i holds the positions 2^i - 1 to 2^(i+1) - 2, counted from 0.
 
 The last band has no upper end.
 """
@@ -49,9 +49,9 @@ class AgreementResult:
     ``beyond[i]`` counts tokens whose difference exceeds ``LADDER[i]``.  ``k1`` and ``k3`` estimate the KL divergence of
     the rollout's policy from the trainer's, per token: the means of -r and of exp(r) - 1 - r, where r is the trainer's
     log-prob minus the rollout's (Schulman, Approximating KL Divergence).  ``by_position`` and ``by_log_prob`` have one
-    row per band, and each row has the number of tokens by class; ``mean_by_position`` is a band's mean difference, or
-    None for an empty band.  ``num_not_finite`` counts tokens whose log-prob is not finite; no other number includes
-    them.  ``reason`` says why a step has no record.
+    row per band, and each row has the number of tokens by class.  ``mean_by_position`` has each band's mean difference,
+    or None for an empty band.  ``num_not_finite`` counts tokens whose log-prob is not finite; no other number includes
+    these tokens.  ``reason`` says why a step has no record.
     """
 
     variant: str
@@ -69,7 +69,7 @@ class AgreementResult:
     reason: str = ""
 
 
-# First the engines whose records are compared, then the ways in which an engine computes its tokens.
+# ``ROLLOUT`` to ``REFERENCE`` name engines; ``AS_RUN`` to ``PREFIX_CACHE`` name ways to compute the same tokens.
 ROLLOUT: Final = "rollout"
 GENERATED: Final = "rollout, generated"
 PROMPTS: Final = "rollout, prompts"
@@ -82,10 +82,7 @@ PREFIX_CACHE: Final = "prefix cache"
 
 
 class CheckKind(StrEnum):
-    """What a check compares.
-
-    A failure of one kind explains failures of the kinds listed after it.
-    """
+    """What a check compares.  A failed check can cause failures of the kinds that are listed below its own kind."""
 
     INPUTS = "inputs"
     WEIGHTS = "weights"

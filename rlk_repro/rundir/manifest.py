@@ -96,7 +96,7 @@ def _each(prefix: str, level: Level, *names: str) -> Iterator[tuple[str, Level]]
     return ((prefix + name, level) for name in names)
 
 
-# The first pattern that matches a fact's dotted path decides.  A ``*`` also matches dots.
+# The first pattern that matches a fact's dotted path gives the level of a difference.  A ``*`` also matches dots.
 SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
     *_each("gpu.devices.*.", Level.BLOCKING, "name", "mig_mode", "compute_partition", "memory_partition"),
     *_each("gpu.", Level.BLOCKING, "count", "vendor"),

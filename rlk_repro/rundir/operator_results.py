@@ -1,4 +1,4 @@
-"""Define the values that an analysis holds of operators measured one by one; other modules compute these values."""
+"""Define the analysis's results for operators measured one by one; other modules compute these results."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class OperatorTrial:
 class OperatorResult:
     """One implementation in one case, over all processes.
 
-    ``error`` is the largest difference from float64 over the checked rows.  ``gradient_error`` is the largest
-    difference of a gradient, divided by the largest gradient element.  The process with the largest error counts.
+    ``error`` is the largest difference from float64 over the checked rows of all processes.  ``gradient_error`` is the
+    largest difference of a gradient, divided by the largest gradient element, in the worst process.
     ``process_spread`` is the range of the processes' medians, divided by the smallest median.
     """
 

@@ -219,7 +219,7 @@ class RunDir:
     pod_read = Within(".pod-read.json")
     """The file that says how much of the trials' logs was read from outside the cluster, and when."""
     kubernetes_record = Within(".kubernetes.json")
-    """The file with the cluster's facts about job and pods.
+    """The file with the cluster's facts about the job and its pods.
 
     The facts are read after sealing, when the run is collected, so a bundle lacks them.
     """
@@ -271,12 +271,12 @@ class RunDir:
         return self.checksums.is_file()
 
     def is_packed(self, relative: str) -> bool:
-        """Return whether a file goes into the bundle; ``relative`` is its path relative to the root."""
+        """Return whether a file goes into the bundle; ``relative`` is its path in the run directory."""
         first = relative.split("/", 1)[0]
         return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
 
 
-# A trainer's environment names the folders of ops files and of libraries, but not the trial's folder.
+# A trainer knows the folders of ops files and of libraries from its environment, but not the trial's folder.
 def ops_file(folder: Path, rank: int) -> Path:
     return folder / f"{rank}{OPS_SUFFIX}"
 

@@ -32,7 +32,7 @@ class TrialStatus(StrEnum):
 
 
 class PairStatus(StrEnum):
-    """Whether a pair counts.  ``dropped``: a trial of the pair did not finish.
+    """Whether a pair is scored.  ``dropped``: a trial of the pair did not finish.
 
     ``void``: the records do not prove that one agent ran the planned variants in one allocation, or no block counts.
     """
@@ -227,10 +227,10 @@ class ShadowResult:
 class Effect:
     """A paired effect over scored comparisons (pairs or sessions), as the ratio enabled / baseline.
 
-    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios), or are None below two pairs.
-    ``p_value`` is the exact two-sided sign-flip p, and ``p_floor`` is the smallest value that ``p_value`` can have
-    (2 / 2^n).  ``p_t`` is the p of the paired t test.  ``p_holm`` is ``p_t`` after Holm's correction for the number of
-    secondary metrics; ``p_value`` has no such correction, because six pairs are too few for one.
+    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios), or are None for fewer than two
+    pairs.  ``p_value`` is the exact two-sided sign-flip p, and ``p_floor`` is the smallest value that ``p_value`` can
+    have (2 / 2^n).  ``p_t`` is the p of the paired t test.  ``p_holm`` is ``p_t`` after Holm's correction for the
+    number of secondary metrics; ``p_value`` is not corrected, because six pairs are too few for a correction.
     """
 
     metric: str

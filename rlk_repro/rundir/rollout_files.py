@@ -1,7 +1,7 @@
 """Check what a file of stored rollouts holds, with a reader that executes nothing.
 
 vime loads these files as pickles, and a pickle may call any function.  A file passes if its pickle names only functions
-that rebuild tensors and arrays.  The reader replaces each call by an object that does nothing.
+that rebuild tensors and arrays.  The reader replaces each call in a pickle by an object that does nothing.
 """
 
 from __future__ import annotations

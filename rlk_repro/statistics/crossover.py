@@ -1,4 +1,4 @@
-"""Compute effects in the crossover design: of blocks and sessions, with exact p and with the slope over a covariate.
+"""Compute the effects of blocks and sessions in the crossover design, their exact p and the slope over a covariate.
 
 The code is plain Python with exact sums, so that sealed numbers do not depend on the version of a library.  The design
 is that of Jones and Kenward, Design and Analysis of Cross-Over Trials.
@@ -26,7 +26,7 @@ _FIRST_LABEL: Final = "A"
 
 
 def block_effect(order: str, values: Sequence[float | None]) -> float | None:
-    """Return the mean log of the periods labelled B minus the mean log of the periods labelled A.
+    """Return the mean logarithm of a block's values in periods B minus the mean logarithm in periods A.
 
     ``values[i]`` is the value of the period ``order[i]``.  The result is None if a value is missing or not above 0.
     Linear drift over the block cancels in the orders ABBA and BAAB.
@@ -70,8 +70,8 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return the median of all slopes between two blocks of the same session (Theil 1950, Sen 1968).
 
-    A block is given as the change of the covariate from A to B, and the effect.  The result is None if no
-    session has two blocks with different changes.
+    Each block is a pair: the covariate's change from A to B, and the block's effect.  The result is None if no session
+    has two blocks whose covariate changes differ.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])
@@ -85,7 +85,7 @@ def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | N
 def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> tuple[float, float] | None:
     """Return the exact two-sided p of the sum of all block effects, and the smallest p that the design allows.
 
-    The p value counts all orders that the design could have drawn: in each session as many ABBA as BAAB, or one more of
+    The p value covers all orders that the design could have drawn: in each session as many ABBA as BAAB, or one more of
     either for an odd number of blocks (Edgington and Onghena, Randomization Tests).
 
     Args:

@@ -70,8 +70,8 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 def summarise(metric: str, values: Iterable[float | None]) -> Summary | None:
     """Summarise the scored steps of one trial; the result is None if no step has a number.
 
-    ``n`` counts only recorded values that are finite and small enough to be squared.  Outliers, beyond 1.5
-    times the interquartile range (Tukey's fences), are counted and stay in all numbers.
+    ``n`` counts only recorded values that are finite and small enough to be squared.  Values more than 1.5
+    interquartile ranges outside the quartiles (Tukey's fences) are counted as outliers and stay in all numbers.
     """
     found = sorted(value for value in values if value is not None and abs(value) < LARGEST_VALUE)
     if not found:
