@@ -125,7 +125,7 @@ def _write_pages(sources: tuple[Path, Path], output: Path) -> None:
         for number, source in enumerate(sources, start=1):
             analysis, context = load_result(source, is_linked=False)
             written.append((analysis, context, write_report(analysis, output / str(number), context)))
-        note(f"side by side: {write_side_by_side(written, output)}")
+        note(f"results side by side: {write_side_by_side(written, output)}")
 
 
 def _judge_gate(reference: Path, later: Path, *, as_json: bool) -> None:

@@ -94,7 +94,7 @@ def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
     menu = f"one of {', '.join(known)}"
     name = hardware or site.hardware or (known[0] if len(known) == 1 else None)
     if name is None:
-        raise SpecError(Problem("--hardware", "missing; the profile has no hardware", expected=menu))
+        raise SpecError(Problem("--hardware", "missing; the profile names no hardware", expected=menu))
     if name not in run.layouts:
         raise SpecError(Problem("--hardware", f"run {run.run} has no layout of this name", got=name, expected=menu))
     return name

@@ -131,7 +131,7 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
 
 
 def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:
-    """Print each thing that this machine lacks, with a command that helps, and then the recorded answer."""
+    """Print everything that this machine lacks, with a command that helps, and then the answer of the re-analysis."""
     for need, following in zip(needs, (*needs[1:], None), strict=True):
         is_shared = following is not None and following.hint == need.hint
         for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
@@ -190,7 +190,7 @@ def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
 def _say_analysis(bundle: Path, recorded: Recorded) -> None:
     from rlk_repro.replay.recorded import describe_own_patch
 
-    reworded = "in every value (another version of rlk-repro wrote its sentences)"
+    reworded = "in every value (another version of rlk-repro wrote the sealed sentences)"
     how = reworded if recorded.is_reworded else "byte for byte"
     say(f"{bundle}: the analysis is reproduced {how} from its logs (level: re-analysis, exact)")
     for line in describe_own_patch(bundle, recorded.manifests):

@@ -62,7 +62,7 @@ def report(
     if len(written) > 1 and output is not None:
         with writing(output, hint="name another folder with -o"):
             page = write_side_by_side(written, output)
-        note(f"side by side: {page}")
+        note(f"results side by side: {page}")
     if as_json:
         say_json(results)
     if is_doubtful or any(result.verdict in unwanted for result in results):
@@ -86,7 +86,7 @@ def index(
         analysis, context = load_result(bundle, is_linked=False)
         if not context.bundle_id:
             raise CheckFailed(
-                Problem(str(bundle), "is not sealed", expected="a bundle with an id, which the page names")
+                Problem(str(bundle), "is not sealed", expected="a sealed bundle, because the page shows its id")
             )
         entries.append(Entry(analysis=analysis, context=context))
     with writing(output, hint="name another folder with -o"):

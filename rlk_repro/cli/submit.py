@@ -148,7 +148,7 @@ def _send(prepared: Prepared, *, is_waiting: bool, as_json: bool) -> None:
 
 
 def _refuse_other_flags(context: typer.Context) -> None:
-    """Refuse flags that would change the plan together with ``--resume``, because a resumed run keeps its plan."""
+    """With ``--resume``, refuse every flag that would change the plan, because a resumed run keeps its plan."""
     from rlk_repro.base.errors import Problem, SpecError
 
     problems = [

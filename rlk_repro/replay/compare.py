@@ -26,7 +26,7 @@ from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 
-# A seed decides these metrics.  Where all of them are equal to the last printed digit, the replay is bitwise.
+# A seed decides these metrics.  Where all of them are equal to the last printed digit, the replay's level is bitwise.
 SEEDED_METRICS: Final = ("loss", "raw_reward", "grad_norm", "kl_loss", "train_rollout_logprob_abs_diff")
 COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s", "peak_memory_bytes")
 # Training itself decides these metrics; times depend on the machine and are compared only as effects.
@@ -116,7 +116,7 @@ class Comparison:
         )
 
     def lines(self) -> list[str]:
-        """Return the comparison as lines for people: the level first, then its reasons."""
+        """Return the comparison as lines of text: the level first, then its reasons."""
         lines = [f"replay level: {self.headline}"]
         lines += [f"  {text}" for text in (*self.obstacles, *self.unidentified)]
         lines += [f"  caution: {text}" for text in self.cautions]

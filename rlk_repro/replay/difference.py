@@ -1,4 +1,4 @@
-"""Compute the difference of two independent estimates of one ratio, and whether their spread explains it."""
+"""Compute how two independent estimates of one ratio differ, and whether random spread explains the difference."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class RatioDifference:
         return abs(self.estimate) <= self.half_width + 1e-12
 
     def is_beyond(self, margin: float) -> bool:
-        """Tell whether the interval excludes 0 and the estimate lies outside plus and minus log(1 + ``margin``)."""
+        """Tell whether the interval excludes 0 and the estimate is farther from 0 than log(1 + ``margin``)."""
         return not self.holds_zero and abs(self.estimate) > math.log1p(margin)
 
     def is_within(self, margin: float) -> bool:
-        """Tell whether the whole interval lies inside plus and minus log(1 + ``margin``)."""
+        """Tell whether the whole interval lies between -log(1 + ``margin``) and log(1 + ``margin``)."""
         return abs(self.estimate) + self.half_width <= math.log1p(margin)
 
     def find_needed(self, margin: float) -> int | None:

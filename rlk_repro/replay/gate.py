@@ -26,7 +26,7 @@ from rlk_repro.spec.values import dump_model
 from rlk_repro.statistics.stats import STEP_TIME
 
 SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "gc_freeze", "rl_kernel", "switch", "workload")
-"""The parts of a run that must be the same; stack, margins and the number of pairs or sessions may differ."""
+"""The keys that must be equal in both runs; stack, margins and the number of pairs or sessions may differ."""
 MOST_SHOWN: Final = 3
 
 
@@ -62,7 +62,7 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
 
 
 def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Sequence[str] = ()) -> DiffGate:
-    """Decide the gate for two results of one experiment; ``margin`` is a fraction; an obstacle closes the gate."""
+    """Decide whether two results pass the gate; ``margin`` is a fraction; any text in ``obstacles`` closes the gate."""
     if obstacles:
         is_open, text = False, f"the results cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
     else:
@@ -86,7 +86,7 @@ def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
     if difference.estimate > 0 and difference.is_beyond(margin):
         return False, f"the later result is worse by more than {limit}: {figures}"
     if difference.estimate + difference.half_width > math.log1p(margin):
-        return True, f"the later result is not shown to be worse by more than {limit}, but it may be: {figures}"
+        return True, f"it is undecided whether the later result is worse by more than {limit}: {figures}"
     return True, f"the later result is not worse by more than {limit}: {figures}"
 
 

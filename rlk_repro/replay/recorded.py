@@ -60,7 +60,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
-    """Return lines on how to get rlk-repro's code as it ran; empty if the bundle records no changes to its commit."""
+    """Describe how to restore rlk-repro's code as it ran; the list is empty if the bundle records no changed code."""
     own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.section) if manifests else None
     patch = own.get(OWN_PATCH) if isinstance(own, dict) else None
     if not isinstance(own, dict) or patch is None:
@@ -102,8 +102,8 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     """Analyse the logs; return the analysis, and what a report shows beside it.
 
     The analysis is computed now and never taken from the bundle, because a forger who computes new checksums could also
-    change the verdict.  If the sealed analysis has other values, or the author's files do not give the plan, the
-    context gets a blocking finding.
+    change the verdict.  If the logs give other values than the sealed analysis, or the author's files give
+    another plan, the context gets a blocking finding.
 
     Raises:
         CheckFailed: the bundle was sealed and has been changed.
@@ -124,10 +124,10 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 
 
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
-    """Return where the sealed analysis differs from ``analysis``, or None if both agree.
+    """Return the first difference between the sealed analysis and ``analysis``, or None without a difference.
 
-    The sentences of gates, headline and reasons may differ only if another version of rlk-repro sealed them.  They
-    follow from numbers, which must be equal, and a report shows this version's sentences.
+    The sentences of gates, headline and reasons may differ only if another version of rlk-repro sealed them.  The
+    values from which these sentences follow must be equal, and a report shows the sentences of this version.
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())

@@ -47,7 +47,7 @@ class Recorded:
     identity: Identity
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
-    """Whether the sealed analysis differs from what this version writes in its sentences only."""
+    """Whether the sealed analysis differs only in sentences from what this version writes."""
 
     def describe(self) -> Reanalysis:
         verdict = self.analysis.verdict
@@ -90,7 +90,7 @@ def reanalyse(bundle: Path) -> Recorded:
 
     Raises:
         CheckFailed: a file differs from what was sealed, the logs do not give the sealed analysis, or the author's
-            files do not give the plan.
+            files give another plan.
         BundleUnreadable: the bundle is broken or unsafe.
     """
     require_verified(bundle)
@@ -142,7 +142,7 @@ def prepare(
 
 
 def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
-    """Refuse to run if a difference of the machines is blocking, unless the user accepted it.
+    """Refuse to run if the machines have a blocking difference that the user did not accept.
 
     Raises:
         CheckFailed: the error lists each blocking difference.
@@ -220,7 +220,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """Return the recorded analysis; on the local cluster, with the experiment hash of the plan from ``_fit_here``."""
+    """Return the recorded analysis; locally, with the experiment hash of the plan made by ``_fit_here``."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis

@@ -20,7 +20,8 @@ DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 class Bound(Model):
     """The largest difference that counts as agreement: absolute for log-probs, relative for values of layers.
 
-    For routing, the bound limits a layer's share of tokens with other experts; a token counts until its experts differ.
+    For routing, the bound limits each layer's share of tokens whose experts differ.  A token whose experts differ in
+    one layer is left out in later layers.
     """
 
     compares: Compared
@@ -30,7 +31,7 @@ class Bound(Model):
 
 
 class AgreementContract(Model):
-    """All bounds within which engines agree.  A comparison without a bound is not judged."""
+    """All bounds for differences between engines.  A comparison without a bound is not judged."""
 
     schema_: Schema = Field(alias="schema", default=1)
     bounds: tuple[Bound, ...]

@@ -45,7 +45,7 @@ Workload: TypeAlias = Annotated[
 ]
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
-"""Limit for the blocks of a session, because the session's effect is a median over all pairs of blocks."""
+"""Limit for the blocks of a session: the session's effect is a median over all pairs of blocks, up to 20100 pairs."""
 LIMIT_PER_ESTIMATE: Final = 1.5
 SHORTEST_LIMIT_MIN: Final = 10.0  # the first trial also compiles, and may wait for stored rollouts
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
@@ -108,7 +108,7 @@ class Measure(GrowingModel):
 
     @property
     def unused(self) -> frozenset[str]:
-        """The keys of a measurement plan that only the other design uses."""
+        """The keys of a measurement plan that have no effect in its design."""
         return self.of_parallel if self.design == CROSSOVER else self.of_crossover
 
     @property

@@ -147,7 +147,7 @@ def load(
     """Read a file, apply the overrides, validate the model, and check its values against each other.
 
     Raises:
-        SpecError: the error lists every problem of the file, or says why it cannot be read.
+        SpecError: the error lists every problem of the file, or says why the file cannot be read.
     """
     name = display_name(path)
     try:
@@ -225,7 +225,7 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="a path such as measure.pairs"))
         if override.path[-1] in target and target[override.path[-1]] == override.value:
-            continue  # the file already has this value, so the file stays the recorded source
+            continue  # a flag that repeats the file's value is not recorded as the value's source
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin
@@ -347,7 +347,7 @@ def _step(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _models(annotation: Any, value: Any) -> list[type[BaseModel]]:
-    """Return the models in an annotation; where there are several, return the models that the value's tag names."""
+    """Return the pydantic models in an annotation; of several models, only those that the value's tag names."""
     models = [item for item in _members(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
     tag = value.get(_TAG) if isinstance(value, dict) else None
     if len(models) < 2:

@@ -48,7 +48,7 @@ PathProblem: TypeAlias = "tuple[tuple[str, ...], str, Any, str]"
 
 
 class Model(BaseModel):
-    """Base class of everything that an author writes."""
+    """Base class of all models: no unknown keys, no conversion of types, finite numbers only."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 

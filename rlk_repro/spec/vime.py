@@ -1,6 +1,6 @@
 """Define the settings of the workload ``vime``: vime's own ``train.py``, end to end.
 
-A field that sets one flag of vime has the flag's name.  ``arguments`` hold further flags, for which this module has no
+A field that sets one flag of vime has the flag's name.  ``arguments`` holds further flags, for which this module has no
 rule.  All flags are checked against the argument contract of the pinned vime; flags that the launcher sets are refused.
 """
 
@@ -292,7 +292,7 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
         values = value if isinstance(value, tuple) else (value,)
         if False in [item for item in values if isinstance(item, bool)]:
             yield (*place, flag), "cannot switch a flag off", value, "true, or leave the key out"
-        elif isinstance(value, tuple) and len(value) < 2:  # ``size`` reads no number from a list
+        elif isinstance(value, tuple) and len(value) < 2:  # ``size`` ignores a number in a list
             expected = "two or more values, or one value without a list"
             yield (*place, flag), "is a list with fewer than two values", list(value), expected
         elif flag == "spec" and len(values) != 2:

@@ -128,7 +128,7 @@ class AnyWorkload(GrowingModel):
 
     @property
     def patched_pins(self) -> frozenset[PinName]:
-        """The stack's sources that must carry the patch of upstream's own images when this workload runs."""
+        """The pinned sources that must have upstream's own patch when this workload runs."""
         return frozenset()
 
     @property
@@ -145,7 +145,7 @@ class AnyWorkload(GrowingModel):
 
 
 class ReferenceWorkload(AnyWorkload):
-    """The reference trainer, for smoke runs, first tests of machines and automated tests; no evidence about vime."""
+    """The reference trainer for smoke runs, first machine tests and automated tests.  It shows nothing about vime."""
 
     lanes = ("live", "train-only")
     lane_limit = "the reference trainer has no inference server, which lane fixed-rollout needs"

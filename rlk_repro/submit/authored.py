@@ -32,7 +32,7 @@ MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
 PROFILE: Final = "profile."
 """Paths of a profile's values begin with this text in ``Plan.sources``; paths of a run's values do not."""
-# These settings say how much is measured; the other settings say how the measurement is judged.
+# These keys of ``measure`` say how much is measured, and not how the results are judged.
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 
 
@@ -110,7 +110,7 @@ def _choose_design(plan: Plan) -> Override:
 
 def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
     try:
-        data = read_start(path, MAX_BYTES + 1)  # one byte more shows that a file is too large
+        data = read_start(path, MAX_BYTES + 1)  # one byte over the limit, to detect a file that is too large
     except BundleUnreadable as error:
         raise SpecError(replace(error.problems[0], where=path.name)) from error
     return load_bytes(model, path.name, data, overrides).model

@@ -75,8 +75,6 @@ def follow(
 
 
 class _Told:
-    """Passes a line to ``tell`` only if it differs from the line before."""
-
     def __init__(self, tell: Callable[[str], object], *, is_live: bool) -> None:
         self._tell = tell
         self._is_live = is_live

@@ -56,10 +56,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A planned and rendered job that is not sent yet.  ``inputs`` is None if the author's files are staged.
+    """A planned and rendered job that is not sent yet.
 
-    ``remarks`` list what was chosen without a flag.  ``is_proposed`` says that the profile comes from
-    the cluster and not from a file.
+    ``inputs`` is None if the run directory already holds the author's files.  ``remarks`` list what was chosen without
+    a flag.  ``is_proposed`` says that the profile comes from the cluster and not from a file.
     """
 
     plan: Plan
@@ -129,7 +129,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
     if name is None:
         choices = sorted(run.layouts)
         hint = f"add --hardware {choices[0]}, or set hardware in the profile"
-        reason = "no known hardware matches the nodes" if found.is_proposed else "the profile has no hardware"
+        reason = "no known hardware matches the nodes" if found.is_proposed else "the profile names no hardware"
         raise SpecError(Problem("--hardware", f"missing; {reason}", expected=f"one of {', '.join(choices)}", hint=hint))
     return name, ()
 

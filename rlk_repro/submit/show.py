@@ -71,7 +71,7 @@ def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
     """Return the smallest speed-up, as a fraction, that the design calls ``faster`` in 9 of 10 runs.
 
     A run counts only if it also passes its gates: for sessions the gate on control blocks, for pairs in lane ``live``
-    the gates on rewards and lengths.  Gates that are not named here are assumed to pass.
+    the gates on rewards and lengths.  Any gate not named in this paragraph is assumed to pass.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(

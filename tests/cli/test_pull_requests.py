@@ -109,7 +109,7 @@ def test_the_gate_closes_where_nothing_was_compared(call: Call) -> None:
     [
         (1.0, True, "gate open: the later result is not worse by more than 1 %"),
         (0.9, True, "gate open: the later result is not worse by more than 1 %"),
-        (1.009, True, "gate open: the later result is not shown to be worse"),
+        (1.009, True, "gate open: it is undecided whether the later result is worse"),
         (1.03, False, "gate closed: the later result is worse by more than 1 %"),
     ],
 )
@@ -136,5 +136,5 @@ def test_the_differences_to_another_machine_fit_a_screen(call: Call, monkeypatch
 
 def test_diff_writes_one_page_side_by_side(call: Call, tmp_path: Path) -> None:
     _, _, err = call("diff", SESSIONS, REPLAY, "-o", str(tmp_path / "both"))
-    assert err == f"side by side: {tmp_path / 'both' / 'index.html'}\n"
+    assert err == f"results side by side: {tmp_path / 'both' / 'index.html'}\n"
     assert (tmp_path / "both" / "2" / "report.html").exists()

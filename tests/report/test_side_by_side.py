@@ -17,7 +17,7 @@ BUNDLES = [
 def test_several_bundles_have_one_page_with_a_column_each(call: Call, tmp_path: Path) -> None:
     code, _, err = call("report", *BUNDLES, "-o", str(tmp_path))
     page = (tmp_path / "index.html").read_text()
-    assert (code, err) == (0, f"side by side: {tmp_path / 'index.html'}\n")
+    assert (code, err) == (0, f"results side by side: {tmp_path / 'index.html'}\n")
     for number in (1, 2, 3):
         assert f'href="{number}/report.html"' in page
         assert (tmp_path / str(number) / "report.html").is_file()
