@@ -98,7 +98,7 @@ def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> Logit
     """Make the random microbatch that follows from a key such as (seed, rollout, step, number).
 
     The logits of sampled tokens are raised, so that the probabilities of these tokens spread around 0.7 as in real
-    samples.  All other logits are standard normal.
+    samples.  Logits of tokens that were not sampled are standard normal.
     """
     generator = torch.Generator().manual_seed(make_seed(*key))
     batch, targets = _make_batch(shape, device, generator)

@@ -181,7 +181,7 @@ def _split_rows(case: OperatorCase) -> tuple[int, int, int]:
 
 
 def estimate_bytes(case: OperatorCase) -> int:
-    """Return the bytes that a straightforward implementation needs.
+    """Return the bytes of memory that a straightforward implementation needs.
 
     The bytes are those of the inputs, of fp32 logits if the inputs are hidden states and weight, and of one fp32 tensor
     as large as the logits for each pass (forward, backward).

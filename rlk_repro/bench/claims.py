@@ -1,6 +1,6 @@
 """Measure one published claim: ``python -m rlk_repro.bench.claims`` with a task on standard input.
 
-The process prints one line about itself, then one line per cell, each flushed.  If the process is killed,
+The process prints one line about itself, then one line per cell, and flushes each line.  If the process is killed,
 ``rlk_repro.claims.processes`` finds the reason.  Inputs are random; shapes, dtypes and method are those of the claim.
 The process gives no verdict, and prints no path of the machine.
 """

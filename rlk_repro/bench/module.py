@@ -220,7 +220,7 @@ class OptimizerStep:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def read(self, *, is_per_token: bool, group: Any) -> dict[str, float]:
-        """Return vime's metrics and the norm of all ranks' logit gradients, each divided as in vime."""
+        """Return vime's metrics and the norm of all ranks' logit gradients, each per token or sample, as in vime."""
         squares = torch.stack(self._squares).sum()
         distributed.all_reduce(squares, group=group)
         mask_sums = torch.cat([batch["rollout_mask_sums"] for batch in self.batches])

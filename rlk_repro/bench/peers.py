@@ -1,6 +1,6 @@
 """List implementations by other projects, if installed: torch, torch.compile, Liger, cut-cross-entropy.
 
-These implementations show the time and memory of a case in other projects; no comparison of variants uses them.
+These implementations show how much time and memory other projects need for a case; no comparison of variants uses them.
 """
 
 from __future__ import annotations

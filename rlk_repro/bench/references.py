@@ -1,4 +1,4 @@
-"""Define the references of the operator tier: vime's own functions for times, and float64 arithmetic for numbers."""
+"""Define the references of the operator tier: vime's own functions for times, and float64 arithmetic for accuracy."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def list_references() -> tuple[BenchedImplementation, ...]:
 class Truth:
     """The float64 values of the checked rows [R], or of the whole loss; and their gradient [R, V] or [R, D].
 
-    For ``linear_logp`` only the gradient of the hidden states is checked: the weight's gradient would need every row.
+    For ``linear_logp`` only the gradient of the hidden states is checked, as the weight's gradient sums over all rows.
     """
 
     rows: torch.Tensor
@@ -145,7 +145,7 @@ def _find_whole_loss(inputs: CaseTensors) -> torch.Tensor:
 class Accuracy:
     """The distance of an implementation from float64, and whether a second call gave the same bits.
 
-    ``gradient_error`` is a fraction of the largest gradient element; None where no gradient was computed.
+    ``gradient_error`` is divided by the largest gradient element; it is None where no gradient was computed.
     """
 
     error: float

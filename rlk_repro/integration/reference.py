@@ -28,7 +28,7 @@ def install(args: argparse.Namespace) -> Installation | None:
     settings = Settings.from_env()
     if not settings.is_active:
         return None
-    # torch imports this module at RL-Kernel's first gradient; both variants must include its 40 MB of memory
+    # torch imports this module (40 MB of memory) at RL-Kernel's first gradient; so import it in both variants
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     from rlk_repro.refengine import core, trainer

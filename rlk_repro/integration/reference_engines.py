@@ -82,7 +82,7 @@ class _Step:
     def record_pass(
         self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Run a pass of the training engine, and record the rollout's own samples, not an added sample."""
+        """Run a pass of the training engine; ``data`` may hold an added sample, which is not recorded."""
         calls = [microbatch.indices for step in steps for microbatch in step]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):

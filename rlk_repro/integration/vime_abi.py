@@ -1,4 +1,4 @@
-"""Define the names of one vime commit's functions, with its pinned Megatron-LM, and the layout of its batches.
+"""Define, for each supported vime commit and its pinned Megatron-LM, the function names and the layout of batches.
 
 Each supported commit is an entry of ``ABIS``.  The signatures of the imported functions select the entry, because
 vime's training code has no version number.
@@ -56,7 +56,7 @@ ABIS: Final[Mapping[str, Abi]] = {
             "initialize_model_and_optimizer": "(args, role)",
             "log_perf_data": "(rollout_id, args, extra_metrics)",
         },
-        # a function and not a method: Ray copies an actor's methods before this code can replace one
+        # not a method of the actor: Ray copies an actor's methods before this code can replace a method
         begin={"get_data_iterator": "(rollout_data)"},
         updaters={
             "UpdateWeightFromTensor": "_send_hf_params",
@@ -74,7 +74,7 @@ NEWEST: Final = list(ABIS.values())[-1]
 
 
 def find_abi(loss: Any, actor: Any | None = None) -> Abi:
-    """Return the entry whose signatures match a loss module, and an actor module if the trainer has one.
+    """Return the entry whose signatures match the loss module and, if given, the actor module.
 
     Raises:
         EnvironmentMissing: no entry matches; the error names the differences from the newest entry.

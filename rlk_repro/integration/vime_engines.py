@@ -158,7 +158,7 @@ class _Step:
             self._record.skip(self._number, "routing", engine, case, reason)
 
     def _record_generated_routing(self) -> None:
-        """Record the experts that vLLM's generation chose, which a rollout has only for routing replay (R3)."""
+        """Record the experts that vLLM chose in generation; a rollout contains them only with routing replay (R3)."""
         reason = "vLLM returns the experts of its generation only for routing replay (R3)"
         if self._args.sequence_parallel:
             reason = "with sequence parallelism a rank has only a part of the tokens"

@@ -88,7 +88,7 @@ class RolloutServer:
     def _watch_alone(
         self, samples: Sequence[tuple[list[int], int]], chosen: Sequence[Sequence[tuple[int, int]]]
     ) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        """Return the log-probs of each sample alone, and the layers' ``points`` or the ``reason`` why none exist."""
+        """Return each sample's log-probs, and the layers' ``points`` or the ``reason`` why no points exist."""
         if not any(map(len, chosen)):
             return [self._score(*sample) for sample in samples], {}
         wanted = {"calls": chosen, "lengths": [len(tokens) for tokens, _ in samples]}
@@ -133,7 +133,7 @@ class RolloutServer:
         if not self._url:
             ray: Any = importlib.import_module("ray")
             self._url = ray.get(self._engines[0].get_url.remote(), timeout=TIMEOUT_S)
-        request = urllib.request.Request(  # noqa: S310 the engine's own address
+        request = urllib.request.Request(  # noqa: S310 this is the address of vLLM's server
             self._url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with self._opener.open(request, timeout=timeout_s) as answer:

@@ -102,7 +102,7 @@ class WeightSync:
 
     def _finish(self) -> None:
         if not self._sent:
-            self._reason = "vime sent no tensors by the recorded methods"
+            self._reason = "vime sent no tensors by the methods that rlk-repro wraps"
             return
         answer = self._server.hash_weights(str(self._dtype).removeprefix("torch."))
         self._reason = answer.get("reason", "") or self._find_other_shape(answer["tensors"])

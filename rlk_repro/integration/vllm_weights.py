@@ -1,4 +1,4 @@
-"""Hash the weights of vLLM's model under the names of the checkpoint, by which vime sends them.
+"""Hash the weights of vLLM's model, each under its name in the checkpoint: vime sends weights under these names.
 
 vLLM fuses tensors of a checkpoint into larger parameters.  This module cuts the parameters where vLLM's layers say that
 a tensor begins.  A parameter in an unknown layout is an error, because its hash would have no meaning.
@@ -31,7 +31,7 @@ class UnknownLayoutError(Exception):
 
 
 def hash_weights(model: Any, dtype: str) -> dict[str, Any]:
-    """Return ``tensors`` (name, hash and shape of each) and ``shared`` (another name of a tensor, and the hashed name).
+    """Return ``tensors`` (name, hash, shape) and ``shared``, which maps a tensor's second name to its hashed name.
 
     Tensors are converted to ``dtype`` first.
 

@@ -38,7 +38,7 @@ class LayerWatch:
         self.rlk_repro_hooks.enter_context(self.rlk_repro_routes.watching(model))
 
     def rlk_repro_found(self) -> dict[str, Any]:
-        """Stop keeping outputs; return those of all ``points`` as numbers, or the ``reason`` why they are missing.
+        """Stop keeping outputs; return ``points`` (values and norms of each), or the ``reason`` why they are missing.
 
         For a model with experts, ``routing`` has the experts by layer, or ``routing_reason`` says why they are missing.
         """

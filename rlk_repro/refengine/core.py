@@ -1,7 +1,7 @@
 """Compute the numeric core of the loss: selected log-probs, entropy, KL estimates, clipped policy loss, reduction.
 
 Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules.  Every
-caller, here and outside, looks these functions up as attributes of this module at call time, so a replaced function
+caller, in any module, looks these functions up as attributes of this module at call time, so a replaced function
 serves every call.  This module has no tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling corrections.
 """
 
@@ -46,9 +46,9 @@ def calculate_log_probs_and_entropy(
         tokens: [T] int64.
         tp_group: None; the vocabulary is never split here.
         chunk_size: rows computed at a time, all at once if not positive.
-        log_prob_keep_mask: [T, V] bool.  The log-prob's normalisation leaves out the columns where the mask is False,
-            except the row's own token.  The entropy is computed without the mask.
-        with_entropy_grad: whether the entropy carries gradient.
+        log_prob_keep_mask: [T, V] bool.  The log-prob is normalised over the row's own token and the columns
+            where the mask is True.  The entropy is computed over all columns.
+        with_entropy_grad: whether the entropy has a gradient.
 
     Returns:
         [T, 1] log-probs and [T] entropy or None.

@@ -134,7 +134,7 @@ class Trainer:
         self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
     def update_weights(self) -> None:
-        """Copy the policy's weights to the generator.  With stored rollouts, copy nothing and log a time as vime."""
+        """Copy the policy's weights to the generator.  With stored rollouts, copy nothing; log a time as vime does."""
         with self.timer.phase("update_weights"):
             if not self.args.debug_train_only:
                 self.engine.load_weights(self.model)

@@ -39,8 +39,8 @@ class _Table:
     """Counts and sums over the tokens of one microbatch.
 
     ``counts`` (int64) has a row for each band of positions, then a row for each band of log-probs.  Its columns are
-    classes of the difference; the last column counts tokens that are masked or not finite.  ``sums`` [3 + bands of
-    positions] and ``largest`` [2] are float64; ``largest`` is the largest difference and the index of its token.
+    classes of the difference; the last column counts tokens that are masked or not finite.  ``sums`` has the sums of
+    ``_SUMS``, then ``abs`` by band of positions; ``largest`` has the largest difference and the index of its token.
     """
 
     counts: torch.Tensor
@@ -70,7 +70,7 @@ class TokenRecord:
     def end_step(self) -> dict[str, Any] | None:
         """Return the step's counts as plain values, or a ``reason`` why they are absent; None if no loss was called.
 
-        ``seconds`` is the time that the counts took, on the host and on the device.
+        ``seconds`` is the time that computing the counts took, on the host and on the device.
         """
         seen, self._seen = self._seen, []
         reason, self._reason = self._reason, self._refusal
@@ -160,7 +160,7 @@ def _find_largest(seen: Sequence[_Microbatch], size: float, position: int) -> di
                 token = int(microbatch.tokens[sample][position - length])
                 return {"abs": size, "microbatch": number, "sample": sample, "position": position, "token": token}
             position -= length
-    raise AssertionError("every token belongs to a sample")
+    raise AssertionError("the token of the largest difference belongs to no sample")
 
 
 def _cut(rows: list[list[int]]) -> list[list[int]]:

@@ -87,7 +87,7 @@ class EngineRecord:
             self.write_points(step, engine, case, dtype, describe_points(capture.found))
 
     def write_points(self, step: int, engine: str, case: str, dtype: str, points: Mapping[str, Any]) -> None:
-        """Write layer outputs, which `describe_points` has turned into numbers."""
+        """Write layer outputs in the form that `describe_points` returns."""
         for point, numbers in points.items():
             self._writer.write("layer", step=step, engine=engine, case=case, dtype=dtype, point=point, **numbers)
 

@@ -73,7 +73,7 @@ class Installation:
         self._undo.callback(function, *args)
 
     def rebind(self, owner: Any, name: str, make: Maker, why: str) -> None:
-        """Replace ``owner.name`` by ``make(owner.name)`` until ``undo``; a function that is already replaced stays."""
+        """Replace ``owner.name`` by ``make(owner.name)`` until ``undo``, unless this object has already replaced it."""
         original = getattr(owner, name)
         if getattr(original, _HANDLE, None) is self:
             return
@@ -160,8 +160,8 @@ class Installation:
 def freeze_objects() -> int:
     """Exempt all Python objects of this process from garbage collection; return their number.
 
-    vime collects garbage after every step.  With a trainer's libraries loaded, a collection takes 0.4 s, and its time
-    varies more than the time of the training (docs/statistics.md).
+    vime collects garbage after every step.  With a trainer's libraries loaded, a garbage collection takes 0.4 s, and
+    its time varies more than the time of the training (docs/statistics.md).
     """
     gc.collect()
     gc.freeze()

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The implementation that serves an operator: in a fallback the trainer's module, without a ``version``.
+    """The implementation that serves an operator; in a fallback, the trainer's module and an empty ``version``.
 
     ``provenance`` is RL-Kernel's own report, if RL-Kernel dispatched by contract.
     """
@@ -136,7 +136,7 @@ class Ledger:
         odd: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        """Record a step.  ``odd`` maps an operator to what is invalid in its results; ``more`` adds fields.
+        """Record a step.  ``odd`` maps an operator to what is invalid in its results; ``more`` has further fields.
 
         Raises:
             CheckFailed: a result was invalid, and the mode is ``require``.

@@ -183,8 +183,8 @@ class StepProfile:
     def end_step(self) -> tuple[dict[str, float], dict[str, int]]:
         """Return the seconds per timer and the peak bytes since the last call, and reset both.
 
-        The timer ``step`` is the host time between two calls of this method, waiting included.  The first period begins
-        when this profile is made.
+        The timer ``step`` is the host time between two calls of this method, waiting included.  The first call
+        gives the time since this profile was made.
         """
         now = time.perf_counter()
         for span in self._spans:
@@ -218,7 +218,7 @@ class _BackwardSpan:
     def mark_input(self, value: Any) -> Any:
         """Return a tensor's view, whose autograd node tells when the gradient is ready; return other values unchanged.
 
-        An output needs no view, because a hook on its autograd node tells when the backward pass begins.
+        A function's output needs no view: a hook on the output's autograd node tells when the backward pass begins.
         """
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value
@@ -307,13 +307,13 @@ class HostMemory:
 
     def reset(self) -> None:
         try:
-            (self._proc / "clear_refs").write_text("5")  # proc(5): resets the peak to the current size
+            (self._proc / "clear_refs").write_text("5")  # proc(5): 5 sets the peak memory to the current memory
             self.is_per_step = True
         except OSError:
             self.is_per_step = False
 
     def read_peaks(self) -> dict[str, int]:
-        """Return the peak in bytes; return an empty mapping where Linux's ``status`` file is absent."""
+        """Return the peak memory in bytes; return an empty mapping where Linux's ``status`` file is absent."""
         try:
             status = (self._proc / "status").read_text()
         except OSError:

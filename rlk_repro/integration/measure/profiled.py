@@ -17,8 +17,8 @@ ROCTX: Final = "librocprofiler-sdk-roctx.so"
 class ProfiledSteps:
     """Starts the profiler before the first profiled rollout, and stops it after the last profiled rollout.
 
-    ``steps`` is ``first:end``: the first profiled rollout, and the rollout after the last profiled rollout.  Without
-    ``steps`` nothing is profiled.  Rollout 0 is never recorded.
+    ``steps`` is ``first:end``: the first profiled rollout, and the rollout after the last profiled rollout.  If
+    ``steps`` is empty, no rollout is profiled.  Rollout 0 is never profiled.
     """
 
     def __init__(self, steps: str = "", switch: Callable[[bool], None] | None = None) -> None:

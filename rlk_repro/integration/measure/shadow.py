@@ -208,7 +208,7 @@ class ShadowStep:
             loss, _ = find_loss(microbatch.logits, microbatch.reducer)
             self._answer = None
         else:
-            # the scaled logits' log-probs are far from the old policy's, where a clipped loss can have no gradient
+            # scaled logits move log-probs so far from the old policy's that a clipped loss can have no gradient
             loss = log_probs[::2].sum() - log_probs[1::2].sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         found = {"log_probs": log_probs.detach(), "log_probs_no_grad": passed, "logits_grad": gradient}

@@ -55,7 +55,7 @@ Claim: TypeAlias = tuple[Operator, Route | None]
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Return the route of ``op``, or a refusal: by a rule, by the route, or due to the class that RL-Kernel chose."""
+    """Return the route of ``op``, or a refusal that says why RL-Kernel cannot serve ``op``."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal

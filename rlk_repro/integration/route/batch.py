@@ -44,13 +44,13 @@ class RowLayout:
         return self.pack(parts, batch, num_rows).float()
 
     def pack_tokens(self, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
-        """Return [num_rows]: the response token that each row predicts, 0 in rows that predict no response."""
+        """Return [num_rows]: the response token that each row predicts, or 0 if the row predicts none."""
         responses = batch[self.response_lengths]
         parts = [one[len(one) - length :] for one, length in zip(batch[self.tokens], responses, strict=True)]
         return self.pack(parts, batch, num_rows)
 
     def pack(self, parts: Sequence[torch.Tensor], batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
-        """Return [num_rows]: per-token values of the responses in the rows that predict them, 0 elsewhere."""
+        """Return [num_rows]: the value of the response token that each row predicts, or 0 if the row predicts none."""
         padding = parts[0].new_zeros(num_rows)
         pieces, position = [], 0
         for part, total, response in zip(parts, batch[self.total_lengths], batch[self.response_lengths], strict=True):

@@ -1,7 +1,7 @@
 """Compute log-probs over a vocabulary that may be split over ranks, with operators that know one rank's columns only.
 
-``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  Apart from
-these operators, the module computes with [T] vectors: T is the number of packed rows, V the columns of this rank.
+``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  Apart from ``logp``
+and ``ratio_kl``, the module computes with [T] vectors: T is the number of packed rows, V the columns of this rank.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def select_no_grad(
 class Operators:
     """The operators for log-probs with gradient.
 
-    ``logp_of_far`` computes the exact log-prob of each token whose old log-prob differs from the exact one by more than
-    ``NEAR``, and returns 0 for every other token.  It is None on a CPU, and where ``can_mend`` finds errors.
+    ``logp_of_far`` returns the exact log-prob of tokens whose old log-prob differs from it by more than ``NEAR``, and 0
+    for every other token.  ``logp_of_far`` is None on a CPU, without RL-Kernel's ``logp``, or if ``can_mend`` is false.
     """
 
     ratio_kl: RatioKL
@@ -200,8 +200,8 @@ def select_with_grad(
     """Return log-probs [T] with gradient to ``logits``, and entropies [T] without gradient.
 
     log_prob = old + log(ratio) for any ``old``.  With the log-prob itself as ``old`` the ratio is 1 up to rounding, so
-    exp and log lose nothing.  The pass that computes the entropy also gives the log-prob.  Without entropies, ``old``
-    is the ``hint`` [T] in rows where the hint is near the log-prob, which saves another read of the logits.
+    exp and log lose nothing.  The pass that computes the entropy also gives the log-prob.  Without entropies, rows
+    whose ``hint`` [T] is near the log-prob use the hint as ``old``, which saves another read of the logits.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
@@ -273,11 +273,11 @@ class _RatioLogProbs(torch.autograd.Function):
 def _mend_far_rows(
     ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
 ) -> torch.Tensor:
-    """Return ``old`` with the exact log-prob in rows where ``old`` is not near it, and set those rows' ratio to 1.
+    """Return ``old``; where the exact log-prob differs by more than ``NEAR``, return that one and set the ratio to 1.
 
     The operator's backward pass reads the ratio that it returned, and a normaliser that does not depend on ``old``.
-    With ratio 1 the backward pass is exact, even after an underflow; ``can_mend`` checks this.  The function does not
-    wait for the device.
+    With ratio 1 the backward pass is exact, even after an underflow; ``can_mend`` tests the gradient.  The function
+    does not wait for the device.
     """
     values = ratio.data
     is_near = (values > math.exp(-NEAR)) & (values < math.exp(NEAR))
@@ -309,7 +309,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
 
     The shard's column c has logit a and log-prob l in the shard, so its log-sum-exp is n_r = a - l.  Let n be the
     log-sum-exp of all shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).
-    All logits are taken relative to the largest a, to keep digits; every rank gets the same bits.
+    The largest a of all shards is subtracted from the logits, to keep digits; every rank gets the same bits.
     """
     if targets.split is None:
         return Joined(local, None, entropy)

@@ -19,7 +19,7 @@ from rlk_repro.operators import OPERATORS, Reason, Refusal
 PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
-"""Modules of RL-Kernel's registry, one per generation, newest first; both resolve an operator's name to one class.
+"""Modules of RL-Kernel's registry, one per generation, newest first; each resolves an operator's name to one class.
 
 Only the first module that exists is used: if its import fails, no older module is tried.
 """
@@ -109,7 +109,7 @@ def load_contracts() -> Contracts | Refusal:
 
 
 def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
-    """Return why ``OPERATORS`` does not accept a class as operator ``name`` on a platform; None if it does."""
+    """Return why ``OPERATORS`` does not accept a class as operator ``name`` on a platform; None if accepted."""
     implementation = OPERATORS[name].find_implementation(platform, class_name)
     if implementation is None:
         return Refusal(Reason.NOT_ACCEPTED, f"{class_name}, because {_explain(name, platform)}")

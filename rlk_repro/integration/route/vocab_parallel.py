@@ -135,7 +135,7 @@ class VocabParallelLogp:
         return first if isinstance(first, Refusal) else cls(contracts, case, first)
 
     def check(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-        """Refuse a shape for which RL-Kernel chooses another implementation than the decision names."""
+        """Refuse a shape for which RL-Kernel chooses another implementation than it chose at the start."""
         found = self._dispatch(Shape.of(logits, shard))
         if isinstance(found, Refusal):
             return found
@@ -149,7 +149,7 @@ class VocabParallelLogp:
     def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return log-probs [T], with gradient if the call needs a gradient, and entropies [T] if requested.
 
-        RL-Kernel's own validation, which waits for the device and compares the ranks, runs once.
+        RL-Kernel's own validation runs in the first call only, because it waits for the device and compares the ranks.
         """
         found, tokens = self._dispatch(Shape.of(logits, shard)), call["tokens"]
         assert isinstance(found, Dispatched)
