@@ -89,4 +89,4 @@ def new_group(app: typer.Typer, name: str, purpose: str) -> typer.Typer:
 def _hide_values_of_flags(options: Iterable[Any]) -> None:
     for option in options:
         if getattr(option, "is_flag", False):
-            option.metavar = ""  # otherwise typer shows a type, although a flag takes no value
+            option.metavar = ""  # by default typer shows a type, although a flag takes no value

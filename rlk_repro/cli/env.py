@@ -38,7 +38,7 @@ def create(
     from rlk_repro.images.stacks import get_stack
 
     environment.create(get_stack(stack), platform, folder, bundle=bundle)
-    _answer(folder, f"ready; in a profile, set container.host_python to {folder.absolute()}/bin/python", as_json)
+    _answer(folder, f"ready; set container.host_python in a profile to {folder.absolute()}/bin/python", as_json)
 
 
 def check(

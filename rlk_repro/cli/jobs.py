@@ -58,7 +58,7 @@ def status(
             sending.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = sending.poll(launched)
     is_waiting = answer is not None and answer.state is JobState.PENDING
-    # A requeued run that waits still has the progress of its first attempt.
+    # While a requeued run waits, its recorded progress is that of an earlier attempt.
     progress = None if is_waiting else read_state(run_dir)
     is_over = answer is not None and answer.state.is_final
     is_done = answer is not None and answer.state is JobState.DONE

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""Up to this number, warnings about one part of a manifest get a line each; more warnings share one line."""
+"""If a part of a manifest has more warnings than this, they share one line; otherwise each has its own line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -137,8 +137,8 @@ def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> No
         for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
             note(line)
     sys.stderr.flush()
-    found = f"re-analysis, exact; not run again: {count(len(needs), 'thing')} missing here, listed above"
-    _say_end(bundle, recorded, found, f"rlk-repro report {shlex.quote(str(bundle))}  # this answer with its plots")
+    found = f"re-analysis, exact; not run again: this machine lacks {count(len(needs), 'item')}, listed above"
+    _say_end(bundle, recorded, found, f"rlk-repro report {shlex.quote(str(bundle))}  # this result with plots")
 
 
 def _require_ready(

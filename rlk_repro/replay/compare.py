@@ -72,7 +72,7 @@ class ComparisonAnswer(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A comparison of two results; ``margin`` is a fraction and limits what counts as reproduced.
+    """A comparison of two results; ``margin`` is the largest difference that counts as reproduced, as a fraction.
 
     ``obstacles`` are reasons why the results cannot be compared.  ``unidentified`` lists code that one of the bundles
     does not name, which makes the level undecided.  ``cautions`` lists code that an older format could not name, and a
@@ -281,7 +281,7 @@ def _seeded_differences(recorded: Sequence[TrialResult], new: Sequence[TrialResu
             if step is not None:
                 yield f"{old.name}: {metric} first differs at step {step}: recorded {was[step]}, now {now[step]}"
             elif len(was) != len(now):
-                yield f"{old.name}: {metric} has {len(now)} steps, recorded {len(was)}"
+                yield f"{old.name}: {metric}: recorded {len(was)} steps, now {len(now)} steps"
 
 
 def _values(trial: TrialResult | None, metric: str) -> tuple[float | None, ...]:
@@ -297,7 +297,7 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
             text = f"{name}: recorded {format_percent(was)} (n={old.n}), now {format_percent(is_now)} (n={now.n})"
             yield f"{text}; {find_difference(old, now) or 'no interval'}"
         elif was is not is_now:
-            yield f"{name}: only one of the results has a ratio"
+            yield f"{name}: only one of the two results has a ratio (enabled / baseline)"
 
 
 def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
@@ -316,7 +316,7 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
 def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
     """Compare the operators: in every case an implementation must have the same status and a similar speedup.
 
-    Two speedups may differ by ``OPERATOR_TOLERANCE`` plus the spread between the processes of either result.
+    Two speedups may differ by ``OPERATOR_TOLERANCE`` plus the spreads between processes in both results.
     """
     if not recorded.operators:
         return

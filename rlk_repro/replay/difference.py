@@ -45,7 +45,7 @@ class RatioDifference:
     def find_needed(self, margin: float) -> int | None:
         """Return how many pairs on each side would put the interval inside the margin, if the spread stays the same.
 
-        The estimate assumes the measured difference if that lies inside the margin, and otherwise a difference of 0.
+        The true difference is assumed to be the measured one if that lies inside the margin, and otherwise 0.
         The result is None if more than ``MAX_PAIRS_SUGGESTED`` pairs would be needed.
         """
         limit, seen = math.log1p(margin), abs(self.estimate)

@@ -28,7 +28,7 @@ DECISIONS: Final = "decisions"
 IMPLEMENTATION: Final = "implementation"
 MISSING: Final = "not recorded"
 NOT_YET: Final = "not recorded by this older format"
-# A version is like ``0.1.0 at 202f0e30e567 (registry), held against NAME``; NAME made the old log-probs.
+# An operator's version is like ``0.1.0 at 202f0e30e567 (registry), held against NAME``; NAME made the old log-probs.
 _VERSION: Final = re.compile(
     r"(?P<version>.*?)(?: at (?P<commit>[0-9a-f]{7,40}))?(?: \((?P<registry>[^()]*)\))?"
     r"(?:, held against (?P<reference>.*))?",
@@ -39,7 +39,7 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The code that ran; ``sources`` has the hashes of each module's Python files, or an empty set.
+    """The code that ran; ``sources`` maps each module to hashes of its Python files, or to an empty set.
 
     ``decisions`` holds implementation and version of each operator that RL-Kernel served.  ``is_early`` marks a
     bundle of an early format, which has no hashes of modules and perhaps no commits.  ``networks`` names the networks

@@ -1,4 +1,4 @@
-"""List what this machine lacks to run a recorded experiment again, each with the command that helps."""
+"""List what this machine lacks to run a recorded experiment again, and suggest a command for each item."""
 
 from __future__ import annotations
 

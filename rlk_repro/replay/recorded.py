@@ -75,7 +75,7 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     apply = f"git apply {source}/{name}" if is_folder(bundle) else f"tar xzOf {source} {name} | git apply"
     lines = [f"rlk-repro ran with changes; in a clone of rlk-repro: git checkout {commit} && {apply}"]
     if patch != PATCH_IS_WHOLE:
-        lines.append("  secrets were removed from these changes: the patch may fail, or give code that never ran")
+        lines.append("  secrets were removed from this patch: it may not apply, or not give the code that ran")
     return lines
 
 
@@ -99,7 +99,7 @@ def _refuse(findings: Iterable[Finding], what: str = "differs from what was seal
 
 
 def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
-    """Analyse the logs; return the analysis, and what a report shows beside it.
+    """Analyse a bundle's logs; return the analysis, and the context that a report shows beside it.
 
     The analysis is computed now and never taken from the bundle, because a forger who computes new checksums could also
     change the verdict.  If the logs give other values than the sealed analysis, or the author's files give
@@ -137,7 +137,7 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
         if pair[0] != pair[1]:
             was, now = (line.decode(errors="replace").strip().rstrip(",") for line in pair)
             return f"line {number}: sealed {shorten(was)}; the logs give {shorten(now)}"
-    return f"sealed {len(sealed)} bytes; the logs give {len(again)} bytes"
+    return f"the sealed analysis has {len(sealed)} bytes; the logs give an analysis of {len(again)} bytes"
 
 
 def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:

@@ -66,7 +66,7 @@ class PreparedReplay:
     """A replay that is ready to run.
 
     ``drift`` lists how this machine differs from the recorded nodes; it is None where a scheduler chooses the nodes.
-    ``parts`` lists how model, data and stored rollouts here differ from the recorded ones, if this machine sees them.
+    ``parts`` lists how model, data and stored rollouts here differ from the recorded ones, if they are on this machine.
     ``missing`` lists manifests of recorded nodes, and sections of manifests, that the bundle lacks.
     """
 

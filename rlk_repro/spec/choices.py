@@ -70,7 +70,7 @@ def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Proble
 
 
 def find_rule_problems(overrides: Sequence[Override]) -> list[Problem]:
-    """Find flags that change how the run measures or judges; only an exploratory plan may have them."""
+    """Find flags that change how a run is measured or judged; only an exploratory plan may have such flags."""
     return [
         Problem(item.flag, "changes a measurement rule of the run", got=item.value, expected="the run's own rule",
                 hint="add --exploratory; the verdict will then say that the rules changed")

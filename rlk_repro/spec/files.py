@@ -74,7 +74,7 @@ class Measure(GrowingModel):
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")
     warmup_steps: Annotated[int, Field(ge=0, le=10000)] = Field(2, description="unscored rollouts at the start")
     scored_steps: Annotated[int, Field(ge=1, le=10**5)] = Field(10, description="rollouts scored per trial")
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1234, description="pair i uses seed + i")
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(1234, description="pair or session i uses this seed plus i")
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     smallest_effect_pct: Positive = Field(1.0, description="smallest change of step time that matters, in percent")
     replay_margin_pct: Positive | None = Field(
@@ -142,7 +142,7 @@ class Measure(GrowingModel):
 
     @property
     def num_stored(self) -> int:
-        """The number of stored rollouts of a trial or session; both periods in half a block use the same rollouts."""
+        """The number of stored rollouts of a trial or session; both periods of a half block use the same rollouts."""
         if self.design == "parallel":
             return self.num_steps
         return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps

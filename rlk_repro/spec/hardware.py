@@ -14,9 +14,9 @@ from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platfo
 class AllReduceFloor(Model):
     """The least bus bandwidth, in GB/s, of an all-reduce of 1 GiB; without a limit, preflight accepts any bandwidth."""
 
-    one_node_gb_s: Positive | None = Field(None, description="least bandwidth in GB/s over all GPUs of one node")
-    nodes_gb_s: Positive | None = Field(None, description="least bandwidth in GB/s over all GPUs of several nodes")
-    source: Text = Field(description="source of the least bandwidth")
+    one_node_gb_s: Positive | None = Field(None, description="minimum bandwidth in GB/s over all GPUs of one node")
+    nodes_gb_s: Positive | None = Field(None, description="minimum bandwidth in GB/s over all GPUs of several nodes")
+    source: Text = Field(description="source of the minimum bandwidths")
 
 
 class Hardware(GrowingModel):
@@ -32,10 +32,10 @@ class Hardware(GrowingModel):
     gpus_per_node: Annotated[int, Field(ge=0, le=72)]
     gpu_memory_gib: NonNegative = Field(0.0, description="memory of one GPU, as its driver reports it")
     name_part: Annotated[str, Field(max_length=40)] = Field(
-        "", description="text that must occur in the driver's name of the GPU"
+        "", description="text that must occur in the GPU's name, as the driver reports it"
     )
     refused_name_parts: tuple[Text, ...] = Field(
-        (), description="texts that must not occur in the driver's name of the GPU: they name similar products"
+        (), description="texts that must not occur in the GPU's name, because they name similar products"
     )
     driver_floor: Annotated[str, Field(max_length=40)] = ""
     links_per_gpu: Annotated[int, Field(ge=0, le=72)] = Field(0, description="number of NVLink or xGMI links of a GPU")
@@ -44,7 +44,7 @@ class Hardware(GrowingModel):
         max_length=20,
         description="labels of Kubernetes nodes with these GPUs, each with its values; one match is enough",
     )
-    all_reduce: AllReduceFloor | None = Field(None, description="least bandwidth of preflight's all-reduce")
+    all_reduce: AllReduceFloor | None = Field(None, description="minimum bandwidths of preflight's all-reduce")
 
     @property
     def as_measured(self) -> Hardware:

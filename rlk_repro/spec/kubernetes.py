@@ -160,12 +160,12 @@ class KubernetesSettings(GrowingModel):
         description="seconds until an ended Job is removed; an ended RayJob stays, its Ray cluster is removed at once",
     )
     hold_min: Positive = Field(
-        720.0, description="minutes that the leading pod of a run without a claim waits for collect"
+        720.0, description="minutes that the leading pod waits for rlk-repro collect, without a results claim"
     )
 
 
 def kubernetes_problems(settings: KubernetesSettings | None) -> list[PathProblem]:
-    """Find settings that recorded plans may have but new profiles may not."""
+    """Find settings that a recorded plan may use but a new profile may not."""
     if settings is None or settings.kind != "jobset":
         return []
     instead = "job, which runs on several nodes and needs no operator"

@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """A model, the bytes of its file, and, by dotted path, where each value was written; a default has no entry."""
+    """A model and its file's bytes; ``origin`` maps the dotted path of each value except defaults to its place."""
 
     model: M
     data: bytes
@@ -36,7 +36,7 @@ class Loaded(Generic[M]):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Return each value's source by dotted path: a flag that set it or its parent, else file and line, or default.
+        """Map each dotted path to its source: the flag that set it or its parent, else file and line, or default.
 
         A key of ``added_later`` that has its default value is listed only if a flag set the key.
         File names are recorded without folders, so that no path of a machine is recorded.

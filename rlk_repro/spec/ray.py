@@ -22,8 +22,8 @@ class RaySettings(Model):
     )
     interface: Interface | None = Field(
         None,
-        description="network interface between nodes, if the nodes' names belong to another interface; NCCL and Gloo "
-        "use it too, unless env says otherwise",
+        description="network interface between the nodes, needed if the nodes' names belong to another interface. NCCL "
+        "and Gloo also use it, unless env names an interface for them",
     )
 
 

@@ -86,7 +86,7 @@ class Pin(GrowingModel):
 
 
 class Component(Model):
-    """A further part of the images: it has a commit if it is built from sources, otherwise a version."""
+    """Other software in the images: it has a commit if it is built from sources, otherwise a version."""
 
     repository: Repository | None = None
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")] | None = Field(

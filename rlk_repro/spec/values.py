@@ -37,7 +37,7 @@ Variant: TypeAlias = Literal["baseline", "enabled"]
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
-"""The design whose sessions run both variants; ``variant`` of such a session also has this value."""
+"""The design whose sessions run both variants; a session records this value as its ``variant``."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 """The names of architectures in images, by the output of ``uname -m``."""
 
@@ -54,7 +54,7 @@ class Model(BaseModel):
 
 
 class GrowingModel(Model):
-    """A model that got new keys after plans had been recorded.
+    """Base class of models that got new keys after the first plans had been recorded.
 
     A recorded plan is hashed again whenever it is read.  A key that the plan's author could not know must not change
     the hash, so the keys in ``added_later`` are left out while they have their default.

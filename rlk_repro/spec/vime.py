@@ -249,11 +249,11 @@ def _find_data_problems(data: VimeData) -> Iterator[PathProblem]:
 MODEL: Final = ("model", "arguments")
 LAYER_PATTERN: Final = "moe-layer-freq"
 SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "vocab-size", "normalization")
-"""Flags that every model must give; without one, Megatron-LM uses its own default or stops after minutes."""
+"""Flags that every model must give; if one is missing, Megatron-LM uses its own default or fails after minutes."""
 Range: TypeAlias = tuple[float, float]
 ANY: Final[Range] = (-math.inf, math.inf)
 NOT_NEGATIVE: Final[Range] = (0, math.inf)
-"""The range of a number in a model's arguments, if RANGES has no range for the flag."""
+"""The allowed range of a number in a model's arguments, for flags that RANGES does not list."""
 RANGES: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("num-layers", "num-attention-heads", "num-query-groups"), (1, 10**4)),
     **dict.fromkeys(("hidden-size", "kv-channels"), (1, 10**6)),
@@ -291,7 +291,7 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
     for flag, value in arguments.items():
         values = value if isinstance(value, tuple) else (value,)
         if False in [item for item in values if isinstance(item, bool)]:
-            yield (*place, flag), "cannot switch a flag off", value, "true, or leave the key out"
+            yield (*place, flag), "cannot switch a flag off", value, "true, or this key left out"
         elif isinstance(value, tuple) and len(value) < 2:  # ``size`` ignores a number in a list
             expected = "two or more values, or one value without a list"
             yield (*place, flag), "is a list with fewer than two values", list(value), expected

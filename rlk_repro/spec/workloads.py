@@ -198,7 +198,7 @@ class ModuleBatch(Model):
     """The random batches of a module run.  A microbatch packs its samples into one row of fp32 logits."""
 
     num_samples: Count = Field(16, description="samples per microbatch")
-    num_tokens: Count = Field(9216, description="packed tokens per microbatch, prompts and responses")
+    num_tokens: Count = Field(9216, description="tokens of prompts and responses in one packed microbatch")
     prompt_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.25, description="share of the prompt in a sample's tokens; prompt and response have at least one token each"
     )
@@ -223,8 +223,8 @@ class ModuleWorkload(AnyWorkload):
     batch: ModuleBatch
     lead_ms: Annotated[float, Field(ge=0, le=10000)] = Field(
         30.0,
-        description="how long the device is kept busy before each pass, so that the host issues kernels ahead of the "
-        "device, as in training; with 0, the time of a pass includes the device's waits for the host",
+        description="milliseconds that the device is kept busy before each pass, so that the host issues kernels ahead "
+        "of the device, as in training. With 0, the time of a pass includes the device's waits for the host",
     )
 
     @property
@@ -261,7 +261,7 @@ class Grid(Model):
 
 
 class OperatorsWorkload(AnyWorkload):
-    """Single operators, with each implementation in each case; one sweep over all cases counts as one rollout."""
+    """Time single operators: each implementation in each case; one sweep over all cases counts as one rollout."""
 
     lanes = ("train-only",)
     lane_limit = "the operator tier has no rollouts"
@@ -273,9 +273,9 @@ class OperatorsWorkload(AnyWorkload):
         (), description="implementations to measure; default: all that serve the operator"
     )
     warmup_calls: Annotated[int, Field(ge=0, le=10**6)] = Field(
-        3, description="untimed calls before the timed calls of a cell"
+        3, description="untimed calls of an implementation in a case before the timed calls"
     )
-    timed_calls: Count = Field(20, description="number of timed calls per cell and sweep")
+    timed_calls: Count = Field(20, description="timed calls per implementation, case and sweep")
     oracle_rows: Count = Field(64, description="number of rows of a case that are checked against float64")
     memory_limit_gib: Positive | None = Field(
         None, description="memory limit; cases that need more are reported as blocked"

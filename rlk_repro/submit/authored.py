@@ -50,7 +50,7 @@ def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
 def describe_rule_changes(plan: Plan) -> str:
     """Describe how a plan's measurement rules differ from the rules of the shipped run with the same name.
 
-    A run that is not shipped is compared with the default rules.  The text is empty without a difference.
+    A run that is not shipped is compared with the default rules.  The text is empty if no rule differs.
     """
     name = plan.run.run
     is_shipped = name in list_names(run_folders())

@@ -1,8 +1,8 @@
 """List what a recorded experiment would run on this machine.
 
 A replay shows the list and asks the user to agree.  Code from outside this package and the stack's pins also needs
-``--trust``.  A bundle defines its run, stack and hardware.  The profile of the bundle's author, with paths and
-variables, is not used.
+``--trust``.  A replay takes run, stack and hardware from the bundle, but not the author's profile with its paths and
+variables.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
     """Read the results of a finished run, and write its report beside them.
 
     Raises:
-        RlkReproError: the run was not sealed; the class of the error follows from the exit code of the run's agent.
+        RlkReproError: the run was not sealed; the exit code of the run's agent decides the class of the error.
     """
     from rlk_repro.report import write_report
 

@@ -24,7 +24,7 @@ def drop_forecast(state: Progress) -> Progress:
 
 
 def render_progress(state: Progress) -> str:
-    """Show one line: ``trial 3/12 (02-p2-enabled) · step 7/12 · 0.41 s/step · about 2 min 05 s left``."""
+    """Return one line such as ``trial 3/12 (02-p2-enabled) · step 7/12 · 0.41 s/step · about 2 min 05 s left``."""
     parts: list[str] = [state.phase.value]
     if state.trial is not None and state.trial_index is not None:
         parts = [f"trial {state.trial_index + 1}/{state.num_trials} ({state.trial})"]
@@ -50,8 +50,8 @@ def follow(
     """Report progress until the submission ends, and return its last status.
 
     ``poll`` asks the cluster, at most every two seconds.  A submission with an unknown state five times in a row counts
-    as ended.  ``tell`` gets the line of progress when phase or trial change, otherwise at most every ten seconds;
-    with ``is_live``, whenever the line changes.
+    as ended.  ``tell`` gets the line of progress when phase or trial change, otherwise at most every ten seconds.
+    With ``is_live``, ``tell`` gets every changed line.
     """
     told = _Told(tell, is_live=is_live)
     num_unknown = 0
@@ -63,7 +63,7 @@ def follow(
         is_over = status.state.is_final or num_unknown == NUM_UNKNOWN
         if is_over and state is not None:
             state = drop_forecast(state)
-            if state.exit_code and not run_dir.is_sealed:  # the error that follows prints the message
+            if state.exit_code and not run_dir.is_sealed:  # a later error prints this message
                 state = dataclasses.replace(state, message="")
         told.see(state, status, is_last=is_over)
         if is_over:
@@ -83,7 +83,7 @@ class _Told:
         self._moment = -LINE_S
 
     def see(self, state: Progress | None, status: JobStatus, *, is_last: bool) -> None:
-        if state is None or status.state is JobState.PENDING:  # a requeued run still has an earlier agent's state
+        if state is None or status.state is JobState.PENDING:  # an earlier agent wrote a requeued run's state
             line = f"{status.state.value} ({status.reason})" if status.reason else status.state.value
             topic: tuple[object, ...] = (status.state, status.reason)
         else:

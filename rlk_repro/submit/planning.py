@@ -58,8 +58,8 @@ class Request:
 class Prepared:
     """A planned and rendered job that is not sent yet.
 
-    ``inputs`` is None if the run directory already holds the author's files.  ``remarks`` list what was chosen without
-    a flag.  ``is_proposed`` says that the profile comes from the cluster and not from a file.
+    ``inputs`` is None if the run directory already holds the author's files.  ``remarks`` name the choices that
+    rlk-repro made for missing flags.  ``is_proposed`` says that the profile comes from the cluster and not from a file.
     """
 
     plan: Plan
@@ -71,7 +71,7 @@ class Prepared:
 
 
 def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
-    """Translate flags such as ``--pairs`` to overrides of values of the run's file."""
+    """Translate flags such as ``--pairs`` to overrides of the run's file."""
     flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
              (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
     return [Override(path, value, flag) for path, value, flag in flags if value is not None]

@@ -70,8 +70,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
     """Return the smallest speed-up, as a fraction, that the design calls ``faster`` in 9 of 10 runs.
 
-    A run counts only if it also passes its gates: for sessions the gate on control blocks, for pairs in lane ``live``
-    the gates on rewards and lengths.  Any gate not named in this paragraph is assumed to pass.
+    A run counted as ``faster`` also passes its gates: for sessions the gate on control blocks, for pairs in lane
+    ``live`` the gates on rewards and lengths.  Any gate not named in this paragraph is assumed to pass.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(
@@ -156,7 +156,7 @@ def bound_line(plan: Plan, bound: Bound) -> str:
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
     line = f"at most {format_duration(bound.time_min * 60)} on {num_nodes} node(s), {cost}"
     what = "session" if plan.is_crossover else "pair"
-    more = f"; if that is too short, more jobs follow with a {what} or more each, at most {bound.num_jobs} jobs in all"
+    more = f"; if one job is too short, more follow, each with a {what} or more; at most {bound.num_jobs} jobs in all"
     return line + more * (bound.num_jobs > 1)
 
 
@@ -259,9 +259,9 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         if effect is None:
             return "none: the verdict faster needs 3 sessions of 6 blocks, and 0 or at least 6 control blocks in total"
         return (
-            f"{effect * 100:.1f} % of step time, reliably detected by {measure.sessions} sessions if block effects "
-            f"have a standard deviation of {measure.expected_block_sd_pct:g} % (the verdict faster needs a change of "
-            f"over {measure.smallest_effect_pct:g} %)"
+            f"{effect * 100:.1f} % of step time: {measure.sessions} sessions reliably detect this gain if block "
+            f"effects have a standard deviation of {measure.expected_block_sd_pct:g} %. The verdict faster needs a "
+            f"change of over {measure.smallest_effect_pct:g} %"
         )
     if summary["num_pairs"] < 6:
         return f"none: {count(summary['num_pairs'], 'pair')} can never show faster or slower (6 are needed)"
@@ -272,7 +272,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
             "runs; take more pairs or steps"
         )
     return (
-        f"{effect * 100:.1f} % of step time, reliably detected by {summary['num_pairs']} pairs if pair effects "
-        f"have a standard deviation of {measure.expected_pair_sd_pct:g} % (the verdict faster needs a change of over "
-        f"{measure.smallest_effect_pct:g} %)"
+        f"{effect * 100:.1f} % of step time: {summary['num_pairs']} pairs reliably detect this gain if pair effects "
+        f"have a standard deviation of {measure.expected_pair_sd_pct:g} %. The verdict faster needs a change of over "
+        f"{measure.smallest_effect_pct:g} %"
     )

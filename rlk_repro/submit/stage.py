@@ -1,4 +1,4 @@
-"""Make a run directory: a new name, the author's files, the plan, the rendered job.  The backend sends the job."""
+"""Make a run directory (new name, author's files, plan, rendered job); the cluster's backend sends the job later."""
 
 from __future__ import annotations
 

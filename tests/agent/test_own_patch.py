@@ -71,7 +71,7 @@ def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pyt
     manifest, run_dir = record(tmp_path, monkeypatch, PATCH + f'+token = "{TOKEN}"\n'.encode())
     assert TOKEN.encode() not in run_dir.own_patch.read_bytes()
     assert read_fact(manifest) == "without secrets"
-    assert describe_own_patch(Path("b.tgz"), [manifest])[1].startswith("  secrets were removed from these changes")
+    assert describe_own_patch(Path("b.tgz"), [manifest])[1].startswith("  secrets were removed from this patch")
 
 
 @pytest.mark.parametrize(
