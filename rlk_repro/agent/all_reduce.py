@@ -48,7 +48,7 @@ def find_obstacle(member: RayMember) -> str:
     """Return why the agents skip the all-reduce; an empty text if they measure it."""
     layout = member.plan.layout
     if layout.num_nodes * max(layout.gpus_per_node, 1) == 1:
-        return "skipped: there is one rank"
+        return "skipped: there is only one rank"
     if not layout.gpus_per_node and CHECK not in member.plan.profile.preflight.policy:
         return f"skipped: the run has no GPUs, and preflight.policy of the profile does not name {CHECK}"
     if find_spec("torch") is None:

@@ -30,7 +30,7 @@ def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -
         if ranks:
             where = f"{trial.name}.libraries.transport"
             expected = f"RDMA over {count(num_active, 'active port')} of the nodes"
-            yield Finding(Level.BLOCKING, where, expected, f"{SOCKET}, by rank {', '.join(ranks)}")
+            yield Finding(Level.BLOCKING, where, expected, f"{SOCKET}, on rank {', '.join(ranks)}")
 
 
 def find_network(record: Mapping[str, Any]) -> str:

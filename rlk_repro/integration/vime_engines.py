@@ -144,7 +144,7 @@ class _Step:
         self._ask(functools.partial(record_prefixes, self._server), samples, GENERATED, PREFIX_CACHE)
 
     def _ask(self, ask: Callable[..., None], samples: Sequence[Any], engine: str, case: str) -> None:
-        """Ask vLLM and record its answers; after a failure record the reason, and the training continues."""
+        """Ask vLLM for values and record them; if that fails, record the reason and let the training continue."""
         reason = self._server.find_refusal(self._args)
         try:
             if not reason:

@@ -67,7 +67,7 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """Return x @ weight.T in x's dtype, whatever dtype stores the weight."""
+    """Return x @ weight.T in x's dtype, whatever the weight's dtype."""
 
     def __init__(self, size_in: int, size_out: int) -> None:
         super().__init__()

@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
 def frozen_heap() -> Iterator[None]:
     """Exclude the existing objects from garbage collection.
 
-    A full collection visits the 170 000 objects of torch's import: this takes 80 to 100 ms on a CPU, where a pass of
-    the smoke run takes 20 ms.  The number of new objects decides when a collection runs.  Without this function, a
-    collection runs in the same scored step of every trial, so a median over trials includes its time.
+    A full collection visits the 170 000 objects that importing torch creates: this takes 80 to 100 ms on a CPU, where a
+    pass of the smoke run takes 20 ms.  The number of new objects decides when a collection runs.  Without this
+    function, a collection runs in the same scored step of every trial, so a median over trials includes its time.
     """
     gc.collect()
     gc.freeze()

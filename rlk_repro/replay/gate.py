@@ -46,8 +46,8 @@ class DiffGate(Answer):
 def judge_gate(reference: Path, later: Path) -> DiffGate:
     """Compare the later result's step time ratio (enabled / baseline) with the reference's.
 
-    The later result is worse where its ratio is higher, the 95 % interval of the difference excludes 0, and the
-    difference exceeds the reference's replay margin.
+    The later result is worse if its ratio is higher, the 95 % interval of the difference excludes 0, and the
+    difference exceeds the replay margin of the reference, which is the earlier result.
 
     Raises:
         CheckFailed: one of the bundles was sealed and has been changed.

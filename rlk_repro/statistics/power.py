@@ -88,10 +88,10 @@ def smallest_session_effect(
 ) -> float | None:
     """Return the smallest true speed-up for which sessions give the verdict ``faster`` with probability ``power``.
 
-    ``power`` includes that the gate on control blocks passes.  ``block_sd_pct`` is the standard deviation of the log
-    ratio of one block, in percent; sessions are assumed to differ by that noise only.  The result is None if even a
-    50-fold speed-up does not reach ``power``.  The result is also None for too little data: fewer than three sessions;
-    fewer than six blocks in a session; one to five control blocks in all sessions.
+    ``power`` is the probability that the effect is detected and the gate on control blocks passes.  ``block_sd_pct`` is
+    the standard deviation of the log ratio of one block, in percent; sessions are assumed to differ by that noise only.
+    The result is None if even a 50-fold speed-up does not reach ``power``. The result is also None for too little data:
+    fewer than three sessions; fewer than six blocks in a session; one to five control blocks in all sessions.
     """
     number = sessions * control_blocks
     if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS or 0 < number < MIN_BLOCKS:

@@ -135,7 +135,7 @@ def test_one_rank_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(all_reduce, "run_command", None)
     plan, run_dir = make_staged(tmp_path / "run", ["measure.pairs=1"])
     assert measure_all_reduce(make_member(plan, run_dir, "a", ("a",))) == []
-    assert read_fact(run_dir, "a") == Unknown("skipped: there is one rank")
+    assert read_fact(run_dir, "a") == Unknown("skipped: there is only one rank")
 
 
 def test_a_run_without_gpus_measures_where_the_profile_asks_for_it(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_tcp_beside_an_active_port_is_blocking(tmp_path: Path) -> None:
     wheres = [f"{folder.name}.libraries.transport" for folder in run_dir.trial_dirs()]
     assert blocking(analysis) == wheres
     told = next(item for item in analysis.findings if item.where == wheres[0])
-    assert (told.expected, told.found) == ("RDMA over 1 active port of the nodes", "Socket, by rank 0")
+    assert (told.expected, told.found) == ("RDMA over 1 active port of the nodes", "Socket, on rank 0")
     assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
 
 

@@ -162,7 +162,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 
 
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
-    """Make resource requests and equal limits.
+    """Make resource requests, and limits equal to the requests.
 
     GPUs require equal requests and limits.  A pod with equal requests and limits for CPU and memory is evicted last.
     """

@@ -206,7 +206,7 @@ def find_sacct_fields() -> list[str]:
 
 
 def dump_accounting(job: JobId) -> str:
-    """Return the accounting record of a job with a header line and ``|`` between fields; empty without accounting."""
+    """Return a job's accounting record: a header line, and fields with ``|`` between; empty without accounting."""
     fields = find_sacct_fields()
     if not fields:
         return ""

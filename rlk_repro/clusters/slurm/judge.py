@@ -1,4 +1,4 @@
-"""Find the faults of a profile for Slurm, from facts of the cluster and of this machine."""
+"""Find what is wrong in a Slurm profile, from facts about the cluster and this machine."""
 
 from __future__ import annotations
 

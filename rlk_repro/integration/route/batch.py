@@ -1,6 +1,6 @@
 """Describe the order of rows in a trainer's microbatch, and hold the microbatch whose loss is being computed.
 
-Routes read the old policy's log-probs of the microbatch, because they are near the current log-probs.
+Routes start from the old policy's log-probs of the microbatch, which differ little from the current log-probs.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         tail = " | ".join(line.strip() for line in lines if line.strip())[-600:]
         raise CheckFailed(
             Problem(str(log), f"the conversion failed ({end}): {tail}", expected="exit code 0",
-                    hint="the conversion needs GPUs: run the same command on a GPU node, in the stack's image")
+                    hint="on a node without GPUs, run the same command on a GPU node, in the stack's image")
         )  # fmt: skip
 
 
