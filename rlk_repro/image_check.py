@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(stack: Stack | None, platform: str | None) -> list[Finding]:
-    """Return the findings of this container; outside an image of rlk-repro there is one finding."""
+    """Return the findings of this container; outside an image of rlk-repro, the only finding says so."""
     own = list(_check_own_package())
     return sort_findings([*own, *check_running(code.probe(), stack, platform, is_required=True)])
 

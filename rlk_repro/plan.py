@@ -152,7 +152,7 @@ class Plan:
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
         """Return the two trials of each pair, baseline first, by the pair's name, without sessions.
 
-        In every second control pair the later trial comes first, so that linear drift cancels as in ABBA order.
+        In every second control pair, the trial that ran later takes the first place, so that linear drift cancels.
         """
         ordered: dict[str, tuple[Trial, Trial]] = {}
         num_controls = 0

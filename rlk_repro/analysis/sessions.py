@@ -190,7 +190,7 @@ def _keep_steps(series: Series, steps: Iterable[int]) -> Series:
 
 
 def compare_sessions(sessions: Sequence[Session]) -> tuple[list[PairResult], list[BlockResult]]:
-    """Compare the variants of each session by the Hodges-Lehmann mean of block effects; return sessions and blocks."""
+    """Compare each session's variants by the Hodges-Lehmann estimate of block effects; return sessions and blocks."""
     counting = [session for session in sessions if session.is_complete]
     slopes = {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
     blocks = [block for session in counting for block in _list_blocks(session, slopes.get(STEP_TIME, 0.0))]

@@ -182,7 +182,7 @@ def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
 
 
 def _randomise(evidence: Evidence) -> tuple[float | None, float | None]:
-    """Return the exact p value over all orders of blocks that could be drawn, and the smallest possible p value."""
+    """Return the exact p value over all orders of variants that the blocks could have drawn, and the smallest one."""
     by_session: dict[str, list[tuple[str, float | None]]] = {}
     for block in evidence.blocks_of(is_control=False):
         effect = None if block.reason else block.log_ratio

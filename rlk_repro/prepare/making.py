@@ -83,7 +83,7 @@ def find_contents(order: Order) -> Contents | None:
         return None
     if contents.kind != order.kind or not order.is_wanted(contents.source):
         raise SpecError(
-            Problem(str(order.folder), "exists, with other content than the run needs", got=dict(contents.source),
+            Problem(str(order.folder), "exists, but its content is not what the run needs", got=dict(contents.source),
                     hint="remove the folder and its .json file, or choose another name in the run")
         )  # fmt: skip
     return contents

@@ -213,7 +213,8 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
     if view.analysis.is_crossover:
         note = (
             f"A value is the median of the metric {view.label(view.primary).label} over the scored steps. A change is "
-            "the Hodges-Lehmann mean of the blocks' changes. In an order such as ABBA, A is baseline and B is enabled."
+            "the Hodges-Lehmann estimate of the blocks' changes. "
+            "In an order such as ABBA, A is baseline and B is enabled."
         )
     rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
     return drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))

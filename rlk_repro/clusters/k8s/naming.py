@@ -1,4 +1,4 @@
-"""Name and label the objects of a run.  By these labels, rlk-repro finds and removes the objects."""
+"""Name and label the objects of a run.  These are the labels by which rlk-repro finds and removes its objects."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 
 
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
-    """List the mounts: run directory, prepared files, the profile's mounts and package, devices that pyxis omits."""
+    """List the mounts: run directory, prepared files, ``mounts`` and ``package_dir`` of the profile, AMD devices."""
     settings = container_settings(plan)
     binds = [_bind(str(run_dir.root.absolute()))]
     binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)

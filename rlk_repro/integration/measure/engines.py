@@ -56,7 +56,7 @@ class EngineRecord:
     def write_inputs(
         self, step: int, engine: str, samples: Sequence[Sample], special: Mapping[str, int] | None = None
     ) -> None:
-        """Write the samples that an engine was given.
+        """Write the samples that an engine received.
 
         Each sample has ``tokens``, the ``loss_mask`` of its response, and the number of ``padding`` positions before
         its tokens.

@@ -84,7 +84,7 @@ def note_log_read(run_dir: RunDir, trial: str, end: int) -> None:
 
 
 def is_followed(run_dir: RunDir) -> bool:
-    """Whether a reader follows the trials' logs and has not read all of them yet."""
+    """Whether a reader is following the trials' logs and has not read them to the end yet."""
     at, seen = _read_seen(run_dir)
     return time.time() - at < FOLLOWER_S and any(
         seen.get(trial.name, 0) < trial.size_bytes for trial in list_logs(run_dir)
