@@ -23,7 +23,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
-    """Return the address of ``interface``.  If it is None, return the source address of the route to ``others``.
+    """Return the address of ``interface``; if it is None, return the source address of the route to ``others``.
     Without a route to ``others``, return the address to which this node's name resolves.
 
     Raises:

@@ -106,14 +106,14 @@ class Leader:
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
-        """Write a file that shows followers the shared run directory, and a pulse that shows that this agent runs."""
+        """Write a file by which followers check that they share the run directory; return this agent's pulse."""
         if not self._place.followers:
             return nullcontext()
         write_text(self._run_dir.canary, self._place.allocation)
         return Pulse(self._run_dir.pulse(self._place.node), self._parts.deadlines.pulse_s)
 
     def _run_steps(self) -> tuple[int, str]:
-        """Return the agent's exit code and message.  After a failed step the agent only waits for its followers."""
+        """Return the agent's exit code and message.  After a failed step, only wait for all followers to end."""
         steps: tuple[tuple[str, Callable[[], None]], ...] = (
             ("scheduler records", self._clean_records),
             ("set aside", self._set_aside),

@@ -19,7 +19,7 @@ def locked(run_dir: RunDir, holder: str) -> Iterator[None]:
 
     Raises:
         SpecError: another agent runs in this directory.
-        EnvironmentMissing: the file system has no locks.
+        EnvironmentMissing: the file system does not support locks.
     """
     with writing(run_dir.lock):
         handle = os.open(run_dir.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)

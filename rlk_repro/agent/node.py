@@ -57,7 +57,7 @@ def describe_node(
 
 
 def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
-    """Add the run directory's file system to a job's manifest; other manifests have no run directory."""
+    """Add facts about the run directory's file system to a manifest; only a job's manifest has these facts."""
     facts = folder.probe_folder(run_dir.root)
     return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
 

@@ -51,7 +51,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
     """Return an agent's place among the job's nodes.  ``allocation`` may be None if the job has one node.
 
     Raises:
-        SpecError: a name is not a valid folder name, ``node`` is not in ``nodes``, or several nodes have no allocation.
+        SpecError: a name is invalid or repeated, ``node`` is not in ``nodes``, or several nodes lack an allocation id.
     """
     problems = [
         Problem("--nodes", "is not a node name", got=name, expected="a name without a slash")

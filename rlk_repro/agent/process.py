@@ -141,7 +141,7 @@ class _Group:
         )
 
     def _check_time(self) -> None:
-        """Send SIGTERM when the time limit has passed, and SIGKILL after ``grace_s`` more."""
+        """Send SIGTERM when there is a cause to end the process, and SIGKILL ``grace_s`` seconds later."""
         if self._guarded.status is not None:
             return
         is_late = time.monotonic() >= self._deadline

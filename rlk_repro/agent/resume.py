@@ -32,7 +32,7 @@ def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:
 def set_aside(plan: Plan, run_dir: RunDir) -> list[str]:
     """Move the trials of incomplete pairs and sessions to ``interrupted/<n>/``; return their names.
 
-    If this process is killed, the next call moves the remaining trials.
+    If this process is killed, the next call moves the trials that were not moved yet.
     """
     folders = [run_dir.trial(trial.name) for trial in find_open_trials(plan, run_dir)]
     attempt = next_number(run_dir.interrupted)

@@ -1,4 +1,4 @@
-"""Store rollouts for the train-only lane once before the trials; record their hashes, and check them before use."""
+"""Store the train-only lane's rollouts once before the trials, record their hashes, and check the hashes before use."""
 
 from __future__ import annotations
 

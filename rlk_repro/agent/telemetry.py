@@ -44,7 +44,7 @@ class ProcessSampler:
         self._scanned = 0.0
 
     def read(self, session: int | None, now: float) -> tuple[float | None, int | None]:
-        """Return CPU percent since the last call (at first None) and memory bytes; both are None without a process."""
+        """Return CPU percent since the last call (None at first) and memory bytes; without a process, both are None."""
         if session is None:
             self._session = None
             return None, None

@@ -46,7 +46,7 @@ class Unwritable(EnvironmentMissing, OSError):
 def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
     """Turn write errors of the block into errors about ``path``.
 
-    An ``Unwritable`` from the block keeps the path that it names, and gets ``hint`` if it has no hint.
+    An ``Unwritable`` that the block raises keeps its own path; if it has no hint, ``hint`` is added.
     ``FileExistsError`` is not changed, because callers handle it.
 
     Raises:

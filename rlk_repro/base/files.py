@@ -156,7 +156,7 @@ def decode_json(data: bytes, max_bytes: int) -> Any:
     """Decode JSON of limited size and depth, for callers that skip a broken line and read the next one.
 
     Raises:
-        ValueError: the message says what is wrong.
+        ValueError: the JSON is invalid, too large or too deep, as the message says.
     """
     if len(data) > max_bytes:
         raise ValueError(f"{format_bytes(len(data))}, at most {format_bytes(max_bytes)} are read")
@@ -215,7 +215,7 @@ _DECODER: Final = json.JSONDecoder(
 
 
 def check_schema(where: str, value: Any, schema: int) -> None:
-    """Refuse any value but an object whose ``schema`` is a number that this version of rlk-repro knows."""
+    """Refuse a value that is not an object, or whose ``schema`` this version of rlk-repro does not know."""
     found = value.get("schema") if isinstance(value, Mapping) else None
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise BundleUnreadable(Problem(where, "no schema number", got=found, expected=f"1 to {schema}"))

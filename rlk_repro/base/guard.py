@@ -25,7 +25,7 @@ CANNOT_START = 127
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN: the trainer would ignore these signals too
+        signal.signal(number, lambda *_: None)  # no SIG_IGN here: the trainer would inherit it
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
@@ -65,7 +65,7 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def _end_descendants(guard: int) -> None:
-    """Kill all descendants, again and again, because a process may fork meanwhile; stop after END_S at the latest."""
+    """Kill all descendants repeatedly, because a process may fork meanwhile; stop after at most END_S seconds."""
     until = time.monotonic() + END_S
     while (found := _find_descendants(guard)) and time.monotonic() < until:
         for pid in found:

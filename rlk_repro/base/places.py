@@ -31,7 +31,7 @@ def hide_places(text: str, run_dir: Path | None = None) -> str:
 
 
 def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
-    """Return a function that does for bytes what ``hide_places`` does for text, but finds the folders only once."""
+    """Return a function that replaces folders in bytes as ``hide_places`` does in text; it lists the folders once."""
     names = {
         os.fsencode(path): name.encode()
         for path, name in _list_places(run_dir)
@@ -43,7 +43,7 @@ def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
 
 
 def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield folders and their names; of two names for one folder, the later one counts."""
+    """Yield folders with their names; if a folder is listed twice, its later name counts."""
     yield sys.executable, PYTHON
     places = [
         (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises without a home)

@@ -32,7 +32,7 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Read the values of a process; return None if no such process runs."""
+    """Read the state of a process; return None if no such process runs."""
     try:
         handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:

@@ -4,9 +4,9 @@ A secret is recognised by its form (issuers give tokens a prefix for this purpos
 (``HF_TOKEN``), or by its value (if this process's environment holds it).  The search finds most secrets that were
 written by accident, but not all: a password that looks like a word is recognised only by its variable or its value.
 
-rlk-repro's own patterns find all 46 secrets in ``tests/security``, at 60 to 130 MB/s.  The 222 rules of gitleaks (July
-2026) find 24 of these 46 secrets at 1.4 MB/s, with three false alarms.  detect-secrets 1.5.0 finds 7 of these 46
-secrets at 0.6 MB/s.  Each speed was measured on one core with a training log.
+Of the 46 secrets in ``tests/security``, rlk-repro's patterns find 46 at 60 to 130 MB/s; the 222 rules of gitleaks (July
+2026) find 24 at 1.4 MB/s, with three false alarms; detect-secrets 1.5.0 finds 7 at 0.6 MB/s.  Each speed was measured
+on one core with a training log.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ _SECRET_NAME: Final = re.compile(
     r"|_(?:PWD|PASS|AUTH|DSN|CREDS|COOKIE|JWT|PAT)$|^(?:DB|PG|SSH|SUDO|SMTP|REDIS|MYSQL)PASS$|^(?:DSN|CREDS)$"
     r"|(?:^|_)(?<!EOS_)(?<!BOS_)(?<!PAD_)(?<!UNK_)(?<!SEP_)(?<!CLS_)(?<!MASK_)(?<!STOP_)(?<!PER_)(?<!IMAGE_)TOKEN$"
 )
-# Variables with these names hold an address with a password by convention.
+# By convention, variables with these names hold an address that contains a password.
 _ADDRESS_NAME: Final = re.compile(
     r"(?:^|_)(?:DATABASE|DB|REDIS|MONGO(?:DB)?|POSTGRES(?:QL)?|PG|MYSQL|AMQP|BROKER)_UR[IL]$"
 )
@@ -241,7 +241,7 @@ class Scrubber:
     def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
         """Collect known values from ``environ``, or from this process's environment.
 
-        Known values are those of variables in ``named`` or named like a secret, and passwords in URLs of any variable.
+        Take values from: variables in ``named``; variables named like a secret; passwords in URLs of any variable.
         """
         variables = os.environ if environ is None else environ
         secret = {*named, *filter(is_secret_name, variables)}

@@ -39,7 +39,7 @@ def hash_python(package: Path) -> str:
 def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return git's hash of the files in ``names`` (paths relative to ``folder``); absent files are left out.
 
-    ``links`` maps each repository inside ``folder`` (a submodule) to its commit, which git hashes instead of the files.
+    ``links`` maps each repository inside ``folder`` (a submodule) to its commit; git hashes this commit, not the files.
     """
     linked = {folder / name: digest for name, digest in links.items()}
     listed = {*(folder / name for name in names), *linked}

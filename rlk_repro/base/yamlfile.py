@@ -1,4 +1,4 @@
-"""Parse YAML that people write into plain data, with the line of every key; every problem names its line.
+"""Parse hand-written YAML into plain data, with the line of every key; every problem names its line.
 
 Scalars follow the YAML 1.2 core schema, so that ``1e-6`` is a number, and ``no`` and ``1:30`` are text.
 Anchors, tags and duplicate keys are refused, because a reader can misread a file that uses them.

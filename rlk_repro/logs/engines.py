@@ -28,7 +28,7 @@ LIMITS: Final = {"engine": 8, "case": 16, "step": 1_000, "point": 2_000}
 
 Name: TypeAlias = Annotated[str, Field(max_length=200)]
 Token: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-# the limits keep sums of squares of these numbers finite
+# with these limits, sums of squares stay finite
 Row: TypeAlias = tuple[Annotated[float, Field(ge=-1e100, le=1e100)] | None, ...]
 Rows: TypeAlias = tuple[Row, ...]
 
@@ -104,8 +104,8 @@ class Layer:
 class Routing:
     """The experts that each layer chose for each token: a tuple of ids for each token of each of ``layers``.
 
-    A token is given as two numbers: its sample, and the row that predicts the token.  ``is_replayed`` says that
-    the engine copied the rollout's experts and did not choose them.
+    Each token has two indices: that of its sample, and that of the row that predicts the token.  ``is_replayed`` says
+    that the engine copied the rollout's experts and did not choose them.
     """
 
     event: Literal["routing"]
@@ -137,7 +137,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine; log-probs, layers and routing also by case, such as ``alone``.
+    """The record of one rank, by step and engine; log-probs, layers and routing also have a case, such as ``alone``.
 
     ``num_dropped`` counts the lines that could not be read.
     """

@@ -1,6 +1,6 @@
 """Read the numbers from a printed Python dict, without evaluating it.
 
-The reader accepts what ``repr`` of a dict of metrics prints: plain numbers, bare ``nan`` and ``inf``, numpy and torch
+The reader accepts metrics as ``repr`` prints them: plain numbers, bare ``nan`` and ``inf``, numpy and torch
 scalars.  Other values (text, lists, None, bool) are skipped, because they are not metrics.
 """
 

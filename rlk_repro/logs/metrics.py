@@ -56,7 +56,7 @@ class Metric:
     is_positive: bool = False
 
     def is_impossible(self, key: str, value: float) -> bool:
-        """Whether this number is impossible: a time is never NaN, but a skipped step may print a loss of NaN."""
+        """Whether this number is impossible: a time is never NaN, but vime may print a NaN loss for a skipped step."""
         if key.startswith(CLOCKED) and not math.isfinite(value):
             return True
         return value < self.lowest or (self.is_positive and value <= 0)
@@ -140,8 +140,8 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     """Compute every metric of ``METRICS``, for rollouts ``0 … num_rollouts - 1``.
 
     A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of the steps is
-    another quantity.  The value's line number is that of the last step.  A NaN that vime printed stays NaN.  A rollout
-    with an impossible number has no metric.
+    another quantity.  The mean over all steps gets the last step's line number.  A NaN that vime printed stays NaN.  A
+    rollout with an impossible number has no metric.
     """
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
@@ -162,7 +162,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
 
 
 def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict[int, str]:
-    """Return, for each rollout with an impossible number, the first such number; the clock or the log was wrong."""
+    """Map each rollout with an impossible number to the first such number, which means a wrong clock or a wrong log."""
     found: dict[int, str] = {}
     for metric in METRICS:
         for row, key in metric.sources:

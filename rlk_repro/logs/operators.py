@@ -103,7 +103,7 @@ _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discrimi
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorLog:
-    """The log of one process.  ``times`` maps cell -> sweep -> line and times, with the cells in log order."""
+    """The parsed log of one process.  ``times`` maps cell -> sweep -> line and times, with the cells in log order."""
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]

@@ -123,8 +123,8 @@ class Tokens:
 class Step:
     """One rollout's training on a rank: seconds, bytes, counts, and invalid results of operators (``odd``).
 
-    Only sessions have ``variant`` (None if the step did not begin) and ``counts`` (counts of torch, such as
-    ``compilations``).  ``energy_j`` is the energy of the rank's device; None if it is unknown.
+    ``variant`` (None if the step did not begin) and ``counts`` (torch's counts, such as ``compilations``) are set in
+    sessions only.  ``energy_j`` is the energy of the rank's device; None if it is unknown.
     ``gc_frozen`` is the number of Python objects that ``gc.freeze`` left out of garbage collection after this step.
     """
 

@@ -165,7 +165,7 @@ class _LogReader:
 
     def _read_table(self, kind: str, index: int, body: bytes) -> None:
         families = _FAMILIES.get(kind)
-        if families is None:  # the metrics of the critic, evaluations, multi_turn and passrate are not used
+        if families is None:  # other kinds (critic, evaluation, multi_turn, passrate) are not used
             return
         where = f"{kind} {index}"
         numbers = self._read_dict(where, body)
@@ -180,7 +180,7 @@ class _LogReader:
             self._merge(kind, index, known)
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
-        """Add all numbers of a line to its row, or none if one of them contradicts another process's earlier line."""
+        """Add the numbers of a line to its row; add none if one number contradicts an earlier line."""
         row = self.rows[kind].setdefault(index, {})
         for key, value in numbers.items():
             first = row.get(key)
@@ -201,7 +201,7 @@ class _LogReader:
             self._reject(reason, f"{where}: {error}")
             return None
         if repeated := _REPEATED.match(text, end):
-            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray's count includes the printed line
+            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray also counts the printed line
         return numbers
 
     def _reject(self, reason: LogReject, detail: str) -> None:

@@ -14,7 +14,7 @@ from rlk_repro.base.files import dump_json
 from rlk_repro.clusters.k8s.pod import answers
 from rlk_repro.rundir.paths import RunDir
 
-# a pod with "take-part" leads if the index that the Job gives it is 0, and follows otherwise
+# with "take-part", the pod with index 0 of the Job leads, and every other pod follows
 _AGENTS: Final = ("lead", "follow", "take-part")
 _ANSWERS: Final = ("show", "block", "stop")
 
@@ -68,7 +68,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
             verb.add_argument("--inputs", type=Path, default=Path("/etc/rlk-repro"), metavar="DIR")
             verb.add_argument("--kuberay", action="store_true", help="KubeRay made this pod: start Ray in it")
             verb.add_argument(
-                "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes that the pod stays after its agent"
+                "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes the pod may outlive its agent"
             )
             verb.add_argument(
                 "--restarts", type=int, default=0, metavar="N", help="how many times the agents may restart"

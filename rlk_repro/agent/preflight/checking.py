@@ -227,11 +227,11 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
 def check_pins(
     stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
 ) -> Iterator[Finding]:
-    """Check that this node has the sources that the stack pins, because a bundle may name confirmed pins only.
+    """Check that this node has the sources that the stack pins, because a bundle must not name an unconfirmed pin.
 
     ``patched`` names the pins whose sources must have upstream's patch.  If a commit is unknown, the source
     files must have the hash of the pinned commit's files.  Changed sources also pass if they equal the stack's patched
-    files, or if the record of the node's image has the same changes.
+    files, or if the record of the node's image lists the same changes.
     """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():

@@ -1,4 +1,4 @@
-"""Find out whether this machine can run rlk-repro, and what would improve it.  Each problem has one next step.
+"""Find out whether this machine can run rlk-repro, and what would improve it; name one next step per problem.
 
 ``look_around`` collects the facts that no manifest holds; ``diagnose`` evaluates all facts.  The doctor changes nothing
 and submits nothing.
@@ -92,7 +92,7 @@ Judge: TypeAlias = Callable[[Situation, Surroundings], Diagnosis]
 def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
     """Collect the facts that ``diagnose`` needs: disk, tools, modules, GPU use and the clock.
 
-    Modules are located but not imported.  ``clients`` are the commands of the clusters, such as ``sbatch``.
+    Modules are located but not imported.  ``clients`` are programs that submit jobs to clusters, such as ``sbatch``.
     """
     existing = _find_existing(runs_root.absolute())
     return Surroundings(
@@ -112,9 +112,9 @@ def _find_existing(path: Path) -> Path:
 
 
 def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:
-    """Return all results, the most useful first.
+    """Return the results about this machine, then a summary of the preflight checks, then each failed check.
 
-    Of the preflight checks, only failed ones are listed.  ``hardware`` holds the values that the machine should have.
+    ``hardware`` describes the machine as it should be.
     """
     devices = manifest.sections.get("gpu", {}).get("devices")
     layout = Layout(gpus_per_node=len(devices) if isinstance(devices, list) else 0)

@@ -38,7 +38,7 @@ def check_driver(situation: Situation) -> Iterator[Complaint]:
 def find_toolkit(packages: dict[str, Any], of_image: Fact) -> str | None:
     """Return the CUDA version: of PyTorch's build (``2.9.0+cu130``), else of the CUDA runtime, else of the image.
 
-    An image that installs CUDA outside Python gives the version in ``CUDA_VERSION``.
+    An image that installs CUDA outside Python names its CUDA version in the variable ``CUDA_VERSION``.
     """
     built = re.search(r"\+cu(\d+)(\d)$", str(packages.get("torch", "")))
     if built:

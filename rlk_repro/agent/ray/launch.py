@@ -28,7 +28,7 @@ TOKEN_NAMES: Final[tuple[str, ...]] = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 SETTINGS: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # in some later releases, `ray start` waits 30 s for running work before it ends; here no work is left
+    # some later releases end `ray start` only after 30 s, to let running work end; here no work is left
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # logs keep every line that the workers wrote, and have no colours
     "RAY_DEDUP_LOGS": "0",
@@ -41,7 +41,7 @@ class RaySeat:
     """The place of one node in a Ray cluster.  ``index`` 0 is Ray's head; ``head`` is the address:port of Ray's head.
 
     Where Ray's client is installed, the head starts a server for the client, with an explicit port, because Ray may
-    otherwise take an ephemeral port.  Without Ray's client, Ray refuses the option for this server's port.
+    otherwise take an ephemeral port.  Without Ray's client, Ray refuses the option that sets this port.
     """
 
     index: int
@@ -90,7 +90,7 @@ def require_tokens() -> None:
 
 
 def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
-    """Return the bytes of Ray's object store: half of ``/dev/shm``, because NCCL and vLLM need the other half.
+    """Return the size in bytes of Ray's object store: half of ``/dev/shm``, because NCCL and vLLM need the other half.
 
     The store is at most as large as Ray's default (30 % of the memory, 200 GB) and at least what Ray needs to start.
     """

@@ -56,7 +56,7 @@ class RayMember:
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Prepare, but do not start, Ray on this node.  Ray workers get the environment of the command for ``use``."""
+        """Prepare, but do not start, Ray on this node.  Ray's workers get the environment of ``use``'s command."""
         command = self.find_command(use)
         env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines

@@ -147,7 +147,7 @@ def raise_file_limit() -> None:
 
 
 def _is_free(port: int) -> bool:
-    # Ray listens on all addresses; a closing connection does not count as use.
+    # Ray listens on all addresses.  A port whose connections are only closing counts as free.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
