@@ -92,7 +92,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Return ``running`` while exactly this agent's process runs; then judge the state by the files that it left."""
+    """Return ``running`` while the agent's process runs; later derive the state from the files that the agent left."""
     elsewhere = _find_other_host(submission)
     if elsewhere is not None:
         return JobStatus(state=JobState.UNKNOWN, reason=elsewhere)
@@ -174,7 +174,7 @@ def _find_hardware(facts: Mapping[str, Fact]) -> list[str]:
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Make preflight's checks on this machine, except those of the run directory and of the trainer's modules.
+    """Run preflight's checks on this machine, except the checks of the run directory and the trainer's modules.
 
     Raises:
         SpecError: the profile names hardware that is not known.

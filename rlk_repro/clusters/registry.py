@@ -27,5 +27,5 @@ def get_backend(cluster: str) -> Backend:
 
 
 def list_clients() -> list[str]:
-    """List the programs by which this machine would talk to a cluster."""
+    """List the programs with which rlk-repro contacts clusters, such as ``kubectl``."""
     return [backend.CLIENT for backend in BACKENDS.values() if backend.CLIENT is not None]

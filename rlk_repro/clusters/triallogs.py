@@ -1,4 +1,4 @@
-"""Read the trials' logs of a run directory that this machine sees, in order, and follow them on request."""
+"""Read the trials' logs in a run directory that this machine sees, one after the other; follow them on request."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
 """Steps that take minutes.  They are not repeated while the lock and the pins stay the same."""
 TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
-"""GPU architectures, written as the argument of ``docker/Dockerfile.locked``."""
+"""GPU architectures, in the same form as in ``docker/Dockerfile.locked``."""
 SBOM_LOCK: Final = FOLDER / "sbom.txt"
 """Lock file of the program that writes an environment's list of packages (SBOM)."""
 PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")

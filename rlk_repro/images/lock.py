@@ -70,7 +70,7 @@ def parse_lock(text: str, name: str) -> list[Locked]:
     """Parse every line except comments.
 
     Raises:
-        SpecError: a line names no package with version, hash and size; the error lists all such lines.
+        SpecError: a line lacks the package's name, version, hash or size; the error lists all such lines.
     """
     locked, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):

@@ -32,7 +32,7 @@ class PinnedText:
     changes: list[tuple[int, int, list[str]]] = field(default_factory=list)
 
     def find(self, *path: str) -> tuple[yaml.Node, yaml.Node] | None:
-        """Return the YAML nodes of the key at a path and of its value."""
+        """Return two YAML nodes, the key at a path and the key's value; None if the key is absent."""
         node: Any = yaml.compose("".join(self.lines), Loader=yaml.SafeLoader)
         found = None
         for name in path:

@@ -2,7 +2,7 @@
 
 The record holds no time and no path of the build machine.  Equal inputs therefore give equal records, except for the
 hash of the compiled extension: the compiler makes new internal names at every build.  ``digest`` is a hash of the
-other fields and reveals an edit.  An edit can also renew the hash, so all facts are compared with the image too.
+other fields and reveals an edit.  An edit can also renew the hash, so the record is also compared with the image.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SYMBOLS: Final = {
         )
     )
 }
-"""Functions that RL-Kernel's extension must have.  On ROCm the pinned operators use Triton and need no function."""
+"""Functions that RL-Kernel's extension must have.  On ROCm the pinned operators use Triton and need none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Export and import images for sites without a network: an OCI layout, and checksums that ``sha256sum -c`` reads."""
+"""Export and import images for sites without a network; an export is an OCI layout and a file for ``sha256sum -c``."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_facts_that_a_cluster_does_not_give_are_asked() -> None:
     values = propose(site, answer_last)
     assert asked == [
         ("Which partition?", ["batch", "long", "debug"]),
-        ("Which hardware is it?", [*HARDWARE, "none of these"]),
+        ("Which hardware do the nodes have?", [*HARDWARE, "none of these"]),
         ("How is an image started on the nodes?", ["pyxis", "host"]),
     ]
     assert (values["slurm"]["partition"], values["slurm"]["account"]) == ("debug", "alpha")

@@ -47,7 +47,7 @@ IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    """Return why this machine cannot use kubectl, or None.  No cluster is contacted: only a profile selects one."""
+    """Return why this machine cannot use kubectl, or None.  No cluster is contacted; a profile must select it first."""
     return kubectl.find_obstacle()
 
 
@@ -143,7 +143,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Fetch the bundle from the leading pod, or from a small pod with the results claim; then remove the run's objects.
+    """Fetch the bundle from the leading pod or, through a small pod, from the results claim; remove the run's objects.
 
     Raises:
         CheckFailed: the job waits or runs, or its results were lost with its pod.

@@ -18,7 +18,7 @@ ROLE: Final = "app.kubernetes.io/component"
 LEADER: Final = "leader"
 WORKER: Final = "worker"
 AGENT: Final = "agent"
-"""The role of all pods of a Job, which share one template; of these pods, the pod with index 0 leads."""
+"""The role of every pod of a Job: the pods share one template, and the pod with index 0 leads."""
 COLLECTOR: Final = "collector"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
@@ -39,7 +39,7 @@ _HASH_LENGTH: Final = 8
 
 
 def make_name(run_dir: RunDir) -> str:
-    """Make the DNS-1035 name of a run's objects from the run id; an id of another form is shortened and gets a hash."""
+    """Make the DNS-1035 name of a run's objects from the run id; shorten an id in an unusual form and add its hash."""
     run_id = run_dir.run_id
     plain = _NOT_PLAIN.sub("-", run_id.lower()).strip("-")
     if _RUN_ID.fullmatch(run_id):

@@ -46,7 +46,7 @@ _HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", DASHBOARD_PORT), ("cli
 # KubeRay's Helm chart and its plain manifests both set this label on the operator's pods
 _OPERATOR: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 # Evicted and preempted pods are replaced, as often as backoffLimit says; a pod that failed by itself ends the job.
-# Exit code 143 is SIGTERM: the pods of a suspended job end with it, and their status can arrive before the suspension.
+# Exit code 143 is SIGTERM: a suspended job's pods end with it, perhaps before the job's status shows the suspension.
 _REPLACED: Final[Object] = {
     "rules": [
         {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

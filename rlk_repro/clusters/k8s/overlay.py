@@ -38,7 +38,7 @@ def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
 
 
 def find_gang_problems(plan: Plan, settings: KubernetesSettings) -> Iterator[Problem]:
-    """Yield a problem if pods of a job of several nodes may start one by one and the profile does not allow that."""
+    """Yield a problem if the pods of a multi-node job may start one by one and the profile does not allow that."""
     num_nodes = plan.layout.num_nodes
     if num_nodes > 1 and settings.gang == "required" and not has_gang(settings):
         yield Problem(
@@ -50,7 +50,7 @@ def find_gang_problems(plan: Plan, settings: KubernetesSettings) -> Iterator[Pro
 
 
 def has_gang(settings: KubernetesSettings) -> bool:
-    """Whether, by the profile, all pods of a job start together or not at all."""
+    """Whether the profile's queue or scheduler starts either all pods of a job together or no pod."""
     overlay = settings.overlay
     if settings.queue is not None or overlay is None:
         return settings.queue is not None
@@ -60,7 +60,7 @@ def has_gang(settings: KubernetesSettings) -> bool:
 
 
 def _has_group(settings: KubernetesSettings) -> bool:
-    """Whether the pods of a Job form one group, by a queue or by a key in the overlay's metadata."""
+    """Whether a queue, or a key in the overlay's metadata, puts all pods of a Job into one group."""
     overlay = settings.overlay
     if settings.queue is not None or overlay is None:
         return settings.queue is not None

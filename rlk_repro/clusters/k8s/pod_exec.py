@@ -1,4 +1,4 @@
-"""Read a run directory in the cluster by commands in its leading pod, or in a small pod that this tool starts."""
+"""Read a run directory in the cluster with commands in the leading pod, or in a small pod that this tool starts."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def _fill_user(settings: KubernetesSettings, spec: Object) -> None:
 
 
 def _secret_env(plan: Plan, settings: KubernetesSettings) -> Iterator[Object]:
-    """Yield a variable for each secret, named as in ``from_env``; the agent reads the variable when a trial starts."""
+    """Yield a variable for each secret.  ``from_env`` names the variable; the agent reads it when a trial starts."""
     wanted = {value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)}
     for name in sorted(wanted):
         place = settings.secrets[name]

@@ -17,14 +17,14 @@ from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS, KINDS, NETWORK_POLICIES
 from rlk_repro.clusters.k8s.tree import as_list, as_map
 
-# maps a kind of job, or a feature that a profile can use, to the resource of its operator
+# maps a kind of job, or a feature that a profile can use, to a resource of the operator that is needed
 OPERATORS: Final[Mapping[str, str]] = {
     "rayjob": "rayjobs.ray.io",
     "compute_domain": COMPUTE_DOMAINS,
     "queue": "localqueues.kueue.x-k8s.io",
 }
 SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
-# every run needs these permissions, JOB_VERBS for its job, and OWNED_VERBS for a ComputeDomain or NetworkPolicy
+# every run needs these permissions, and JOB_VERBS on its job; a ComputeDomain or NetworkPolicy needs OWNED_VERBS
 PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "pods": ("create", "delete", "get", "list"),
     "pods/exec": ("create",),
@@ -80,7 +80,7 @@ class KubernetesSite:
 
 
 def probe_site(place: Target) -> KubernetesSite:
-    """Read the cluster's facts by about 20 short requests; create nothing.
+    """Read the cluster's facts with about 20 short requests; create nothing.
 
     Raises:
         EnvironmentMissing: kubectl is not installed, or no cluster answers.
@@ -110,7 +110,7 @@ def probe_site(place: Target) -> KubernetesSite:
 
 
 def list_permissions(kinds: Iterable[str], *, has_domain: bool, has_policy: bool = True) -> Iterator[Permission]:
-    """Yield the permissions that a user needs to run jobs of these kinds."""
+    """Yield the permissions that a user needs to run jobs of the given kinds."""
     for resource, verbs in PERMISSIONS.items():
         yield from (Permission(verb, resource) for verb in verbs)
     wanted: list[tuple[str, tuple[str, ...]]] = [(KINDS[kind][1], JOB_VERBS) for kind in sorted(kinds)]
@@ -142,7 +142,7 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
 
 
 def _find_denied(place: Target, operators: Collection[str]) -> Iterator[Permission]:
-    """Find the permissions that this user does not have, in one call of kubectl, because kubectl starts slowly.
+    """Find the permissions that this user lacks.  One call of kubectl asks for all, because kubectl starts slowly.
 
     Without ``--validate=false``, kubectl would read all CRDs to check fields, and few users may read CRDs.
     """

@@ -86,7 +86,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "Unschedulable": "no node fits",
     }
 )  # fmt: skip
-# events that explain why a pod does not start, where pod and job give no reason
+# Events that explain why a pod does not start, if the pod and the job give no reason.
 TELLING_EVENTS: Final = frozenset(
     {"FailedScheduling", "FailedMount", "FailedAttachVolume", "FailedCreate", "Failed", "BackOff", "InvalidRayJobSpec",
      "FailedToCreateRayCluster", "Preempted", "Evicted", "FailedResourceClaimCreation"}
@@ -137,7 +137,7 @@ def judge(
 
 
 def find_latest(pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods; of several pods of a Job with the same index, return only the newest."""
+    """Return the pods; if several pods of a Job have the same index, return only the newest of them."""
     latest: dict[str, Pod] = {}
     for pod in sorted(pods, key=_age):
         metadata = as_map(pod.get("metadata"))

@@ -87,7 +87,7 @@ def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """Ask Slurm's queue once for all jobs; for jobs with no queue entry and no agent's report, ask sacct."""
+    """Ask Slurm's queue once for all jobs; ask sacct about a job that is not in the queue and has no agent's report."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
         job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)

@@ -19,7 +19,7 @@ from rlk_repro.clusters.api import JobState
 
 TIMEOUT_S: Final = 60.0
 
-# Every state that squeue and sacct have, and its meaning for a submission.
+# Every state that squeue and sacct can report, and its meaning for a submission.
 STATES: Final[Mapping[str, JobState]] = MappingProxyType(
     {
         "BOOT_FAIL": JobState.FAILED,
@@ -83,7 +83,7 @@ class JobId:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """Slurm's facts of one job.  ``word`` is Slurm's name of the state, and ``state`` is rlk-repro's name."""
+    """What Slurm reports about one job.  ``word`` is Slurm's name of the state, and ``state`` is rlk-repro's name."""
 
     word: str
     state: JobState
@@ -100,7 +100,7 @@ def parse_job_id(text: str) -> JobId | None:
 
 
 def parse_state(text: str) -> tuple[str, JobState]:
-    """Return Slurm's and rlk-repro's name of a state such as ``CANCELLED by 1000``; ``unknown`` for any other name."""
+    """Return Slurm's and rlk-repro's names of a state such as ``CANCELLED by 1000``; the second may be ``unknown``."""
     word = text.partition(" ")[0].rstrip("+")
     return word, STATES.get(word, JobState.UNKNOWN)
 
@@ -199,14 +199,14 @@ def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
 
 
 def find_sacct_fields() -> list[str]:
-    """Return those of SACCT_FIELDS that this Slurm knows; an empty list without accounting."""
+    """Return the fields in SACCT_FIELDS that this Slurm knows; without accounting, return an empty list."""
     done = run_client("sacct", "--helpformat")
     known = set(done.stdout.split()) if done.is_ok else set()
     return [name for name in SACCT_FIELDS if name in known]
 
 
 def dump_accounting(job: JobId) -> str:
-    """Return a job's accounting record: a header line, and fields with ``|`` between; empty without accounting."""
+    """Return a job's accounting record: a header line, then rows; ``|`` separates fields.  Empty without accounting."""
     fields = find_sacct_fields()
     if not fields:
         return ""

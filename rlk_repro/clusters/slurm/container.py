@@ -1,6 +1,6 @@
 """Make the options by which a container runtime starts the stack's image; refuse values that a runtime cannot take.
 
-Each runtime also has a template of its name, which holds the shell code.
+The shell code for a runtime is in the template with the same name as the runtime.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 
 
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
-    """List the mounts: run directory, prepared files, ``mounts`` and ``package_dir`` of the profile, AMD devices."""
+    """List the mounts: run directory, prepared files, AMD devices, and the profile's ``mounts`` and ``package_dir``."""
     settings = container_settings(plan)
     binds = [_bind(str(run_dir.root.absolute()))]
     binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
@@ -114,7 +114,7 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
 
 
 def list_fabric(plan: Plan) -> tuple[str, ...]:
-    """List the devices of the network between nodes; in an NVLink domain also the IMEX devices.
+    """List the devices of the network between nodes; in an NVLink domain, add the IMEX devices.
 
     The job's script mounts the devices that exist on the node.
     """
@@ -231,8 +231,8 @@ def _apptainer_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 def _podman_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
     yield from _engine_options(plan, run_dir)
-    yield "--user=0:0"  # root here is the submitting user; an image's own user could not write to the run directory
-    yield "--pids-limit=-1"  # podman allows 2048 threads by default; Ray on a node with 100 cores has more
+    yield "--user=0:0"  # Root here is the submitting user; an image's own user could not write to the run directory.
+    yield "--pids-limit=-1"  # Podman allows 2048 threads by default; Ray on a node with 100 cores starts more.
     yield "--security-opt=label=disable"
     for bind in list_binds(plan, run_dir):
         yield f"--volume={bind.source}:{bind.target}{':ro' * bind.is_read_only}"

@@ -160,7 +160,7 @@ def _judge_topology(settings: SlurmSettings, site: SlurmSite, needs: Needs) -> I
 
 
 def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHere) -> Iterator[Finding]:
-    """Check the container settings.  pyxis must be on this machine too; any other runtime only on the nodes."""
+    """Check the container settings.  This machine needs pyxis too; other runtimes are needed only on the nodes."""
     runtime = settings.runtime
     if runtime == "pyxis" and runtime not in site.runtimes:
         yield Finding(

@@ -42,7 +42,7 @@ def _surround(plan: Plan, trials_min: float) -> float:
 
 
 def _trials_min(plan: Plan) -> float:
-    """Return minutes for a job's trials: 1.5 times the estimate if another job can continue, or all trials' limits."""
+    """Return minutes for a job's trials: 1.5 times the estimate if a requeue is allowed, else all trials' limits."""
     expected_min = plan.expected_minutes()
     if expected_min is None or not slurm_settings(plan).requeue:
         return plan.all_limits_min
@@ -70,7 +70,7 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 
 def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]:
-    """Return all options of sbatch, sorted; the site's own options follow in their order."""
+    """Return all options of sbatch, sorted; the profile's ``extra`` options follow, in the order of the profile."""
     settings, layout = slurm_settings(plan), plan.layout
     values: dict[str, str | int | None] = {
         **list_site_values(settings, layout.gpus_per_node),

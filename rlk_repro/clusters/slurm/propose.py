@@ -60,7 +60,7 @@ def _choose_hardware(
     if len(found) == 1:
         return found[0]
     none = "none of these"
-    answer = ask("Which hardware is it?", [*(found or hardware), none], found[0] if found else none)
+    answer = ask("Which hardware do the nodes have?", [*(found or hardware), none], found[0] if found else none)
     if answer == none:
         remarks.append("hardware: GRES and features name no known GPU; set this key, or submit with --hardware")
         return None
@@ -86,7 +86,7 @@ def _slurm_values(
 
 
 def _choose_account(site: SlurmSite, partition: str, ask: Ask) -> str | None:
-    """Choose the account; None where the cluster keeps no accounts."""
+    """Choose the account; return None where the cluster lists no account for this user and partition."""
     usable = [item.account for item in site.associations if item.partition in {"", partition}]
     accounts = list(dict.fromkeys(usable))
     if len(accounts) < 2:

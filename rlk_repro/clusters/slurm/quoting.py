@@ -50,7 +50,7 @@ def quote(value: Any) -> str:
 
 
 def quote_directive(text: str) -> str:
-    """Return ``--name=value`` as sbatch reads it: in double quotes a backslash keeps the next character unchanged.
+    """Quote ``--name=value`` for sbatch: in double quotes, sbatch takes the character after a backslash unchanged.
 
     Raises:
         ValueError: the text holds a line feed, which no quoting can put into a comment line.

@@ -59,7 +59,7 @@ def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> 
 
 
 def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
-    """Return sbatch with the options that hold paths: ``--chdir``, ``--output`` and the script's path."""
+    """Return the command sbatch with the arguments that hold paths: ``--chdir``, ``--output`` and the script."""
     absolute = RunDir(run_dir.root.absolute())
     return (
         "sbatch",

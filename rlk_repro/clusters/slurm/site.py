@@ -39,7 +39,7 @@ _TIME: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """GPUs of a node as GRES name them; ``kind`` is empty where the site gives them no type."""
+    """GPUs of one GRES type on a node; ``kind`` is that type, or empty where the site names no type."""
 
     kind: str
     count: int
@@ -104,7 +104,7 @@ class SlurmSite:
 
 
 def probe_site() -> SlurmSite:
-    """Read the facts of this machine's cluster by 12 short commands.
+    """Read the facts of this machine's cluster with 12 short commands.
 
     Raises:
         EnvironmentMissing: no Slurm answers here.

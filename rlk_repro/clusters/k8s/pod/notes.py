@@ -1,4 +1,4 @@
-"""Keep notes in the run directory: what the pod's first process does, and which part of the trials' logs was read.
+"""Keep notes in the run directory: what the pod's first process does, and how far each trial's log was read.
 
 The commands of ``kubectl exec`` are separate processes, so they and the first process share data through files.
 """
@@ -25,7 +25,7 @@ FOLLOWER_S: Final = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A note by a pod's first process.  ``pod`` is the pod's unique id; ``failure`` says why no bundle can be made."""
+    """A note that a pod's first process writes; ``pod`` is the pod's id, ``failure`` says why no bundle can be made."""
 
     pod: str
     pid: int

@@ -66,7 +66,7 @@ class Gathering:
     """Counts, in the leading pod, the pods that announce themselves."""
 
     def __init__(self, run_dir: RunDir, leader: PodSeat, num_nodes: int, number: int = 0) -> None:
-        """``number`` is the number of earlier allocations of this leading pod."""
+        """``number`` is how many rosters this leading pod has already written."""
         self._run_dir = run_dir
         self._leader = leader
         self._allocation = f"{leader.uid}.{number}" if number else leader.uid

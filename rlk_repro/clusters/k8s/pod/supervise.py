@@ -64,9 +64,9 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         ray_grace_s = RAY_GRACE_S
         try:
             code = _run_agent(duty, environ, stop, ray, notes) if earlier_code is None else earlier_code
-            if stop.signal is signal.SIGINT:  # the user cancelled the job
-                code = code_after(signal.SIGINT)  # after SIGTERM's code 143, the Job would start a new pod
-                if stop.last is signal.SIGINT:  # the run has ended; this pod stays until its bundle and code are read
+            if stop.signal is signal.SIGINT:  # The user cancelled the job.
+                code = code_after(signal.SIGINT)  # After SIGTERM's code 143, the Job would start a new pod.
+                if stop.last is signal.SIGINT:  # The run has ended; this pod stays until its bundle and code are read.
                     stop.signal = None
             if ray is not None and _is_replaced(duty, environ, stop):
                 # end Ray at once: KubeRay replaces a head that does not answer, but not the head of a failed Ray job
@@ -122,7 +122,7 @@ def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
 def wait_for_end(run_dir: RunDir, environ: Mapping[str, str]) -> int:
     """Run the entrypoint of a RayJob: wait, and return the exit code of the leading pod's agent.
 
-    The recorded end of another pod does not count, because that pod may be from before a suspension.
+    An exit code that another pod recorded does not count, because that pod may be from before a suspension.
     """
     own = environ.get(UID_VARIABLE, "")
     while True:
