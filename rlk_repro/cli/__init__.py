@@ -94,7 +94,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in OF_FILE_SYSTEMS:
             sys.exit(_report_bug())
-        found = Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # a library's write failed
+        found = Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # a library could not write a file
         _print_error(found)
         sys.exit(found.exit_code)
     except Exception:  # noqa: BLE001  every unknown error is a bug

@@ -47,7 +47,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "submit": "rlk-repro submit qwen3-30b-a3b --cluster slurm --dry-run",
     "verify": "rlk-repro verify bundle.tgz",
 }
-"""The example of each command; a key is the words of the command, such as ``env check``."""
+"""An example for each command; a key is a command without ``rlk-repro``, such as ``env check``."""
 
 _TYPED: Final = re.compile(
     rf"(?<![/.-])rlk-repro (?=(?:{'|'.join(sorted({words.split()[0] for words in EXAMPLES}))})\b)"

@@ -58,12 +58,12 @@ def status(
             sending.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = sending.poll(launched)
     is_waiting = answer is not None and answer.state is JobState.PENDING
-    # While a requeued run waits, its recorded progress is that of an earlier attempt.
+    # While a requeued run waits, its recorded progress still describes the earlier attempt.
     progress = None if is_waiting else read_state(run_dir)
     is_over = answer is not None and answer.state.is_final
     is_done = answer is not None and answer.state is JobState.DONE
     if is_over and progress is not None:
-        # The progress of a job that is done ends with the phase ENDED; progress in another phase is outdated.
+        # The last phase of a job that is done is ENDED; recorded progress in another phase is outdated.
         is_outdated = is_done and progress.phase is not Phase.ENDED
         progress = None if is_outdated else drop_forecast(progress)
     if as_json:

@@ -52,7 +52,7 @@ def say_json(value: Any) -> None:
 def show(print_on: Callable[[Console], None]) -> None:
     """Write what ``print_on`` prints, in colour on a terminal only.
 
-    ``print_on`` must escape text of bundles itself.
+    This function escapes nothing: ``print_on`` must escape text that comes from bundles.
     """
     from rich.console import Console
 

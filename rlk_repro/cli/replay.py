@@ -158,7 +158,7 @@ def _require_ready(
 
 @contextmanager
 def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
-    """With ``--json``, print the successful re-analysis, and why the new run stopped.
+    """If an error stops the new run, print with ``--json`` the successful re-analysis and the error.
 
     Raises:
         NotReproduced: instead of CheckFailed, whose exit code would say that the re-analysis failed.

@@ -1,7 +1,7 @@
 """Define the options that name checkouts of vime, Megatron-LM and RL-Kernel, and use these checkouts.
 
-Each option takes its default from an environment variable.  Options and variables have an effect on the local cluster
-only, where the job is a child of this process.
+Each option takes its default from an environment variable.  A checkout that an option or a variable names is used on
+the local cluster only, where the job is a child of this process.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class Rerun(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayStopped(Answer):
-    """The answer where the re-analysis gives the sealed result, but this machine cannot run the experiment.
+    """The answer if the re-analysis gives the sealed result, but an error prevents or stops the new run.
 
-    ``rerun`` lists why the experiment cannot run.
+    ``rerun`` lists the errors.
     """
 
     reanalysis: Reanalysis

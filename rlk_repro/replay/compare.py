@@ -75,8 +75,8 @@ class Comparison:
     """A comparison of two results; ``margin`` is the largest difference that counts as reproduced, as a fraction.
 
     ``obstacles`` are reasons why the results cannot be compared.  ``unidentified`` lists code that one of the bundles
-    does not name, which makes the level undecided.  ``cautions`` lists code that an older format could not name, and a
-    different speed of the network; cautions do not change the level.
+    does not name, which makes the level undecided.  ``cautions`` do not change the level; they list code
+    that an older format could not name, and say whether the network's speed differs.
     """
 
     level: Match
@@ -145,8 +145,8 @@ def compare_analyses(
 
     Operators are never compared bitwise, because the record of an operator is a time.
     ``code`` lists how the code that ran differs between the results.  ``margin`` is the run's margin for replays, as a
-    fraction; default: the smallest effect of interest.  The results are not comparable if a trial failed in one of
-    them, or if they differ in a trial's proof that RL-Kernel ran.
+    fraction; default: the smallest effect of interest.  The results are not comparable if a trial failed in either
+    result, or if the results give a trial different statuses of the proof that RL-Kernel ran.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
@@ -207,7 +207,7 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
         return Match.DIFFERENT, text
     needed = difference.find_needed(margin)
     number = f"more than {MAX_PAIRS_SUGGESTED}" if needed is None else f"about {needed}"
-    enough = f"{number} {recorded.unit}s on each side would show whether the difference is within {_percent(margin)}"
+    enough = f"{number} {recorded.unit}s in each result would show whether the difference is within {_percent(margin)}"
     return Match.IMPRECISE, f"{text}; {enough}"
 
 
@@ -241,7 +241,7 @@ def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
-    """Yield lines on both machines' speed and noise; the replay level does not depend on these lines."""
+    """Yield lines that compare both machines' speed and noise; the replay level does not depend on these lines."""
     old, now = (_baseline_step_time_s(analysis) for analysis in (recorded, new))
     if old and now:
         yield f"baseline step time: recorded {format_number(old)} s, now {format_number(now)} s (mean of trial medians)"
@@ -301,7 +301,7 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """Compare rewards and similar means: the t interval of differences between trials of one seed must contain 0."""
+    """Compare each trial's mean rewards, lengths and log-prob differences: the t interval of changes must contain 0."""
     by_name = {trial.name: trial for trial in new.trials}
     for name in COMPARED_LEVELS:
         pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]

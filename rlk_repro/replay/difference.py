@@ -43,9 +43,9 @@ class RatioDifference:
         return abs(self.estimate) + self.half_width <= math.log1p(margin)
 
     def find_needed(self, margin: float) -> int | None:
-        """Return how many pairs on each side would put the interval inside the margin, if the spread stays the same.
+        """Return how many pairs each result needs for an interval inside the margin, if the spread stays the same.
 
-        The true difference is assumed to be the measured one if that lies inside the margin, and otherwise 0.
+        The true difference is assumed to be the measured one if that is inside the margin; otherwise, 0 is assumed.
         The result is None if more than ``MAX_PAIRS_SUGGESTED`` pairs would be needed.
         """
         limit, seen = math.log1p(margin), abs(self.estimate)

@@ -28,7 +28,7 @@ DECISIONS: Final = "decisions"
 IMPLEMENTATION: Final = "implementation"
 MISSING: Final = "not recorded"
 NOT_YET: Final = "not recorded by this older format"
-# An operator's version is like ``0.1.0 at 202f0e30e567 (registry), held against NAME``; NAME made the old log-probs.
+# An operator's version, ``0.1.0 at 202f0e30e567 (registry), held against X``; X is the source of the old log-probs.
 _VERSION: Final = re.compile(
     r"(?P<version>.*?)(?: at (?P<commit>[0-9a-f]{7,40}))?(?: \((?P<registry>[^()]*)\))?"
     r"(?:, held against (?P<reference>.*))?",
@@ -123,7 +123,7 @@ def find_source_drift(
     """Return a finding for each module whose sources on this machine differ from the sources that ran.
 
     Ranks may have loaded sources that their node's manifest does not describe.  A finding in ``known`` is not repeated.
-    Modules in ``left_out`` are not compared, because a replay takes them from another place.
+    Modules in ``left_out`` are not compared, because a replay imports them from other folders.
     """
     places = {finding.where for finding in known}
     findings = []

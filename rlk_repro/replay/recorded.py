@@ -80,7 +80,7 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
 
 
 def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
-    """Compare a plan with the bundled files and flags from which the plan claims to be made.
+    """Require that each value of a plan comes from the bundled files or from a recorded flag.
 
     Raises:
         CheckFailed: values come neither from the files nor from the flags; the error names each of them.
@@ -126,8 +126,8 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     """Return the first difference between the sealed analysis and ``analysis``, or None without a difference.
 
-    The sentences of gates, headline and reasons may differ only if another version of rlk-repro sealed them.  The
-    values from which these sentences follow must be equal, and a report shows the sentences of this version.
+    The sentences of gates, headline and reasons may differ only if another version of rlk-repro sealed them.  All
+    other values must be equal.  A report shows the sentences that this version writes.
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())
@@ -148,7 +148,7 @@ def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
 def _is_by_another_version(run_dir: RunDir) -> bool:
     """Tell whether the rlk-repro that recorded a node differs from this one in version number, files or git commit.
 
-    An installed package has files but no commit.
+    An rlk-repro that was installed as a package has files but no git commit.
     """
     here = {**probe_source(OURSELVES, os.environ, {}), "version": __version__}
     recorded = [manifest.sections.get("code", {}).get("rlk_repro") for manifest in load_manifests(run_dir)]

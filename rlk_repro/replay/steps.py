@@ -1,6 +1,6 @@
 """Replay a bundle in steps: analyse its logs again, prepare the job, check how the machine differs, run, compare.
 
-A result's level is ``re-analysis`` if only the logs were analysed again, otherwise a level of ``compare.Match``.
+The level of a result is ``re-analysis`` without a new run, and a value of ``compare.Match`` after a new run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recorded:
     identity: Identity
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
-    """Whether the sealed analysis differs only in sentences from what this version writes."""
+    """Whether the sealed analysis and the new analysis of its logs differ, but only in sentences."""
 
     def describe(self) -> Reanalysis:
         verdict = self.analysis.verdict
@@ -66,7 +66,7 @@ class PreparedReplay:
     """A replay that is ready to run.
 
     ``drift`` lists how this machine differs from the recorded nodes; it is None where a scheduler chooses the nodes.
-    ``parts`` lists how model, data and stored rollouts here differ from the recorded ones, if they are on this machine.
+    ``parts`` lists how model, data and stored rollouts here differ from the recorded ones; empty on a remote cluster.
     ``missing`` lists manifests of recorded nodes, and sections of manifests, that the bundle lacks.
     """
 
@@ -220,7 +220,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """Return the recorded analysis; locally, with the experiment hash of the plan made by ``_fit_here``."""
+    """Return the recorded analysis; on the local cluster, with the experiment hash of the plan that runs here."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis

@@ -1,6 +1,6 @@
 """Name what a run needs on disk before its first trial: a model, a data set, stored rollouts.
 
-This module has names, not paths: ``rlk_repro.prepare.layout`` gives each name its path below a site's ``prepared_dir``,
+This module defines names only: ``rlk_repro.prepare.layout`` gives each name its path below a site's ``prepared_dir``,
 and ``rlk-repro prepare`` puts the files there.  If a definition names no revision of a repository, ``prepare`` takes
 the revision that the hub serves, and the bundle records this revision.
 """

@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """A model and its file's bytes; ``origin`` maps the dotted path of each value except defaults to its place."""
+    """A model and its file's bytes; ``origin`` gives, for the dotted path of a value, the flag or line that set it."""
 
     model: M
     data: bytes
@@ -36,9 +36,9 @@ class Loaded(Generic[M]):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Map each dotted path to its source: the flag that set it or its parent, else file and line, or default.
+        """Map each dotted path to its source: a flag that set the value or a key above it; file and line; or default.
 
-        A key of ``added_later`` that has its default value is listed only if a flag set the key.
+        Keys of ``added_later`` with their default value are left out, except keys that a flag set.
         File names are recorded without folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
@@ -54,7 +54,7 @@ class Loaded(Generic[M]):
 
 @dataclass(frozen=True)
 class Override:
-    """One ``--set path=value``, or a flag that means the same; ``flag`` is what the user typed, for messages."""
+    """One ``--set path=value``, or a flag such as ``--pairs``; errors name ``flag``, the option that the user typed."""
 
     path: tuple[str, ...]
     value: Any
@@ -190,7 +190,7 @@ def load_bytes(
 
 
 class _Locator:
-    """Name the place of a value for an error: the flag and the path in the flag's value, or the line of the file."""
+    """Name the place of a wrong value: the line of the file, or the flag and a path inside the flag's value."""
 
     def __init__(self, source: YamlSource, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags
@@ -251,7 +251,7 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
 
 
 def _is_other_form(details: ErrorDetails) -> bool:
-    """Tell whether an error is about the form (text or ``{from_env: NAME}``) that the author did not choose."""
+    """A value is text or ``{from_env: NAME}``; tell whether an error is about the form that the author did not use."""
     forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
     if not forms:
         return False
@@ -260,7 +260,7 @@ def _is_other_form(details: ErrorDetails) -> bool:
 
 
 def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """Tell whether an error follows from others: a list whose entries are all wrong is also called too short."""
+    """Tell whether an error follows from others: pydantic also reports a list of only wrong entries as too short."""
     location = details["loc"]
     return details["type"] == "too_short" and any(
         item["loc"][: len(location)] == location and item is not details for item in errors

@@ -1,6 +1,6 @@
 """Define a stack: the pinned versions, how certain they are, which images exist, and what goes into them.
 
-A stack never claims more than is known: an image that was not built is *not published*, an unpinned input is *moving*.
+A stack marks what is uncertain: an image that was not built is *not published*, an unpinned input is *moving*.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
         values = value if isinstance(value, tuple) else (value,)
         if False in [item for item in values if isinstance(item, bool)]:
             yield (*place, flag), "cannot switch a flag off", value, "true, or this key left out"
-        elif isinstance(value, tuple) and len(value) < 2:  # ``size`` ignores a number in a list
+        elif isinstance(value, tuple) and len(value) < 2:  # for a list, ``size`` returns its default
             expected = "two or more values, or one value without a list"
             yield (*place, flag), "is a list with fewer than two values", list(value), expected
         elif flag == "spec" and len(values) != 2:

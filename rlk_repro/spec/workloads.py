@@ -140,12 +140,12 @@ class AnyWorkload(GrowingModel):
         return 0
 
     def find_problems(self) -> Iterator[PathProblem]:
-        """Find impossible combinations of the workload's settings; a path begins below the workload's key."""
+        """Find impossible combinations of the workload's settings; each path begins below the key ``workload``."""
         yield from ()
 
 
 class ReferenceWorkload(AnyWorkload):
-    """The reference trainer for smoke runs, first machine tests and automated tests.  It shows nothing about vime."""
+    """The reference trainer for smoke runs, first machine tests and automated tests.  It does not measure vime."""
 
     lanes = ("live", "train-only")
     lane_limit = "the reference trainer has no inference server, which lane fixed-rollout needs"

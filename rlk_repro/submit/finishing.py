@@ -69,7 +69,7 @@ class Result:
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
     """Return what a report shows in addition to the analysis: manifests, what the run may claim, links to the logs.
 
-    ``bundle`` is the path that the report's commands show.
+    Commands that the report prints name the bundle by the path ``bundle``.
     """
     from rlk_repro.report import Context
     from rlk_repro.report.setting import describe_setting, find_own_work

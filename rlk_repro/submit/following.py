@@ -19,7 +19,7 @@ NUM_UNKNOWN: Final = 5
 
 
 def drop_forecast(state: Progress) -> Progress:
-    """Return an ended submission's state without step and forecast: both are wrong after an agent was killed."""
+    """Return an ended submission's state without step and times, which are wrong if its agent was killed."""
     return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
 
 
@@ -49,9 +49,9 @@ def follow(
 ) -> JobStatus:
     """Report progress until the submission ends, and return its last status.
 
-    ``poll`` asks the cluster, at most every two seconds.  A submission with an unknown state five times in a row counts
-    as ended.  ``tell`` gets the line of progress when phase or trial change, otherwise at most every ten seconds.
-    With ``is_live``, ``tell`` gets every changed line.
+    ``poll`` asks the cluster, at most every two seconds.  A submission whose state is unknown in five polls in a row
+    counts as ended.  ``tell`` gets the line of progress when phase or trial change, otherwise at most every ten
+    seconds.  With ``is_live``, ``tell`` gets each new line of progress at once.
     """
     told = _Told(tell, is_live=is_live)
     num_unknown = 0
@@ -63,7 +63,7 @@ def follow(
         is_over = status.state.is_final or num_unknown == NUM_UNKNOWN
         if is_over and state is not None:
             state = drop_forecast(state)
-            if state.exit_code and not run_dir.is_sealed:  # a later error prints this message
+            if state.exit_code and not run_dir.is_sealed:  # the run's error will print this message
                 state = dataclasses.replace(state, message="")
         told.see(state, status, is_last=is_over)
         if is_over:
@@ -83,7 +83,7 @@ class _Told:
         self._moment = -LINE_S
 
     def see(self, state: Progress | None, status: JobStatus, *, is_last: bool) -> None:
-        if state is None or status.state is JobState.PENDING:  # an earlier agent wrote a requeued run's state
+        if state is None or status.state is JobState.PENDING:  # a pending run's state dates from before a requeue
             line = f"{status.state.value} ({status.reason})" if status.reason else status.state.value
             topic: tuple[object, ...] = (status.state, status.reason)
         else:

@@ -117,10 +117,10 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
     """Return the hardware's name and remarks; a dry run without a name takes the hardware of the run's first layout.
 
     Raises:
-        SpecError: no hardware is named, and a job is to be sent.
+        SpecError: neither a flag nor the profile names the hardware of a job that will be sent.
     """
     name = request.hardware or found.profile.model.hardware
-    # The shipped profile ``local`` has hardware cpu as a default that a dry run may replace.
+    # The shipped profile ``local`` names hardware cpu; a dry run may show other hardware instead.
     is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}
     is_open = request.hardware is None and (name is None or is_shipped_local)
     if request.is_dry_run and is_open and name not in run.layouts:
@@ -150,7 +150,7 @@ class _Found:
 
 
 def _find_profile(request: Request, run: Run) -> _Found:
-    """Return the named profile, else one proposed from the cluster, else, in a dry run, a shipped profile."""
+    """Return the named profile or one proposed from the cluster; a dry run without either takes a shipped profile."""
     cluster = request.cluster or LOCAL
     overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:

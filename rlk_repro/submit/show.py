@@ -68,10 +68,10 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 
 def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
-    """Return the smallest speed-up, as a fraction, that the design calls ``faster`` in 9 of 10 runs.
+    """Return the smallest speed-up, as a fraction, for which 9 of 10 runs get the verdict ``faster``.
 
-    A run counted as ``faster`` also passes its gates: for sessions the gate on control blocks, for pairs in lane
-    ``live`` the gates on rewards and lengths.  Any gate not named in this paragraph is assumed to pass.
+    A gate can prevent this verdict.  Sessions may fail the gate on control blocks; pairs in lane ``live`` may fail the
+    gates on rewards and lengths.  The estimate assumes that all other gates pass.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(
@@ -105,7 +105,7 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Tell whether a timed run could use the other design; runs that compare switches or commits need ``parallel``."""
+    """Tell whether a run is timed and may use both designs: comparisons of switches or commits need ``parallel``."""
     return _is_timed(plan) and plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 
@@ -121,7 +121,7 @@ def _find_other_design(plan: Plan) -> dict[str, Any]:
     if minutes is not None and plan.run.expected_session_minutes:
         estimates = plan.run.model_copy(update={"measure": other}).expected_minutes
         minutes = estimates[plan.hardware.hardware] * other.num_trials
-    elif minutes is not None:  # the run has no separate estimate for the other design
+    elif minutes is not None:  # the run has one estimate for both designs; scale it by steps
         minutes *= other.num_trials * other.num_steps / (measure.num_trials * measure.num_steps)
     return {
         "design": other.design,

@@ -65,10 +65,10 @@ def measure(analysis: Analysis, ratio: float, sd: float, *, n: int = 6, has_sd: 
         (0.99, 0.002, 0.01, Match.REPRODUCED, "difference +0.00 %, 95 % interval -0.26 to +0.26 %"),
         (0.985, 0.002, 0.01, Match.REPRODUCED, "0.985 now; difference -0.51 %, 95 % interval -0.76 to -0.25 %"),
         # The difference exceeds its uncertainty; these pairs do not show whether it exceeds the margin.
-        (0.983, 0.004, 0.01, Match.IMPRECISE, "; about 17 pairs on each side would show whether"),
-        (0.99, 0.02, 0.01, Match.IMPRECISE, "; about 33 pairs on each side would show whether"),
-        (1.00, 0.02, 0.01, Match.IMPRECISE, "; about 33 pairs on each side would show whether"),
-        (0.99, 0.5, 0.01, Match.IMPRECISE, "; more than 200 pairs on each side would show whether"),
+        (0.983, 0.004, 0.01, Match.IMPRECISE, "; about 17 pairs in each result would show whether"),
+        (0.99, 0.02, 0.01, Match.IMPRECISE, "; about 33 pairs in each result would show whether"),
+        (1.00, 0.02, 0.01, Match.IMPRECISE, "; about 33 pairs in each result would show whether"),
+        (0.99, 0.5, 0.01, Match.IMPRECISE, "; more than 200 pairs in each result would show whether"),
         (0.97, 0.002, 0.01, Match.DIFFERENT, "difference -2.02 %, 95 % interval -2.27 to -1.77 %"),
         (0.97, 0.002, 0.03, Match.REPRODUCED, "difference -2.02 %, 95 % interval -2.27 to -1.77 %"),
     ],
@@ -123,7 +123,7 @@ def test_a_comparison_of_sessions_calls_them_sessions(analysis: Analysis, other:
         )
         for side in (analysis, other)
     )
-    assert "sessions on each side" in compare_analyses(recorded, new).headline
+    assert "sessions in each result" in compare_analyses(recorded, new).headline
 
 
 def test_without_an_interval_nothing_is_comparable(analysis: Analysis, other: Analysis) -> None:
