@@ -68,9 +68,9 @@ class Refusal:
 class Implementation:
     """An operator class of RL-Kernel; ``backend`` is its name in RL-Kernel's ``OpBackend`` or dispatch.
 
-    ``symbols`` are compiled functions that must exist; ``kernels`` are parts of the names of the class's GPU kernels.
+    ``symbols`` are compiled functions that must exist; ``kernels`` are substrings of the class's kernel names.
     A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.
-    With ``needs_whole_vocabulary``, the implementation has kernels only if one rank has the whole vocabulary.
+    With ``needs_whole_vocabulary``, the implementation uses its kernels only if each rank holds the whole vocabulary.
     """
 
     class_name: str
@@ -98,7 +98,7 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """The conditions for an operator to run.  Without ``has_output_layer`` there is no model, and logits are random."""
+    """What decides whether an operator can run.  Without ``has_output_layer`` there is no model; logits are random."""
 
     platform: str
     tensor_parallel: int = 1
@@ -314,7 +314,7 @@ class Eligibility:
 
 
 def find_refusal(op: str, case: Case) -> Refusal | None:
-    """Return the first reason why ``op`` cannot run in this case, whatever is installed; None if ``op`` can run."""
+    """Return the first reason, apart from missing software, why ``op`` cannot run in this case; None if it can run."""
     operator = OPERATORS[op]
     offered = operator.implementations.get(case.platform)
     if offered is None:

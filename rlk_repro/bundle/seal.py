@@ -51,7 +51,7 @@ _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """A description of a bundle.  ``bundle_id`` is None if the bundle has no seal; ``trials`` has statuses by trial.
+    """A description of a bundle.  ``bundle_id`` is None if the bundle has no seal; ``trials`` maps trials to statuses.
 
     ``facts`` maps names to values of the plan and the analysis; a value that is not recorded is None.
     """
@@ -302,7 +302,7 @@ def is_folder(path: Path) -> bool:
     try:
         if not path.is_dir():
             return False
-        names = sorted(item.name for item in os.scandir(f"{path}/."))  # "/." requires search permission too
+        names = sorted(item.name for item in os.scandir(f"{path}/."))  # a path with "/." also needs search permission
     except OSError as error:
         raise _unreadable(path, error) from error
     if not {RunDir(path).plan.name, RunDir(path).checksums.name}.intersection(names):

@@ -114,7 +114,7 @@ def _judge_row(claim: Claim, row: Row, here: Here, measurements: Mapping[Cell, M
 
 
 def _list_gaps(compared: tuple[Compared, ...]) -> Iterator[str]:
-    """List why some comparisons of a row are incomplete."""
+    """List the reasons for the incomplete comparisons of a row."""
     for item in compared:
         if item.word is Word.NOT_RUNNABLE:
             yield item.reason

@@ -37,7 +37,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measurements of a claim; ``process`` describes the measuring process: device, torch, source of operators."""
+    """The measurements of a claim; ``process`` describes the measuring process: its device, torch and RL-Kernel."""
 
     measurements: Mapping[Cell, Measurement]
     process: Mapping[str, Any]

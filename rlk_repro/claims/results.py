@@ -1,4 +1,4 @@
-"""Define the record of ``claims check``: measurements beside the published numbers, and a result for each row."""
+"""Define the record of ``claims check``: measured and published numbers, and a result for each row."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ MEASUREMENT: Final = TypeAdapter(Measurement)
 class Compared:
     """One comparison in a row, of memory or of a ratio of two times; ``published`` and ``here`` are in ``unit``.
 
-    For a cold comparison, ``warm`` is the ratio without the cold start.
+    For a cold comparison, ``warm`` is the ratio of the times of warm calls.
     """
 
     what: str

@@ -1,8 +1,8 @@
 """Record the files of a prepared folder, and compare the folder with its record.
 
 The record is written last, so a folder with a record is complete.  The quick check reads all sizes, all small files,
-and the first and last MiB of large files.  This check finds a changed header and a file that was cut off.  The full
-check reads every byte.
+and the first and last MiB of large files.  The quick check finds a changed header and a file that was cut off.  The
+full check reads every byte.
 """
 
 from __future__ import annotations

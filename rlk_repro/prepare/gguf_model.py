@@ -98,7 +98,7 @@ def _map_name(name: str, where: str) -> str:
 
 
 def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
-    """Return ``config.json`` for versions 4 and 5 of transformers."""
+    """Return a ``config.json`` that versions 4 and 5 of transformers can read."""
     hidden, heads = facts["llama.embedding_length"], facts["llama.attention.head_count"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -166,7 +166,7 @@ def _write_weights(path: Path, tensors: Any, names: Mapping[str, str], facts: Ma
 
 
 def _unrotate(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
-    """Reorder each head's rows for transformers: in GGUF, rows of the first and the second half alternate."""
+    """Put the first half of each head's rows before the second half; in GGUF the rows of both halves alternate."""
     rows, columns = values.shape
     return values.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

@@ -1,6 +1,6 @@
 """Name every folder below a site's ``prepared_dir``; no other module knows these names.
 
-Each model, checkpoint, data set and set of rollouts has one folder, and its name follows from its content.  A folder
+Each model, checkpoint, data set and set of rollouts has one folder, which is named after its content.  A folder
 with a record beside it is complete.  All nodes must see ``prepared_dir`` under the same path.
 """
 
@@ -27,7 +27,7 @@ class PreparedDir:
 
     @classmethod
     def of(cls, profile: Profile, run_dir: RunDir) -> PreparedDir:
-        """Return the profile's folder, or else ``prepared`` beside the run directories.  All nodes see this folder."""
+        """Return the profile's ``prepared_dir``, by default ``prepared`` in the folder that holds all runs."""
         if profile.prepared_dir is not None:
             return cls(Path(profile.prepared_dir))
         return cls(run_dir.root.absolute().parent.parent / HERE)

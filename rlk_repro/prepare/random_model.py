@@ -170,7 +170,7 @@ def write_model(model: VimeModel, folder: Path) -> None:
 
 
 def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
-    """Return ``config.json`` for versions 4 and 5 of transformers."""
+    """Return a ``config.json`` that versions 4 and 5 of transformers can read."""
     config = {
         "architectures": [source.architecture],
         "attention_bias": False,

@@ -72,7 +72,7 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """The run's key that could pin the revision, and the revision that was used; None if the run pins it."""
+        """The run's key that could pin the revision, and the revision that was used; None if that key is set."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}

@@ -6,7 +6,7 @@ only lists files: those of the commit, and other files that git does not ignore.
 
 An unpacked archive has no commit, but git's hash of its files can be computed.
 
-The reasons of unknown facts contain no path, because bundles hold manifests, and paths can hold user names.
+The reason for an unknown fact contains no path: a path can hold a user name, and the reason goes into bundles.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 def _read_link(folder: Path, recorded: str) -> str:
     """Return the commit of a repository inside the checkout.
 
-    If files of that repository were changed, return their hash.  If the folder is empty, return ``recorded``.
+    If files of the inner repository were changed, return their hash.  If its folder is empty, return ``recorded``.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded

@@ -50,7 +50,7 @@ def _probe_pinned(source: CodeSource, variables: Mapping[str, str], commits: Map
 
 
 def probe_packages() -> dict[str, Fact]:
-    """Return the version of each installed package; of two installed copies, the one that Python imports."""
+    """Return the version of each installed package; for two installed copies, the version that Python imports."""
     found: dict[str, Fact] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]

@@ -35,7 +35,7 @@ PRIVATE: Final = re.compile(
 
 
 def probe(_root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    """Return every fact of the section ``environment``: variables of ``environ``, by default of this process."""
+    """Return every fact of the section ``environment``: variables from ``environ`` (default: this process)."""
     return dict(select(os.environ if environ is None else environ))
 
 

@@ -59,7 +59,7 @@ def find_bound_names(data: bytes) -> list[str]:
 def list_device_code(file: Path) -> list[str] | Unknown:
     """Return the GPUs for which an extension holds machine code (``sm_90``) or intermediate code (``compute_90``).
 
-    CUDA's ``cuobjdump`` lists the code in an extension.  The tool comes with the compiler, and many machines lack it.
+    CUDA's ``cuobjdump`` lists the code in an extension.  Machines without CUDA's compiler often lack ``cuobjdump``.
     """
     tool = next((name for name in CUOBJDUMP if shutil.which(name)), None)
     if tool is None:

@@ -33,7 +33,7 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
     """Return the type of the file system that holds ``path``.
 
-    Of the mount points above ``path``, the one with the longest path counts; of several mounts there, the last mount.
+    The deepest mount point above ``path`` counts; if it is mounted several times, the last mount counts.
     """
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [

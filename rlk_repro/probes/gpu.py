@@ -39,7 +39,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
-    """Return the GPUs that have a process, or use more memory than an idle driver does."""
+    """Return the busy GPUs: a process uses the GPU, or more memory is in use than an idle driver needs."""
     use = gpu_nvidia.read_use()
     if isinstance(use, Unknown):
         on_amd = gpu_amd.read_use(root)

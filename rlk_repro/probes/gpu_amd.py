@@ -194,7 +194,7 @@ def _properties(root: Path, path: str) -> dict[str, int]:
 
 
 def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
-    """Name each device whose board holds no product name, by its PCI address in amd-smi's output."""
+    """Fill in each missing product name, which amd-smi lists by the device's PCI address."""
     unnamed = [device for device in devices if isinstance(device["name"], Unknown)]
     names = derive(ask(AMD_SMI), parse_product_names) if unnamed else {}
     missing = Unknown("the board and amd-smi give no product name")

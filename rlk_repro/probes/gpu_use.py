@@ -7,7 +7,7 @@ from typing import Final
 
 from rlk_repro.rundir.manifest import Unknown
 
-# An idle driver uses some hundred MiB itself: MI300X about 300, H200 with a helper process about 500.
+# An idle driver itself uses several hundred MiB: MI300X about 300, H200 with a helper process about 500.
 IDLE_MEMORY_MIB: Final = 1024
 
 
@@ -15,7 +15,7 @@ IDLE_MEMORY_MIB: Final = 1024
 class GpuUse:
     """The memory in use on one GPU, and the processes that use the GPU.
 
-    A container may not see all of these processes, or may see them under the host's process ids.
+    In a container, some processes may be missing or may have the host's process ids.
     """
 
     index: int

@@ -1,6 +1,6 @@
 """Find facts of the machine apart from GPUs and network: kernel, processor, memory, limits, control group.
 
-The probe reads files below ``root``.  Limits, page size and glibc come from system calls: they describe this process.
+The probe reads files below ``root``.  Limits, page size and glibc version are those of this process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read what pip and this tool's installer recorded of an installed code base: its commit, and which files changed.
+"""Find an installed package's commit and changed files from the records of pip and of this tool's installer.
 
 ``tools/rl_kernel`` writes the build record.  This module reads the record and imports no package.
 """

@@ -1,4 +1,4 @@
-"""Read NVIDIA GPUs from NVML, by the optional package nvidia-ml-py.  An unknown fact has NVML's error as its reason.
+"""Read NVIDIA GPUs from NVML with the optional package nvidia-ml-py.  An unknown fact has NVML's error as its reason.
 
 The caller passes the module ``pynvml``, so that tests can pass another one.
 """

@@ -1,4 +1,4 @@
-"""Define the functions that a workload's module must have, and the values that these functions pass."""
+"""Define the functions that a workload's module must have, and the types of their arguments and results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Command:
     """One trainer process: its arguments, and the variables added to the node agent's environment.
 
     ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value.  No plan or file
-    holds the value of such a variable.
+    holds the value of a ``from_env`` variable.
 
-    For a command that ``needs_ray``, the agents first start Ray on all nodes, and Ray's workers inherit this
-    environment.  The process finds Ray by ``RAY_ADDRESS``.  Each worker finds its node's address in the variables
+    For a command that ``needs_ray``, the agents first start Ray on all nodes, and Ray's workers inherit the trainer's
+    environment.  The trainer finds Ray by ``RAY_ADDRESS``.  Each worker finds its node's address in the variables
     ``address_names``.
 
     ``stored`` are the rollouts that a session trains on; the node agent puts them into one folder.
@@ -65,9 +65,9 @@ class Brought:
 class Words:
     """The phrases that reports use for a workload.
 
-    ``takes`` precedes a step's time in a sentence.  ``scope`` says what the result does not show.  ``updates_per``
-    is *rollout* or *step*: reports give the number of optimizer steps per such unit.  ``baseline_trainer`` names the
-    trainer whose entropy metric the baseline may leave out.
+    ``takes`` comes before the effect: *a step takes* 4 % less time.  ``scope`` says what the result does not show.
+    Reports give the number of optimizer steps per ``updates_per``, which is *rollout* or *step*.  Reports call the
+    baseline ``baseline_trainer`` and say whether it computes its entropy metric.
     """
 
     step: str
@@ -79,13 +79,13 @@ class Words:
 
 
 class TrialCommands(Protocol):
-    """The functions of a workload that the node agent calls.  All four functions are pure."""
+    """The functions of a workload that the node agent calls.  These functions are pure."""
 
     def find_problems(self, plan: Plan) -> list[Problem]:
         """Return the reasons why this plan cannot run on any machine."""
 
     def find_warnings(self, plan: Plan) -> list[Finding]:
-        """Return warnings: what may fail in a run of this plan, and what a run of this plan may not measure."""
+        """Return warnings: what may fail in a run of this plan, and which values the run may fail to measure."""
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         """Return the trainer's command for one trial."""

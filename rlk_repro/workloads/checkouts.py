@@ -115,6 +115,6 @@ def _name_clone(pin: Pin | None) -> str:
 
 
 def is_found(module: str, path: str) -> bool:
-    """Whether this Python or one of the folders in a ``PYTHONPATH`` has a module."""
+    """Whether this Python or one of the folders in a ``PYTHONPATH`` holds a module."""
     folders = [folder for folder in path.split(os.pathsep) if folder]
     return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None

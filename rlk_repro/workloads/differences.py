@@ -53,7 +53,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Answer):
-    """A variable or flag with another value in each variant."""
+    """A variable or flag whose value differs between the variants."""
 
     name: str
     baseline: str
@@ -63,7 +63,7 @@ class Difference(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The arguments and environment of a trial.  The value of a secret variable is the name of its source variable."""
+    """The arguments and environment of a trial; the value of a ``from_env`` variable is ``<from SOURCE>``."""
 
     trial: str
     variant: str
@@ -80,7 +80,7 @@ class Started:
 class PairRecord:
     """The recorded differences between the trials of a pair, by kind of record: ``command``, ``libraries.0``, ….
 
-    A kind that only one trial recorded is left out.  ``missing`` has the reason for each missing record, by path.
+    A kind that only one trial recorded is left out.  ``missing`` maps the path of a missing record to the reason.
     """
 
     differences: Mapping[str, tuple[Difference, ...]]
@@ -153,7 +153,7 @@ def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
 
 
 class _RecordReader:
-    """A reader of trials' JSON records; ``missing`` has the reason for each unreadable record, by path."""
+    """A reader of trials' JSON records; ``missing`` maps the path of an unreadable record to the reason."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.missing: dict[str, str] = {}
@@ -247,7 +247,7 @@ def _compare_values(
 
 
 def _show(name: str, value: str | None, started: Started) -> str:
-    """Return a value as a report shows it: without secrets, and with one name for all trials of a variant."""
+    """Return a value as a report shows it: without secrets, and with a placeholder instead of the trial's name."""
     if value is None:
         return ABSENT
     if looks_secret(name, value):

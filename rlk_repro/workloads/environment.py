@@ -63,7 +63,7 @@ SWITCHES: Final = {
     AGREEMENT_RECORD: "the key switch in the run",
 }
 
-# With one of these variables from the user's shell, the trainer could reach another Ray, or its Ray through a proxy.
+# With one of these variables from the user's shell, the trainer could join another Ray cluster or use a proxy.
 ASTRAY: Final = frozenset(
     {"RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "http_proxy", "https_proxy", "all_proxy"}
     | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
@@ -155,7 +155,7 @@ def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def trainer_module(plan: Plan, argv: Sequence[str], own: Mapping[str, str]) -> Command:
-    """Return the command ``python -m`` with ``argv``.  It sets the profile's variables, ``FIXED_ENV`` and ``own``."""
+    """Return the command ``python -m`` with ``argv`` and the variables of the profile, ``FIXED_ENV`` and ``own``."""
     plain, from_env = profile_env(plan)
     return Command(argv=(sys.executable, "-m", *argv), env={**plain, **FIXED_ENV, **own}, from_env=from_env)
 

@@ -32,7 +32,7 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Refuse a layout other than one node with a GPU per tensor parallel rank, and variables that the launcher sets."""
+    """Require one node with one GPU per tensor parallel rank; refuse variables that the launcher sets."""
     what = "the module tier can only split the vocabulary over the GPUs of one node"
     problems = [
         *find_env_problems(plan),

@@ -93,7 +93,7 @@ class Contract(BaseModel):
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return flags and their values as an argument list.  True gives a flag without a value; a tuple gives several."""
+    """Return flags and their values as an argument list.  True stands for no value, a tuple for several values."""
     return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
 
 

@@ -32,7 +32,7 @@ TOOL: Final = Path("tools") / "convert_hf_to_torch_dist.py"
 TRACKER: Final = "latest_checkpointed_iteration.txt"
 RELEASE: Final = "release"
 TIME_LIMIT_S: Final = 4 * 3600.0
-# Weights up to this size fit on one GPU of any supported hardware, with all else that the conversion needs.
+# Weights up to this size fit on one GPU of any supported hardware, with everything else that the conversion needs.
 ONE_PROCESS_BYTES: Final = 30 << 30
 _LOG: Final = "convert.log"
 # The tool does not train.  Without this flag Megatron-LM needs an extension of apex to build the model.
@@ -66,7 +66,7 @@ class Conversion:
         return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
-        """Return the command line of vime's ``convert_hf_to_torch_dist.py`` with its number of processes."""
+        """Return the command line that starts vime's ``convert_hf_to_torch_dist.py`` in one or several processes."""
         launcher = [sys.executable]
         num_processes = self.num_processes(num_bytes)
         if num_processes > 1:

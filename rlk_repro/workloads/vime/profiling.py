@@ -1,7 +1,7 @@
 """Start Ray's workers under a profiler other than torch's: nsys or rocprofv3.
 
-Both profilers record only between two calls that ``integration`` makes in the training ranks, around the steps that
-torch's profiler would trace.  A worker that makes no such call writes no trace.
+``integration`` starts and stops the profiler by calls in each training rank.  The profiler records the same steps that
+torch's profiler would trace.  A worker whose profiler is never started writes no trace.
 """
 
 from __future__ import annotations

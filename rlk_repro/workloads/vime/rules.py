@@ -18,7 +18,7 @@ from rlk_repro.workloads.vime.memory import estimate_memory
 
 _NO_FILES: Final = Files(model=Path(), checkpoint=Path(), prompts=Path(), rollouts="")
 FULL: Final = 0.9
-MOST_TOKENS: Final = 10**8  # the largest accepted length of a sequence, far beyond any model's
+MOST_TOKENS: Final = 10**8  # the largest accepted length of a sequence, far beyond the limit of any model
 
 # A benchmark may not use these flags: they add time to some steps, write checkpoints of hundreds of gigabytes, publish
 # results, or change what is trained.
