@@ -116,8 +116,8 @@ def _hardware(plans: Plans) -> Iterator[str]:
     head = ("hardware", "nodes x GPUs", "TP PP CP EP", "trials x steps", "hours", "GPU-hours")
     yield from _table(head, (_hardware_row(name, plan) for name, plan in plans.items()))
     yield ""
-    yield "The hours are estimates from the run's file (`expected_trial_minutes`). These estimates leave out the queue,"
-    yield "`prepare`, preflight and the storing of rollouts."
+    yield "The hours are estimates from the run's file (`expected_trial_minutes`). These estimates leave out the"
+    yield "time in the queue, `prepare`, preflight and the run that stores rollouts."
     if isinstance(_first(plans).run.workload, VimeWorkload):
         yield "[Runs of vime](../vime-workload.md#runs) names the source of these estimates."
 
@@ -374,7 +374,7 @@ def _stack_limits(plans: Plans) -> Iterator[str]:
             yield f"The stack marks its `{name}` {version} as unverified. What is known: {item.evidence}."
     if stack.moving:
         names = ", ".join(f"`{name}`" for name in stack.moving)
-        yield f"A rebuilt image may get other versions of {names}. The stack's key `moving` gives the reasons."
+        yield f"A rebuilt image may get other versions of {names}. The stack's key `moving` says why for each one."
 
 
 SECTIONS: Final[tuple[tuple[str, Callable[[Plans], Iterator[str]]], ...]] = (
