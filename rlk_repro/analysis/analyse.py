@@ -220,7 +220,7 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    """Tell whether a trial counts: RL-Kernel is off; RL-Kernel ran; or, in the mode ``auto``, every call fell back."""
+    """A trial counts if RL-Kernel is off, if RL-Kernel ran, or (in the mode ``auto``) if every call fell back."""
     if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"
@@ -271,7 +271,7 @@ def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord
 
 
 def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """Yield a finding for each file or folder in the folder of trials, if the plan names no such trial."""
+    """Yield a finding for each file or folder in the folder of trials whose name is not that of a planned trial."""
     names = {trial.name for trial in plan.trials}
     found = sorted(path.name for path in run_dir.trials.iterdir()) if run_dir.trials.is_dir() else []
     for name in found:

@@ -156,7 +156,7 @@ def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
         sides = (log_probs[first, AS_RUN], log_probs[second, AS_RUN])
         yield _compare_log_probs(log.contract, place, (first, second), sides, inputs)
     for (engine, case), values in log_probs.items():
-        # The recorder asks vLLM for the same tokens with an empty and a filled prefix cache: compare these two.
+        # vLLM computes the same token with an empty and with a filled prefix cache; the check compares these log-probs.
         as_run = EMPTY_CACHE if case == PREFIX_CACHE else AS_RUN
         base = log_probs.get((engine, as_run)) or log_probs.get((engine, AS_RUN))
         if case not in {AS_RUN, EMPTY_CACHE} and base is not None:

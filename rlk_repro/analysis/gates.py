@@ -154,9 +154,9 @@ def _reward_gate(evidence: Evidence) -> Gate:
 def _abs_diff_gate(evidence: Evidence) -> Gate:
     """Decide the gate on the difference between the log-probs of training and rollout.
 
-    The gate compares the variants' values by ratio and by difference.  It fails if the ratio and the difference both
-    exceed their margins.  The gate also fails if enabled's value is above vime's own cap.  In a session
-    both variants train one policy, so vime's cap applies only to sessions whose baseline stays below this cap.
+    The gate fails if the ratio and the difference of the variants' values both exceed their margins.  The gate also
+    fails if enabled's value is above vime's own cap.  In a session both variants train one policy, so vime's cap
+    applies only to sessions whose baseline stays below this cap.
     """
     if not evidence.has_rollout_log_probs:
         return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)

@@ -7,7 +7,7 @@ from rlk_repro.logs.engines import Weights
 
 
 def compare_hashes(names: tuple[str, str], sides: tuple[Weights, Weights]) -> tuple[int, str]:
-    """Return the number of unequal tensors and a text about the first; a tensor that one engine lacks is unequal."""
+    """Return the number of unequal tensors and a description; a tensor that one engine lacks counts as unequal."""
     own, known = (dict(side.tensors) for side in sides)
     unequal = [name for name in {**own, **known} if own.get(name) != known.get(name)]
     if not unequal:

@@ -35,7 +35,7 @@ WORDS: Final = {
     Place.WITHIN: MemoryWord.SAME,
     Place.ACROSS: MemoryWord.INCONCLUSIVE,
 }
-NOT_RESERVED: Final = "; a session's variants share reserved memory, which only measure.design: parallel compares"
+NOT_RESERVED: Final = "; only measure.design: parallel compares reserved memory, which a session's variants share"
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:

@@ -20,7 +20,7 @@ BANDWIDTH: Final = "memory bandwidth, measured"
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
-    """The results, the device's measured bandwidth and matrix rates, and each log's refused lines by reason."""
+    """The results; the measured bandwidth and matrix rates; for each log, the number of refused lines by reason."""
 
     results: tuple[OperatorResult, ...]
     facts: Mapping[str, str]

@@ -117,7 +117,7 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
 def make_session(
     trial: Trial, whole: TrialResult, schedule: Schedule, faults: Mapping[int, str], *, lane: Lane
 ) -> Session:
-    """Split a session's result into its two arms; ``faults`` has the reason for each excluded block, by index."""
+    """Split a session's result into its two arms; ``faults`` maps an excluded block's index to the reason."""
     values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in whole.series}
     if lane == "live" and (tokens := _count_tokens(values)):
         values[_TOKENS] = tokens

@@ -21,7 +21,7 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import STEP_TIME, summarise
 
 IMPOSSIBLE: Final = "steps with an impossible time or another impossible number"
-# The records of peak memory, best first: the allocator's peak on a device, and the peak of the process on a CPU.
+# The records of peak memory, the preferred one first: the allocator's peak on a device; the process's peak on a CPU.
 PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 

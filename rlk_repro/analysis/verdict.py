@@ -140,7 +140,7 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
 
 
 def decline(evidence: Evidence, checks: Sequence[AgreementCheck], *, is_exploratory: bool = False) -> Judgement:
-    """Return the verdict ``no comparison`` for a run of operators; for an agreement run, the ``checks`` explain it.
+    """Return the verdict ``no comparison``; the headline of an agreement run says what the ``checks`` found.
 
     The noise floor comes from the control pairs.
     """
@@ -168,7 +168,7 @@ def decline(evidence: Evidence, checks: Sequence[AgreementCheck], *, is_explorat
 
 
 def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
-    """Return the effects: step time, other costs by name with Holm's correction, then diagnostic metrics."""
+    """Return the effects in order: step time; other costs by name, with Holm's correction; diagnostic metrics."""
     names = {item.metric for pair in evidence.scored for item in pair.metrics if is_cost(item.metric)} - {STEP_TIME}
     secondary = [_make_effect(evidence, name, SECONDARY) for name in sorted(names - set(DIAGNOSTICS))]
     corrected = holm([effect.p_t for effect in secondary])

@@ -35,7 +35,7 @@ def make_agreement(view: View) -> Section:
     )
     words = [f"{item.variant}: {item.reason}" for item in found.values() if item.reason]
     blocks: tuple[Block, ...] = (
-        Text(text="Training and rollout each compute a log-prob of every token; the table counts their differences."),
+        Text(text="The table counts tokens by the difference between the log-probs of training and rollout."),
         Table(title="", columns=columns, rows=tuple(rows), note=note.strip()),
         *(Text(text=f"Steps without a record: {'; '.join(words)}.") for _ in words[:1]),
     )

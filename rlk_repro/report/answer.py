@@ -48,7 +48,7 @@ SUSPECTS: Final = {
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }
-"""Possible causes of a wide spread; a key is the beginning of the ``where`` of findings that show this cause."""
+"""Possible causes of a wide spread, each shown by a finding on a fact whose path begins with the key."""
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
@@ -107,7 +107,7 @@ def describe_answer(view: View) -> str:
 
 
 def _describe_operators(analysis: Analysis) -> str:
-    """Return one sentence: for each operator that ran RL-Kernel's own kernels, its slowest and its fastest case."""
+    """Return one sentence with the lowest and the highest speedup of each operator that ran RL-Kernel's own kernels."""
     found: dict[str, list[float]] = {}
     for result in analysis.operators:
         speedup = find_speedup(result)
@@ -117,7 +117,7 @@ def _describe_operators(analysis: Analysis) -> str:
     shown = [f"{name} {' to '.join(texts)}" for name, texts in ends.items()]
     if not shown:
         return "Result: operators were measured one by one; no variants were compared."
-    return f"Result: RL-Kernel's operators alone, in multiples of {REFERENCE}'s speed: {', '.join(shown)}."
+    return f"Result: speed of RL-Kernel's operators alone, as a multiple of {REFERENCE}'s speed: {', '.join(shown)}."
 
 
 def _first(analysis: Analysis) -> str:

@@ -137,7 +137,7 @@ def describe_pairs(analysis: Analysis) -> str:
         num_blocks = sum(not block.reason and not block.is_control for block in analysis.blocks)
         return f"{', '.join(counts)} (planned {analysis.num_pairs_planned}); counted blocks: {num_blocks}"
     num_control = sum(pair.is_control for pair in analysis.pairs)
-    planned = f"planned {analysis.num_pairs_planned} and {analysis.num_control_pairs_planned} control"
+    planned = f"planned: {analysis.num_pairs_planned} to compare variants, {analysis.num_control_pairs_planned} control"
     return f"{', '.join(counts)}, {num_control} control ({planned})"
 
 

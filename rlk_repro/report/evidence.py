@@ -102,7 +102,7 @@ def make_step_table(view: View, metric: str) -> Table:
     columns += [_step_column(view, metric, trial, series) for trial, series in found]
     rows = tuple(tuple(_step_cells(view, metric, step, [series for _, series in found])) for step in range(num_listed))
     files = ", ".join(sorted({describe_source(trial, series) for trial, series in found}))
-    note = f"Each cell has a value and its line number in {files}. The mark w means a warm-up step."
+    note = f"Each cell shows a value and its line number in {files}. The mark w means a warm-up step."
     if num_listed < num_steps:
         note += f" The table has the first {num_listed} of {num_steps} steps; the bundle's analysis file has all steps."
     return Table(title="Steps and log lines", columns=tuple(columns), rows=rows, note=note)

@@ -83,7 +83,7 @@ _PRINTED: Final = {metric.name: metric for metric in METRICS}
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLabel:
-    """The label of a metric; ``sources`` names the metric's keys in the log, or is empty for a metric of ops files."""
+    """The label of a metric; ``sources`` names its keys in the log, or is empty if the metric comes from ops files."""
 
     label: str
     unit: str
@@ -124,7 +124,7 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the measured metric that a metric of pairs summarises, such as the step time for the mean step time."""
+    """Return the measured metric that a pair's metric is computed from, like the step time for the mean step time."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 

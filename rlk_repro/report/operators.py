@@ -60,9 +60,9 @@ INTRODUCTION: Final = (
 )
 LEGEND: Final = (
     "A median covers all timed calls of one process. ± is the median absolute deviation within a process, and the "
-    "largest of all processes is shown. The column 'apart' has the difference between the medians of the processes. "
+    "largest of all processes is shown. The column 'apart' is the difference between the medians of the processes. "
     "Extra memory is the peak during the calls minus the level before the calls. Error is the largest difference from "
-    "float64 over the checked rows; a gradient's error is a fraction of its largest element. The column 'of floor' has "
+    "float64 over the checked rows; a gradient's error is a fraction of its largest element. The column 'of floor' is "
     "the shortest possible time divided by the median; the shortest possible time follows from the bandwidth and the "
     "matrix rate that the same process measured. One rank's share of a vocabulary is measured on one device, without "
     "communication."
@@ -102,7 +102,7 @@ def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult
     places = {trial.name: trial.index for trial in view.analysis.trials}
     names = list(dict.fromkeys(trial.trial for result in results for trial in result.trials))
     shown = names if len(names) <= MAX_PROCESSES else []
-    medians = [f"median {places.get(name, 0):02d} (ms)" for name in shown] or ["median (ms)"]
+    medians = [f"median of trial {places.get(name, 0):02d} (ms)" for name in shown] or ["median (ms)"]
     numbers = (*medians, "±", "apart", TIMES, "extra memory", "error", "gradient error", "of floor")
     columns = make_columns("implementation", "kind", "status", *numbers, numbers=numbers)
     rows = [_make_row(view, result, shown) for result in results]
@@ -208,8 +208,8 @@ def _make_origin_tables(results: Sequence[OperatorResult]) -> Iterator[Table]:
     if passed:
         prose = ("class or function, version", "kernels")
         note = (
-            "A profiler named the kernels in one call of each case, after all timing. An implementation repeats if a "
-            "second call gave the same bits."
+            "A profiler named the kernels in one call of each case, after all timing. The column 'repeats' says "
+            "whether a second call gave the same bits."
         )
         columns = make_columns(*names, *prose, "repeats", prose=prose)
         yield Table(title="Implementations", columns=columns, rows=tuple(map(_make_origin_row, passed)), note=note)
@@ -283,7 +283,7 @@ def _describe_processes(results: Sequence[OperatorResult]) -> str:
     if not spreads:
         return f"{num_processes}, too few to show how far processes differ"
     middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
-    return f"{num_processes}; their medians differ by up to {middle} in half of the measurements, by {largest} at most"
+    return f"{num_processes}; their medians differ by up to {middle} in half the measurements, up to {largest} in all"
 
 
 def _describe_reference(results: Sequence[OperatorResult]) -> str:

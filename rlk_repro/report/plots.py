@@ -151,7 +151,7 @@ def plot_steps(view: View, metric: str) -> Figure:
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
     """Return the values of scored steps, which the axis must show.
 
-    In a session, scored and unscored steps alternate, so the values are the minimum and maximum of each summary.
+    For a session, in which scored and unscored steps alternate, return each summary's minimum and maximum instead.
     """
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:

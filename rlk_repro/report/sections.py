@@ -183,8 +183,8 @@ def _make_block_tables(view: View) -> Iterable[Table]:
     )
     note = (
         "A change compares the step time of B with that of A over a block's scored steps; in a control block, A and B "
-        "are both the baseline. The column 'by first steps' has the same change over the first step of each period, "
-        "which is not scored."
+        "are both the baseline. The column 'by first steps' is the same change, but over the first step of each "
+        "period, which is not scored."
     )
     yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note, is_folded=True))
     metric, shown = view.primary, ("n", "p50", "p90", "p99")

@@ -90,7 +90,7 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        """Return about ``count`` round values, 1, 2, 2.5 or 5 times a power of ten apart."""
+        """Return about ``count`` round values; their equal distances are 1, 2, 2.5 or 5 times a power of ten."""
         rough = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)

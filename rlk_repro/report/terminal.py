@@ -1,6 +1,6 @@
 """Print a summary of the report on a terminal of 80 columns or more: what ran, the results, and the verdict last.
 
-The HTML and Markdown reports also have module times, single steps and the facts of the machine.
+The HTML and Markdown reports also show module times, single steps and the facts of the machine.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[TableCell]:
 
 
 def _print_gates(view: View, console: Console) -> None:
-    _print_heading(console, "Gates", "a failed gate makes the run not comparable, an undecided gate inconclusive")
+    _print_heading(console, "Gates", "failed: the run is not comparable; undecided: the run is inconclusive")
     table = _make_table("gate", "status", "what")
     for gate in view.analysis.gates:
         table.add_row(_text(gate.name), _text(gate.status.value, STYLES[GATE_TONES[gate.status]]), _text(gate.detail))

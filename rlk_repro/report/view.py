@@ -34,7 +34,7 @@ INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_clip_kl_", "module_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a report shows beside the analysis; every field is optional.
+    """What a report shows in addition to the analysis; every field is optional.
 
     Attributes:
         bundle: the path of the bundle or run directory (``is_folder``) in commands.
@@ -44,7 +44,7 @@ class Context:
         may_claim: what the run definition allows a reader to claim; ``may_not_claim`` is what it forbids.
         setting: the settings in which runs of one name may differ.
         rule_changes: how the rules of the run differ from those of the shipped run.
-        differences: how the starts of the variants differ; with ``is_as_planned``, according to the plan only.
+        differences: how the starts of the variants differ; with ``is_as_planned``, the planned differences.
         own_work: sentences on the part of enabled's gain that comes from rlk-repro's own code.
     """
 

@@ -1,4 +1,4 @@
-"""Define how tokens are counted by the difference between the trainer's and the rollout's log-prob.
+"""Define the counts of tokens by the size of the difference between the trainer's and the rollout's log-prob.
 
 The trainer writes a table of counts for every step and rank, and ``analysis.agreement`` adds up these tables.  In an
 agreement run the trainer also records what each engine computes, and ``analysis.checks`` compares the records.
@@ -82,7 +82,7 @@ PREFIX_CACHE: Final = "prefix cache"
 
 
 class CheckKind(StrEnum):
-    """What a check compares.  A failed check can cause failures of the kinds that are listed below its own kind."""
+    """What a check compares.  A difference of one kind can cause failures of the kinds that are listed below it."""
 
     INPUTS = "inputs"
     WEIGHTS = "weights"

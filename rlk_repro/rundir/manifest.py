@@ -148,7 +148,7 @@ def severity(path: str) -> Level:
 
 
 def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
-    """Return a finding for each fact that differs between the manifests; a fact of only one gives at most a warning."""
+    """Return a finding for each fact that differs between two manifests; a fact in only one gives at most a warning."""
     left, right = dict(expected.facts()), dict(found.facts())
     return list(_diff_facts(left, right, left.keys() | right.keys()))
 

@@ -134,11 +134,11 @@ class RunDir:
     scheduler = Within("scheduler")
 
     def scheduler_file(self, topic: str) -> Path:
-        """Return the file with the scheduler's own text on one topic, such as ``config``."""
+        """Return the file with the scheduler's own output on one topic, such as ``config``."""
         return self.scheduler / f"{topic}.txt"
 
     accounting_fields = Within("scheduler/accounting-fields.txt")
-    """The file with the names of sacct's fields to query in the job, separated by commas; empty without accounting."""
+    """The file with the names of sacct's fields that the job queries, with commas between; empty without accounting."""
     own_patch = Within("rlk-repro.patch")
     """A patch with the changes of rlk-repro's checkout, if the checkout differed from its commit."""
     prepared = Within("prepared.json")
@@ -180,7 +180,7 @@ class RunDir:
     analysis = Within("analysis/analysis.json")
     checksums = Within("SHA256SUMS")
 
-    # These files lie beside the sealed tree and are never packed.
+    # These files are neither sealed nor packed.
     bundle = Within("bundle.tgz")
     report = Within("report")
     lock = Within(".lock")
@@ -204,7 +204,7 @@ class RunDir:
     """The file that lists the pods of a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
-        """Return the file that this pod keeps changing while it waits to take part in the job."""
+        """Return the file that this pod updates regularly while it waits to take part in the job."""
         return self.root / f"{_POD_JOIN}{pod}"
 
     def pod_joins(self) -> list[Path]:
@@ -215,7 +215,7 @@ class RunDir:
     pod_losses = Within(".pod-losses.json")
     """The file that counts how often the newest Ray cluster of a RayJob lost its head node."""
     pod_note = Within(".pod.json")
-    """The file with messages of the leading pod's first process, or of a pod that gives out files after the run."""
+    """The file with messages of the leading pod's first process, or of a pod that serves files after the run."""
     pod_read = Within(".pod-read.json")
     """The file that says how much of the trials' logs was read from outside the cluster, and when."""
     kubernetes_record = Within(".kubernetes.json")
@@ -240,15 +240,15 @@ class RunDir:
     """
 
     def pulse(self, node: str) -> Path:
-        """Return the file that this node's agent keeps changing while it runs."""
+        """Return the file that this node's agent updates regularly while it runs."""
         return self.root / f".pulse-{node}"
 
     all_reduce_order = Within(".all-reduce.json")
-    """The file by which the leading agent orders the measurement of an all-reduce before the trials."""
+    """The file by which the leading agent tells the nodes to measure an all-reduce before the trials."""
     all_reduce_result = Within(".all-reduce-result.json")
     """The file with the result of the all-reduce, until the manifests have the result."""
     ray_order = Within(".ray.json")
-    """The file by which the leading agent orders the start or the end of Ray on all nodes."""
+    """The file by which the leading agent tells all nodes to start or to stop Ray."""
 
     def ray_report(self, node: str) -> Path:
         """Return the file with the state of Ray on this node."""

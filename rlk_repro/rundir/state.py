@@ -36,7 +36,7 @@ class Phase(StrEnum):
 class Progress(Answer):
     """The progress of a run.
 
-    ``trial_index`` counts from 0, ``step`` is the last finished step, and ``exit_code`` is that of an agent that ended.
+    ``trial_index`` counts from 0, ``step`` is the last finished step, and ``exit_code`` is None until the agent ends.
     """
 
     phase: Phase

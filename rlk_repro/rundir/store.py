@@ -1,7 +1,7 @@
 """Find run directories: all, one by its id or path, or the newest; and tell which ones this user submitted.
 
 A run directory may come from another person's bundle and hold that person's job id or site.  A file in the user's
-state folder therefore records each submission.  The record's name is the hash of the plan, and the plan has the run id.
+state folder therefore records each submission.  The record's name is the hash of the plan, which contains the run id.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def block_effect(order: str, values: Sequence[float | None]) -> float | None:
 
 
 def hodges_lehmann(values: Sequence[float]) -> float:
-    """Return the median of the means of all pairs; each value is also paired with itself (Hodges and Lehmann 1963).
+    """Return the median of the means of all pairs of values, each value also with itself (Hodges and Lehmann 1963).
 
     One slow block of eight changes the result very little.  With normal noise the median's interval is 5 % wider than
     the mean's interval.
@@ -53,7 +53,7 @@ def hodges_lehmann(values: Sequence[float]) -> float:
 def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | None:
     """Return the two-sided t interval of the mean without the lowest and highest fifth of the values (Yuen 1974).
 
-    The standard deviation counts each trimmed value as the nearest kept value.  Fewer than two values give None.
+    For the standard deviation, the nearest kept value replaces each trimmed value.  Fewer than two values give None.
     """
     n = len(values)
     cut = n // 5
@@ -70,8 +70,8 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return the median of all slopes between two blocks of the same session (Theil 1950, Sen 1968).
 
-    Each block is a pair: the covariate's change from A to B, and the block's effect.  The result is None if no session
-    has two blocks whose covariate changes differ.
+    Each block gives the covariate's change from A to B, and the block's effect.  The result is None if no session has
+    two blocks with different changes of the covariate.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])
@@ -85,8 +85,8 @@ def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | N
 def randomisation_p(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> tuple[float, float] | None:
     """Return the exact two-sided p of the sum of all block effects, and the smallest p that the design allows.
 
-    The p value covers all orders that the design could have drawn: in each session as many ABBA as BAAB, or one more of
-    either for an odd number of blocks (Edgington and Onghena, Randomization Tests).
+    The p value covers all orders that the design could have drawn: each session has as many ABBA as BAAB blocks, or for
+    an odd number of blocks one more of either (Edgington and Onghena, Randomization Tests).
 
     Args:
         sessions: for each session, the order and the effect of every block; a lost block has the effect None.

@@ -19,7 +19,7 @@ HODGES_LEHMANN_EFFICIENCY: Final = 3 / math.pi
 TRIMMED_EFFICIENCY: Final = 0.9
 """The efficiency of the 20 % trimmed mean relative to the mean, for normal noise."""
 STEP_AND_TRIAL_SD: Final = {"raw_reward": (0.02, 0.006), "response_length_mean": (0.03, 0.008)}
-"""Assumed standard deviations between steps and between trials; for the response length, fractions of its mean."""
+"""Assumed standard deviations between steps and between trials; those of response length are fractions of its mean."""
 MAX_PAIRS_SUGGESTED: Final = 200
 LARGEST_LOG_EFFECT: Final = 4.0
 _NODES: Final = 200
@@ -89,7 +89,7 @@ def smallest_session_effect(
     """Return the smallest true speed-up for which sessions give the verdict ``faster`` with probability ``power``.
 
     ``power`` is the probability that the effect is detected and the gate on control blocks passes.  ``block_sd_pct`` is
-    the standard deviation of the log ratio of one block, in percent; sessions are assumed to differ by that noise only.
+    the standard deviation of the log ratio of one block, in percent; sessions are assumed to differ by this noise only.
     The result is None if even a 50-fold speed-up does not reach ``power``. The result is also None for too little data:
     fewer than three sessions; fewer than six blocks in a session; one to five control blocks in all sessions.
     """

@@ -222,7 +222,7 @@ def to_ratio(log_ratio: float) -> float:
 
 
 def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha: float, note: str = "") -> Effect:
-    """Return the effect over pairs: exp of the mean log ratio, its t interval, and both p values without correction."""
+    """Return the effect over pairs: exp of the mean log ratio, its t interval, the uncorrected sign-flip p and t p."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     return Effect(

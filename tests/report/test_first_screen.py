@@ -85,7 +85,7 @@ def test_the_first_screen_holds_the_answer(name: str, width: int, height: int, t
 @pytest.mark.parametrize(("width", "height"), SCREENS)
 def test_the_first_screen_of_operators_holds_their_sizes_and_a_plot(width: int, height: int, tmp_path: Path) -> None:
     page = render_html(*load("operators-h200"))
-    assert "in multiples of vime&#x27;s speed: logp 3.05 to 15.6" in page
+    assert "as a multiple of vime&#x27;s speed: logp 3.05 to 15.6" in page
     require_seen(measure(page, tmp_path, width, height)[1], width, height)
 
 
