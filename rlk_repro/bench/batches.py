@@ -26,7 +26,7 @@ UPDATE_SPREAD: Final = 0.2
 ROLLOUT_SPREAD: Final = 0.02
 MASKED_FRACTION: Final = 0.1
 ORACLE_ROWS: Final = 256
-# two policy updates change logits, and one change imitates the rollout's kernels, which give other log-probs
+# two changes of logits imitate policy updates; one change of log-probs imitates other kernels in the rollout
 NUM_CHANGES: Final = 3
 
 
@@ -82,7 +82,7 @@ class Taken:
     """The logit of each row's next token, [T].
 
     ``rows`` and ``columns`` are the indices of the logits that are on this rank.  ``noise`` yields [T] standard normal
-    numbers for each change of the logits.
+    numbers for each change of logits or log-probs.
     """
 
     logits: torch.Tensor

@@ -24,8 +24,8 @@ MAX_SAMPLES: Final = 8
 CLIP: Final = 0.2
 CLIP_HIGH: Final = 0.28
 LOGIT_SPREAD: Final = 4.5
-"""Standard deviation of the logits.  With 152,000 columns, the entropy is 1.8 nats (ln V - spread² / 2), as a
-policy has. Some kernels skip negligible probabilities, and flat logits would leave nothing to skip."""
+"""Standard deviation of the logits.  With 152,000 columns, the entropy is 1.8 nats (ln V - spread² / 2), a
+usual value for a policy. Some kernels skip negligible probabilities, and flat logits would leave nothing to skip."""
 _ROWS_PER_CHUNK: Final = 256
 
 
@@ -67,7 +67,7 @@ def find_dtype(case: OperatorCase) -> torch.dtype:
 
 @dataclass(frozen=True, eq=False)
 class CaseTensors:
-    """The tensors of one case: N rows, V columns, D hidden, B samples of T = N / B rows each.
+    """The tensors of one case: N rows, V columns, hidden size D, B samples of T = N / B rows each.
 
     Cases of ``linear_logp`` have ``hidden`` [N, D] and ``weight`` [V, D]; all other cases have ``logits`` [N, V].
     ``mask`` [N] is true in the wanted rows: the last rows of every sample, because a response follows its prompt.
@@ -128,7 +128,7 @@ class CaseTensors:
 
 
 def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTensors:
-    """Make random tensors from the seed alone, equal for every implementation, sweep and process.
+    """Make the case's random tensors from the seed, equal for every implementation, sweep and process.
 
     Raises:
         torch.OutOfMemoryError: the case's tensors do not fit into memory.
@@ -183,8 +183,8 @@ def _split_rows(case: OperatorCase) -> tuple[int, int, int]:
 def estimate_bytes(case: OperatorCase) -> int:
     """Return the bytes of memory that a straightforward implementation needs.
 
-    The bytes are those of the inputs, of fp32 logits if the inputs are hidden states and weight, and of one fp32 tensor
-    as large as the logits for each pass (forward, backward).
+    The bytes are the sum of: the inputs; the fp32 logits, if the inputs are hidden states and weight; and for each pass
+    (forward, backward) one fp32 tensor as large as the logits.
     """
     size = find_dtype(case).itemsize
     logits = 4 * case.num_tokens * case.vocab_size

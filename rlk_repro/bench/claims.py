@@ -139,7 +139,7 @@ def load_operator(task: Task, cell: Cell) -> Any | Blocked | None:
         return found
     try:
         return found()
-    except RuntimeError as error:  # RL-Kernel raises this where its extension lacks the kernel
+    except RuntimeError as error:  # RL-Kernel raises this error if its extension lacks the kernel
         return Blocked(f"cannot be created ({str(error).splitlines()[0]})")
 
 

@@ -53,9 +53,9 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     On a GPU, events on the current stream give the device time.  The time of a launch does not count: the host launches
     a call while the device runs the previous call.  One more untimed call keeps the device busy during the launch
     of the first timed call.  Caches are not flushed between calls.  The tensors of a case take gigabytes, and a
-    device's last cache has tens of MiB, so a call finds little of the previous call's data there.  A case that fits
-    into the cache is measured with a warm cache.  The peak memory is that of torch's allocator during these calls,
-    minus the bytes that were allocated before.  Garbage collection is off, as in ``timeit``.
+    device's last-level cache has tens of MiB, so a call finds little of the previous call's data in the cache.  A case
+    that fits into the cache is measured with a warm cache.  The peak memory is that of torch's allocator during these
+    calls, minus the bytes that were allocated before.  Garbage collection is off, as in ``timeit``.
 
     Raises:
         torch.OutOfMemoryError, or any error of ``function``.
@@ -107,7 +107,7 @@ def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> 
         return ()
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that it keeps only the last cycle's events; one cycle runs
+        warnings.simplefilter("ignore")  # torch warns that it keeps only the last cycle, but only one cycle runs
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             function()
             torch.cuda.synchronize()
@@ -129,7 +129,7 @@ def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
     """Measure bandwidth with a large buffer, and arithmetic with large random matrices; the fastest calls count.
 
     The bandwidth is the higher rate of two calls: a copy (bytes read and written) and a sum (bytes read).  If only the
-    copy were measured, an operator that only reads could exceed the bandwidth.
+    copy were measured, an operator that only reads could exceed the measured bandwidth.
     """
     flops = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
     return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)

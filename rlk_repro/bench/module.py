@@ -58,7 +58,7 @@ def find_rank(num_ranks: int) -> int:
     """Return the rank that torch's launcher gave this process; return 0 for a single process.
 
     Raises:
-        SpecError: the launcher started another number of processes.
+        SpecError: the launcher started more or fewer processes than ``num_ranks``.
     """
     if num_ranks == 1:
         return 0
@@ -73,7 +73,7 @@ def find_rank(num_ranks: int) -> int:
 
 
 def start_log(*, is_quiet: bool) -> None:
-    """Print lines and warnings as vime does, but without the folders of this machine."""
+    """Print lines and warnings as vime does, but without names of this machine's folders."""
     level = logging.ERROR if is_quiet else logging.INFO
     logging.basicConfig(level=level, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
     warnings.formatwarning = format_warning
@@ -344,7 +344,7 @@ class ModuleBench:
 
 
 def make_perf_metrics(elapsed_s: Mapping[str, float], num_tokens: int) -> dict[str, float]:
-    """Make the log line ``perf N``; the time of a step is the sum of its phases, without the making of batches."""
+    """Make the log line ``perf N``; the time of a step is the sum of its phases, without the time to make batches."""
     step_time_s = math.fsum(elapsed_s.values())
     metrics = {f"perf/{name}_time": value for name, value in elapsed_s.items()}
     metrics["perf/train_time"] = step_time_s

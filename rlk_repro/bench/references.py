@@ -75,7 +75,7 @@ def list_references() -> tuple[BenchedImplementation, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The float64 values of the checked rows [R], or of the whole loss; and their gradient [R, V] or [R, D].
+    """The float64 values of the checked rows [R], or the whole loss; and the gradient in these rows [R, V] or [R, D].
 
     For ``linear_logp`` only the gradient of the hidden states is checked, as the weight's gradient sums over all rows.
     """

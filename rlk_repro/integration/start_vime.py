@@ -51,7 +51,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
     """Check every rollout that these arguments load.
 
     Raises:
-        CheckFailed: a rollout is missing, empty or without experts to replay, or all rollouts have one file.
+        CheckFailed: a rollout is missing, empty or without experts to replay; or all rollouts share one file.
         BundleUnreadable: a rollout is unreadable, or could run code when vime loads it.
     """
     number = int(_find_value(argv, "--num-rollout") or 0)
@@ -81,7 +81,7 @@ def require_data(path: Path) -> None:
     unusual archive.
     """
     check_archive(path)
-    torch: Any = importlib.import_module("torch")  # costs no time, as train.py imports torch too
+    torch: Any = importlib.import_module("torch")  # this import costs no time, as train.py also imports torch
     try:
         archive = torch._C.PyTorchFileReader(str(path))  # noqa: SLF001  (what torch.load uses)
         records, data = archive.get_all_records(), archive.get_record(PICKLE)
@@ -94,8 +94,8 @@ def require_data(path: Path) -> None:
 def check_routes(path: Path) -> None:
     """Raise CheckFailed if a stored rollout does not give ``topk`` different experts for every token.
 
-    An inference server whose kernel chooses the experts reports expert 0 for every token, and vime would train with
-    expert 0.  Such a server reports expert 0 in every rollout, so one rollout is enough for the check.
+    An inference server whose kernel chooses the experts reports expert 0 for every token of every rollout, and vime
+    would train with expert 0.  So a check of one rollout is enough.
     """
     torch: Any = importlib.import_module("torch")
     # vime loads the file in this way too; require_data has checked that the file holds only data

@@ -24,11 +24,11 @@ LOSS: Final = "policy_loss_function"
 class Abi:
     """Names and signatures of functions and classes in one vime commit.
 
-    ``loss`` and ``actor``: functions of the two modules with their parameters.  ``begin``: the function of the actor's
-    module that the actor calls once when it begins to train on a rollout.  ``updaters``: classes in the actor's module
-    that send weights to the rollout's engines, each with its method that sends a part of the weights.  An updater's
-    method ``connect_rollout_engines`` gets the engines.  ``output_layers``: classes of Megatron-LM with the
-    parameters of ``forward``.  ``wrappers``: classes that may wrap a model.
+    ``loss`` and ``actor``: functions of the loss module and of the actor's module, with their parameters.  ``begin``:
+    the function of the actor's module that the actor calls once when it begins to train on a rollout.  ``updaters``:
+    classes in the actor's module that send weights to the rollout's engines, each with its method that sends a part of
+    the weights.  An updater's method ``connect_rollout_engines`` receives the engines.  ``output_layers``: classes of
+    Megatron-LM, each with the parameters of its ``forward``.  ``wrappers``: classes that may wrap a model.
     """
 
     loss: Mapping[str, str]
@@ -56,7 +56,7 @@ ABIS: Final[Mapping[str, Abi]] = {
             "initialize_model_and_optimizer": "(args, role)",
             "log_perf_data": "(rollout_id, args, extra_metrics)",
         },
-        # not a method of the actor: Ray copies an actor's methods before this code can replace a method
+        # this is no method of the actor: Ray copies the actor's methods before this code can replace a method
         begin={"get_data_iterator": "(rollout_data)"},
         updaters={
             "UpdateWeightFromTensor": "_send_hf_params",

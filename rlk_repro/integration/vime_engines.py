@@ -136,7 +136,7 @@ class _Step:
         return result
 
     def _record_prompts(self, samples: Sequence[tuple[list[int], int]]) -> None:
-        """Record what vLLM computes for the samples as prompts, and with its prefix cache."""
+        """Record what vLLM computes for the samples as prompts, and its log-probs with and without a cached prefix."""
         alone = [[index] for index in range(self._size)]
         chosen = locate_tokens(self._chosen, alone, self._data["total_lengths"])
         ask = functools.partial(self._server.record, chosen=chosen)
@@ -164,7 +164,7 @@ class _Step:
             reason = "with sequence parallelism a rank has only a part of the tokens"
         elif self._experts is not None:
             try:
-                # vime has [rows, layers, experts of a token] for each sample
+                # vime stores each sample's experts as [rows, layers, experts of a token]
                 rows = [torch.as_tensor(self._experts[sample])[row].tolist() for sample, row in self._chosen]
                 layers = enumerate(zip(*rows, strict=True))
                 experts = {f"layer {number}": list(map(sorted, tokens)) for number, tokens in layers}

@@ -56,7 +56,7 @@ class RolloutServer:
         if args.world_size > args.tensor_model_parallel_size or args.rank:
             return "only rank 0 asks vLLM, and only if the training has one data parallel rank"
         if (args.rollout_temperature, args.rollout_top_p) != (1, 1):
-            return "vLLM gives the log-probs of prompts without temperature and top-p"
+            return "vLLM does not apply temperature and top-p to the log-probs of prompts"
         split = [getattr(args, f"vllm_{name}_parallel_size", 1) or 1 for name in ("data", "pipeline")]
         if max(split) > 1:
             return "vLLM's data or pipeline parallel workers each compute a part of the samples or layers"
@@ -68,7 +68,7 @@ class RolloutServer:
     ) -> None:  # fmt: skip
         """Record log-probs and layer outputs of samples sent one by one, and log-probs of samples sent all at once.
 
-        ``samples`` has each sample's tokens and the length of its response.  ``chosen`` lists, for each sample,
+        ``samples`` lists each sample's tokens and the length of its response.  ``chosen`` lists, for each sample,
         the tokens whose layers are recorded: each token's index among all chosen tokens, and its row in the sample.
         """
         rows, layers = self._watch_alone(samples, chosen)
@@ -116,7 +116,7 @@ class RolloutServer:
         return torch.tensor([found[str(token)]["logprob"] for token, found in known], dtype=torch.float64)
 
     def generate(self, tokens: Sequence[int], wanted: dict[str, Any], **more: str) -> Any:
-        """Return vLLM's answer to a prompt of tokens; ``wanted`` has vLLM's sampling parameters."""
+        """Return vLLM's answer to a prompt of tokens; ``wanted`` holds vLLM's sampling parameters."""
         body = {"token_ids": list(tokens), "sampling_params": wanted, **more}
         return self._post("/inference/v1/generate", body)
 

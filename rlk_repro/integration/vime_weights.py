@@ -109,7 +109,7 @@ class WeightSync:
         if self._reason:
             return
         found = {name: digest for name, digest, _ in answer["tensors"]}
-        # a tied output layer is one parameter with two names, and vime sends both names only if it has two tensors
+        # in vLLM a tied output layer is one parameter with two names; vime sends both only if vime has two tensors
         found |= {name: found[first] for name, first in answer["shared"].items() if name in self._sent}
         tied = [f"{name} is {first}" for name, first in answer["shared"].items() if name not in found]
         more = f", other tensors with two names: {len(tied) - 1}" if len(tied) > 1 else ""

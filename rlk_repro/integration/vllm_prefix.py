@@ -22,7 +22,7 @@ def record_prefixes(
     cached: list[torch.Tensor] = []
     reason = UNUSED
     for number, (tokens, _) in enumerate(samples[:MAX_CHOSEN]):
-        # vLLM shares a cached prefix only between requests of one salt, so a new salt finds an empty cache
+        # vLLM shares a cached prefix only between requests with the same salt, so a new salt finds no cached prefix
         salt = f"rlk-repro {step} {number}"
         first, num_first = _ask(server, tokens, salt)
         second, num_second = _ask(server, tokens, salt)
@@ -41,7 +41,7 @@ def record_prefixes(
 
 
 def _ask(server: RolloutServer, tokens: Sequence[int], salt: str) -> tuple[float, int | None]:
-    """Return the log-prob of the last token, and how many of the tokens before it vLLM took from its cache."""
+    """Return the log-prob of the last token, and how many earlier tokens vLLM took from its cache."""
     *prefix, token = tokens
     # vLLM returns as many log-probs as are requested, with its sampled token's log-prob first
     wanted: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2}

@@ -31,7 +31,7 @@ class UnknownLayoutError(Exception):
 
 
 def hash_weights(model: Any, dtype: str) -> dict[str, Any]:
-    """Return ``tensors`` (name, hash, shape) and ``shared``, which maps a tensor's second name to its hashed name.
+    """Return ``tensors`` (name, hash, shape) and ``shared``: a tensor's second name, mapped to its name in ``tensors``.
 
     Tensors are converted to ``dtype`` first.
 

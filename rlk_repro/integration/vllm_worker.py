@@ -40,7 +40,7 @@ class LayerWatch:
     def rlk_repro_found(self) -> dict[str, Any]:
         """Stop keeping outputs; return ``points`` (values and norms of each), or the ``reason`` why they are missing.
 
-        For a model with experts, ``routing`` has the experts by layer, or ``routing_reason`` says why they are missing.
+        For a model with experts, ``routing`` lists experts by layer, or ``routing_reason`` says why they are missing.
         """
         self.rlk_repro_close()
         capture, self.rlk_repro_capture = self.rlk_repro_capture, None

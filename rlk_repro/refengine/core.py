@@ -17,7 +17,7 @@ Reducer = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LossBatch(TypedDict):
-    """One microbatch of n samples.  Per-token lists hold one 1-D tensor per sample, over its response."""
+    """One microbatch of n samples.  Lists hold an entry per sample; only ``unconcat_tokens`` includes prompt tokens."""
 
     unconcat_tokens: list[torch.Tensor]  # int64, prompt and response together
     total_lengths: list[int]
@@ -45,7 +45,7 @@ def calculate_log_probs_and_entropy(
         logits: [T, V], already divided by the temperature.  Float64 logits are computed in float64, others in float32.
         tokens: [T] int64.
         tp_group: None; the vocabulary is never split here.
-        chunk_size: rows computed at a time, all at once if not positive.
+        chunk_size: number of rows computed at a time; 0 or less computes all rows at once.
         log_prob_keep_mask: [T, V] bool.  The log-prob is normalised over the row's own token and the columns
             where the mask is True.  The entropy is computed over all columns.
         with_entropy_grad: whether the entropy has a gradient.
@@ -80,7 +80,7 @@ def compute_approx_kl(
     """Return an estimate of KL(policy || base) per token [N], from the tokens' log-probs [N] under policy and base.
 
     The estimators are Schulman's (joschu.net/blog/kl-approx.html); low_var_kl is k3 clamped to [-10, 10], which also
-    stops the gradient outside.
+    stops the gradient outside this range.
     """
     difference = log_probs - log_probs_base
     if kl_loss_type == "k1":

@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainData:
-    """One rollout ready for training; per-token lists hold one tensor per sample, over its response."""
+    """One rollout ready for training.  Lists hold one entry per sample; only ``tokens`` includes prompt tokens."""
 
     tokens: list[torch.Tensor]
     total_lengths: list[int]
@@ -130,7 +130,7 @@ def _parse_sample(number: int, fields: dict[str, Any]) -> Sample:
 
 
 def normalise_rewards(rewards: Sequence[float], group_size: int) -> list[float]:
-    """Return (r - mean) / (std + 1e-6) of each reward r, by mean and unbiased std of its ``group_size`` rewards."""
+    """Return (r - mean) / (std + 1e-6) of each reward r; mean and unbiased std are those of the reward's group."""
     groups = torch.tensor(rewards, dtype=torch.float32).view(-1, group_size)
     centred = groups - groups.mean(dim=-1, keepdim=True)
     flat: list[float] = (centred / (groups.std(dim=-1, keepdim=True) + 1e-6)).flatten().tolist()

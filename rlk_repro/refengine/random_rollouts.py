@@ -1,8 +1,8 @@
 """Write rollouts of random tokens as vime's ``--save-debug-rollout-data`` does; `prepare` calls this module.
 
 Tokens are uniform over the vocabulary, rewards over 256 values, and every sample has the full length.  With experts,
-each token goes to distinct experts, and every set of experts is equally likely.  SHAKE-256 gives the bits, so the
-values follow from the arguments alone.  No rollout engine runs, so there are no log-probs of an engine.
+each token goes to distinct experts, and every set of experts is equally likely.  SHAKE-256 gives the bits, so
+equal arguments give equal values.  No rollout engine runs, so there are no log-probs of an engine.
 """
 
 from __future__ import annotations

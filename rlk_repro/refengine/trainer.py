@@ -42,10 +42,10 @@ step_end_hooks: list[Callable[[int], None]] = []
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the job that ``parse_args`` described.
+    """Run the trainer with the flags that ``parse_args`` returned.
 
     Raises:
-        SpecError: a stored rollout is missing or unfit; raised before the first step where that is possible.
+        SpecError: a stored rollout is missing or does not fit the flags; raised before the first step where possible.
         EnvironmentMissing: the requested device does not exist.
         CheckFailed: the gradient norm is not a finite number.
     """
@@ -74,7 +74,7 @@ def frozen_heap() -> Iterator[None]:
 
     A full collection visits the 170 000 objects that importing torch creates: this takes 80 to 100 ms on a CPU, where a
     pass of the smoke run takes 20 ms.  The number of new objects decides when a collection runs.  Without this
-    function, a collection runs in the same scored step of every trial, so a median over trials includes its time.
+    function, garbage is collected in the same scored step of every trial, and a median over trials includes this time.
     """
     gc.collect()
     gc.freeze()
@@ -134,7 +134,7 @@ class Trainer:
         self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
     def update_weights(self) -> None:
-        """Copy the policy's weights to the generator.  With stored rollouts, copy nothing; log a time as vime does."""
+        """Copy the policy's weights to the generator, except in a run on stored rollouts; log the time in every run."""
         with self.timer.phase("update_weights"):
             if not self.args.debug_train_only:
                 self.engine.load_weights(self.model)

@@ -246,7 +246,7 @@ def test_vllm_computes_the_samples_as_prompts_alone_and_together_with_its_layers
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"rollout_top_p": 0.9}, "vLLM gives the log-probs of prompts without temperature and top-p"),
+        ({"rollout_top_p": 0.9}, "vLLM does not apply temperature and top-p to the log-probs of prompts"),
         ({"world_size": 2}, "only rank 0 asks vLLM, and only if the training has one data parallel rank"),
         ({"offload_rollout": True}, "vLLM has released its memory for the training"),
         ({"vllm_data_parallel_size": 2},

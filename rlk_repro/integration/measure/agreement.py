@@ -38,9 +38,9 @@ class _Microbatch:
 class _Table:
     """Counts and sums over the tokens of one microbatch.
 
-    ``counts`` (int64) has a row for each band of positions, then a row for each band of log-probs.  Its columns are
-    classes of the difference; the last column counts tokens that are masked or not finite.  ``sums`` has the sums of
-    ``_SUMS``, then ``abs`` by band of positions; ``largest`` has the largest difference and the index of its token.
+    ``counts`` (int64) has a row per band of positions, then a row per band of log-probs, and a column per class of the
+    difference; the last column counts tokens that are masked or not finite.  ``sums`` holds the sums of ``_SUMS``, then
+    ``abs`` by band of positions; ``largest`` holds the largest difference and the index of its token.
     """
 
     counts: torch.Tensor

@@ -42,7 +42,7 @@ Each entry names the list of layers, a layer's attention, a layer's MLP or exper
 
 Sample = Mapping[str, Any]
 Chosen = Sequence[tuple[int, int]]
-"""Tokens whose layers are recorded: the number of the sample, and the row in it that predicts the token."""
+"""Tokens whose layers are recorded: the index of the sample, and the row of the sample that predicts the token."""
 
 
 class EngineRecord:
@@ -72,7 +72,7 @@ class EngineRecord:
         self._writer.write("weights", step=step, engine=engine, tensors=list(hashes), **more)
 
     def write_log_probs(self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor]) -> None:
-        """Write the log-probs of response tokens; ``rows`` has a tensor for each sample."""
+        """Write the log-probs of response tokens; ``rows`` yields one tensor per sample."""
         values = [list_numbers(row) for row in rows]
         self._writer.write("log_probs", step=step, engine=engine, case=case, dtype=dtype, values=values)
 
@@ -144,7 +144,7 @@ def project(values: torch.Tensor) -> torch.Tensor:
 
 
 def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Choose the first response tokens of the first samples; ``samples`` has the length and response length of each."""
+    """Choose the first response tokens of the first samples; ``samples`` gives each length and response length."""
     chosen = [
         (number, length - response - 1 + place)
         for number, (length, response) in enumerate(samples)
@@ -157,7 +157,7 @@ class CallRows:
     """The rows of chosen tokens in each call of a model.
 
     ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
-    ``lengths`` has the number of rows of each call; it is empty if these numbers are unknown.  ``order`` lists
+    ``lengths`` lists the number of rows of each call; it is empty if these numbers are unknown.  ``order`` lists
     the indices that sort the tokens of all calls by token number.
     """
 
@@ -190,7 +190,7 @@ class LayerCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Keep layer outputs inside the block; keep none if no tokens are chosen or the layers' names are unknown."""
+        """Capture layer outputs during the block, or none if no tokens are chosen or the layers' names are unknown."""
         with ExitStack() as stack:
             for number, (point, module) in enumerate(list_points(model) if self._rows.order else ()):
                 if not number:
@@ -228,7 +228,7 @@ class LayerCapture:
 
 
 def list_points(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield points, such as ``layer 0 mlp``, with their modules in the order of calls; the last is the model itself."""
+    """Yield points, such as ``layer 0 mlp``, with their modules, in call order; the last point is the model itself."""
     for layers, attention, mlp, norm in DIALECTS:
         found = _find(model, layers)
         if found is None:
@@ -251,7 +251,7 @@ def _find(owner: Any, path: str) -> Any:
 
 
 def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]) -> LayerCapture:
-    """Make a capture of the chosen tokens' layers, which keeps nothing if the case is not in ``LAYER_CASES``."""
+    """Make a `LayerCapture` for the chosen tokens; for a case outside ``LAYER_CASES`` the capture keeps nothing."""
     return LayerCapture(locate_tokens(chosen if case in LAYER_CASES else (), calls, lengths))
 
 

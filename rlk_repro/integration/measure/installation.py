@@ -73,7 +73,7 @@ class Installation:
         self._undo.callback(function, *args)
 
     def rebind(self, owner: Any, name: str, make: Maker, why: str) -> None:
-        """Replace ``owner.name`` by ``make(owner.name)`` until ``undo``, unless this object has already replaced it."""
+        """Replace ``owner.name`` by ``make(owner.name)`` until ``undo`` runs, unless this object has done so before."""
         original = getattr(owner, name)
         if getattr(original, _HANDLE, None) is self:
             return
@@ -108,7 +108,7 @@ class Installation:
         """Switch to the variant that the schedule gives a rollout, once all ranks agree on rollout and schedule.
 
         Raises:
-            CheckFailed: another rank is at another rollout or has another schedule, or the schedule has ended.
+            CheckFailed: the ranks differ in rollout or schedule, or the schedule has ended.
         """
         if not self._schedule:
             return
@@ -126,7 +126,7 @@ class Installation:
         """Record times and memory of one rollout's training; after the first rollout, also record the loaded libraries.
 
         Raises:
-            CheckFailed: RL-Kernel's results were invalid and the mode is ``require``, or another rollout had begun.
+            CheckFailed: another rollout had begun; or, in mode ``require``, a result of RL-Kernel was invalid.
         """
         if self.shadow is not None:
             self.shadow.begin_step(None)

@@ -136,7 +136,7 @@ class Ledger:
         odd: Mapping[str, str],
         more: Mapping[str, Any],
     ) -> None:
-        """Record a step.  ``odd`` maps an operator to what is invalid in its results; ``more`` has further fields.
+        """Record a step.  ``odd`` maps an operator to what is invalid in its results; ``more`` holds further fields.
 
         Raises:
             CheckFailed: a result was invalid, and the mode is ``require``.

@@ -266,7 +266,7 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def read_counts() -> dict[str, int]:
-    """Return how often torch compiled code, and how often it retried allocations; do not import ``torch._dynamo``."""
+    """Return how often torch compiled code and retried allocations, without importing ``torch._dynamo``."""
     counts: dict[str, int] = {}
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:
@@ -307,7 +307,7 @@ class HostMemory:
 
     def reset(self) -> None:
         try:
-            (self._proc / "clear_refs").write_text("5")  # proc(5): 5 sets the peak memory to the current memory
+            (self._proc / "clear_refs").write_text("5")  # 5 sets the peak memory to the current memory (man 5 proc)
             self.is_per_step = True
         except OSError:
             self.is_per_step = False

@@ -24,7 +24,7 @@ class RouteCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Keep experts inside the block; keep none if no tokens are chosen or the model's routers are unknown."""
+        """Capture the chosen experts during the block, or none if no tokens are chosen or routers are unknown."""
         with ExitStack() as stack:
             for point, module in list_points(model) if self._rows.order else ():
                 if point.endswith(" mlp"):

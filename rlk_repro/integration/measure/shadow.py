@@ -30,13 +30,13 @@ from rlk_repro.operators import Refusal
 AS_TRAINED: Final = "as trained"
 PEAKED: Final = "peaked"
 SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
-"""Factors on the logits: a factor above 1 shows errors that the nearly uniform logits of random weights hide."""
+"""Factors that scale logits: a factor above 1 shows errors that the nearly uniform logits of random weights hide."""
 MAX_ROWS: Final = 2048
 """Largest number of rows to compare: a real model's logits take gigabytes, and a comparison holds several copies."""
 MAX_WHOLE_BYTES: Final = 2 << 30
 """Largest size of the logits in bytes if an operator serves the whole loss: the comparison then needs all rows."""
 NUM_BUFFERS: Final = 6
-"""A comparison needs memory for this number of tensors of the size of the compared logits."""
+"""Number of tensors, each as large as the compared logits, for which a comparison needs memory."""
 MAX_ERROR: Final = 300
 
 
@@ -158,7 +158,7 @@ class ShadowStep:
             self._ledger.write("shadow", step=step, case=case, **({"error": problem} if problem else record))
 
     def _find_obstacle(self, microbatch: _Microbatch) -> str:
-        """Return why this rank cannot compare, or an empty text; allocate the needed memory as a test, and free it."""
+        """Return why this rank cannot compare, or an empty text.  As a test, allocate the needed memory and free it."""
         logits = microbatch.call["logits"]
         size = logits[: microbatch.num_rows].nbytes
         if self._is_loss_routed:

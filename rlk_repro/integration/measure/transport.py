@@ -38,7 +38,7 @@ def read_transport(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def parse_transport(log: str) -> dict[str, Any]:
-    """Return the network between nodes, the channels' transports, and whether NVLS and MNNVL are on, from the log."""
+    """Read from NCCL's log: the network between nodes, the channels' transports, and whether NVLS and MNNVL are on."""
     networks = sorted({match[1] for match in _NETWORK.finditer(log)})
     return {
         "network": ", ".join(networks) or "none",

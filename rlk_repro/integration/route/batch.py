@@ -29,12 +29,12 @@ class RowLayout:
     use_rollout_log_probs: str = "use_rollout_logprobs"
 
     def find_old(self, args: Any, batch: Mapping[str, Any]) -> Sequence[torch.Tensor]:
-        """Return the old policy's log-probs of each response, [r] each; empty if the batch has no such log-probs."""
+        """Return the old policy's log-probs, one tensor [r] per response; empty if the batch has no such log-probs."""
         is_rollouts = getattr(args, self.use_rollout_log_probs, False)
         return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
 
     def pack_old(self, args: Any, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor | None:
-        """Return old log-probs [num_rows] float32, 0 outside responses; None if absent or unfit for the batch."""
+        """Return old log-probs [num_rows] float32, 0 outside responses; None if they are absent or have wrong sizes."""
         parts = self.find_old(args, batch)
         totals, responses = (batch.get(key) for key in (self.total_lengths, self.response_lengths))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
@@ -77,6 +77,6 @@ class CurrentBatch:
             self.args = self.batch = self.num_rows = None
 
     def find_old_log_probs(self, num_rows: int) -> torch.Tensor | None:
-        """Return old log-probs [num_rows] float32, 0 outside responses; None if absent or unfit for the batch."""
+        """Return old log-probs [num_rows] float32, 0 outside responses; None if they are absent or have wrong sizes."""
         found = None if self.batch is None else self.layout.pack_old(self.args, self.batch, self.num_rows or num_rows)
         return None if found is None else found[:num_rows]

@@ -1,9 +1,9 @@
 """Compute the whole policy loss by RL-Kernel's ``grpo_loss``, if its formula is exactly the trainer's loss.
 
-The trainer's own function still runs, without gradient, and gives value and metrics.  The operator gives only the
-gradient.  The operator takes the mean over all tokens.  To get the trainer's weighted sum from the operator's mean, the
-advantages A are multiplied by the weights of the trainer's reducer: min(rA, clip(r)A) scales with a positive factor of
-A.  For the operator, each token is a sequence of its own.
+The trainer's own function still runs, without gradient, and computes the loss value and the metrics.  The operator
+computes only the gradient.  The operator takes the mean over all tokens.  To get the trainer's weighted sum from this
+mean, the advantages A are multiplied by the weights of the trainer's reducer: a positive factor of A is also a factor
+of min(rA, clip(r)A).  For the operator, each token is a sequence of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compute log-probs over a vocabulary that may be split over ranks, with operators that know one rank's columns only.
 
 ``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  Apart from ``logp``
-and ``ratio_kl``, the module computes with [T] vectors: T is the number of packed rows, V the columns of this rank.
+and ``ratio_kl``, the module computes with [T] vectors.  T is the number of packed rows, V is this rank's columns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shard:
 class Targets:
     """The token of each row, and ``columns``: the operators compute the log-probs of these columns within the shard.
 
-    For a whole vocabulary the columns are the tokens, and ``split`` is None.  For a split vocabulary, the log-prob of
+    If the vocabulary is not split, the columns are the tokens, and ``split`` is None.  If it is split, the log-prob of
     any column gives the shard's normaliser.  A large logit loses the fewest digits to rounding, so ``columns``
     holds the column of the largest of the first ``PROBED_COLUMNS`` logits.
     """
@@ -146,7 +146,7 @@ class FirstCallCheck:
     def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
         if self._is_passed:
             return None
-        with torch.no_grad():  # a recomputed loss skips this check, and must save the same tensors as the first pass
+        with torch.no_grad():  # a recomputation of the loss skips this check, so the check must not save tensors
             refusal = self._find(logits, tokens, shard)
         self._is_passed = refusal is None
         return refusal
@@ -180,7 +180,7 @@ class Operators:
     """The operators for log-probs with gradient.
 
     ``logp_of_far`` returns the exact log-prob of tokens whose old log-prob differs from it by more than ``NEAR``, and 0
-    for every other token.  ``logp_of_far`` is None on a CPU, without RL-Kernel's ``logp``, or if ``can_mend`` is false.
+    for other tokens.  ``logp_of_far`` is None on a CPU, if ``logp`` of RL-Kernel is refused, or if ``can_mend`` fails.
     """
 
     ratio_kl: RatioKL
@@ -273,11 +273,11 @@ class _RatioLogProbs(torch.autograd.Function):
 def _mend_far_rows(
     ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
 ) -> torch.Tensor:
-    """Return ``old``; where the exact log-prob differs by more than ``NEAR``, return that one and set the ratio to 1.
+    """Return ``old``; where ``old`` and the exact log-prob differ by more than ``NEAR``, return the exact log-prob.
 
     The operator's backward pass reads the ratio that it returned, and a normaliser that does not depend on ``old``.
-    With ratio 1 the backward pass is exact, even after an underflow; ``can_mend`` tests the gradient.  The function
-    does not wait for the device.
+    In the corrected rows the ratio is set to 1, which makes the backward pass exact, even after an underflow;
+    ``can_mend`` tests the gradient.  The function does not wait for the device.
     """
     values = ratio.data
     is_near = (values > math.exp(-NEAR)) & (values < math.exp(NEAR))
@@ -287,7 +287,7 @@ def _mend_far_rows(
 
 
 def can_mend(operators: Operators, device: torch.device) -> bool:
-    """Whether these operators give torch's results on a small example with old log-probs far from the true ones."""
+    """Whether these operators give torch's results on a small example whose old log-probs are far from exact."""
     assert operators.logp_of_far is not None
     logits = torch.linspace(-3, 3, 4 * 64, device=device).sin().reshape(4, 64)
     tokens = torch.tensor([5, 0, 63, 17], device=device)
@@ -305,11 +305,11 @@ def can_mend(operators: Operators, device: torch.device) -> bool:
 
 
 def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, shard: Shard) -> Joined:
-    """Combine log-probs and entropies within the shard into those over the whole vocabulary.
+    """Combine the shards' log-probs and entropies into the log-probs and entropies of the whole vocabulary.
 
-    The shard's column c has logit a and log-prob l in the shard, so its log-sum-exp is n_r = a - l.  Let n be the
+    In shard r, a column has the logit a and the log-prob l, so the shard's log-sum-exp is n_r = a - l.  Let n be the
     log-sum-exp of all shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).
-    The largest a of all shards is subtracted from the logits, to keep digits; every rank gets the same bits.
+    The maximum of a over the shards is subtracted from the logits, to keep digits; every rank gets the same bits.
     """
     if targets.split is None:
         return Joined(local, None, entropy)

@@ -118,7 +118,7 @@ def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | N
 
 
 def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
-    """Return the symbols that the compiled extension lacks; return all if the extension cannot be imported."""
+    """Return the symbols that the compiled extension lacks; return all of them if the extension cannot be imported."""
     if not symbols:
         return []
     try:
@@ -168,7 +168,7 @@ def _explain(name: str, platform: str) -> str:
     """Return a likely reason why RL-Kernel's registry chose no kernel."""
     wanted = [item for item in OPERATORS[name].implementations[platform] if item.symbols]
     if not wanted:
-        return "its kernels cannot be loaded on this machine"
+        return "RL-Kernel's kernels cannot be loaded on this machine"
     try:
         importlib.import_module(EXTENSION)
     except ImportError as error:

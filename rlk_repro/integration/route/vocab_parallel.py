@@ -72,7 +72,7 @@ class Dispatched:
 
 
 def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Dispatched | Refusal:
-    """Ask RL-Kernel for ``backend``, a tier or an implementation; refuse a class that ``OPERATORS`` does not list."""
+    """Let RL-Kernel dispatch to ``backend`` (a tier or an implementation); refuse a class outside ``OPERATORS``."""
     contract = make_contract(contracts.types, shape, case.context_parallel)
     try:
         result = contracts.registry.get_logprob_op(contract, requested_backend=backend)
@@ -162,7 +162,7 @@ class VocabParallelLogp:
             num_vocab_tiles=found.num_tiles,
         )
         if not self._is_validated:
-            with torch.no_grad():  # a recomputed loss skips this call, and must save the same tensors as the first loss
+            with torch.no_grad():  # a recomputation of the loss skips this call, so the call must not save tensors
                 ask(validate=True)
             self._is_validated = True
         log_probs, _ = ask(validate=False)

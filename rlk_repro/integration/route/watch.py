@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 HIGHEST: Final = 1e-3
-"""Largest value that passes as a log-prob: a log-prob is at most 0, and rounding adds much less than this."""
+"""Largest value that passes as a log-prob: a log-prob is at most 0, and rounding adds much less than this value."""
 
 
 @dataclass(frozen=True)
