@@ -29,7 +29,7 @@ _COLUMNS_PER_CHUNK: Final = 16384
 def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
     """Build a call of vime's functions with the arguments that vime's loss passes, for one rank.
 
-    The entropy is the metric that vime computes by default, without gradient.
+    The entropy is only a metric: vime computes it by default, and without gradient.
     """
     select = find_attribute(f"{VIME_MODULE}.calculate_log_probs_and_entropy")
     policy_loss = find_attribute(f"{VIME_MODULE}.compute_policy_loss")

@@ -75,9 +75,9 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
     """Check a bundle or a run directory against its SHA256SUMS, and check the schema numbers of rlk-repro's JSON files.
 
     Blocking findings: a file is changed, missing, extra or malformed; the bundle is unsealed, of a newer schema or
-    changed after packing; or its id does not begin with ``expected_id``.  A warning: another tool packed the bundle, so
-    owners, modes and times are not checked.  Without findings the bundle is unchanged.  One pass over the bundle gives
-    all findings and the id.
+    changed after packing; or its id does not begin with ``expected_id``. A warning: another tool packed the bundle, so
+    owners, modes and times are not checked.  An empty list of findings means that the bundle has not changed since it
+    was sealed.  One pass over the bundle gives all findings and the id.
 
     Raises:
         SpecError: there is no such file, or ``expected_id`` is not 12 to 64 hex digits.

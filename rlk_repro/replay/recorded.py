@@ -165,7 +165,7 @@ def _read_sealed(run_dir: RunDir) -> bytes:
 
 
 def _without_words(data: bytes) -> Any:
-    """Return an analysis without the sentences of gates, headline and reasons; other data are returned unchanged."""
+    """Return an analysis without the texts of gates, headline and reasons; return all other data unchanged."""
     try:
         value = parse_json("", data, max_bytes=len(data))
         gates = [{**gate, "detail": ""} for gate in value["gates"]]

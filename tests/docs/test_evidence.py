@@ -77,7 +77,7 @@ def test_every_bundle_is_named_with_its_id_its_gpu_and_the_commits_that_it_recor
         (manifest,) = load_manifests(run_dir)
     code: Any = manifest.sections["code"]
     gpu: Any = manifest.sections["gpu"]
-    assert f"`{bundle.name}`, id `{bundle_id[:12]}…`" in PAGE
+    assert f"`{bundle.name}`, id `{bundle_id[:12]}…`" in " ".join(PAGE.split())
     assert f"`{gpu['devices'][0]['uuid'][:13]}…`" in PAGE
     ours = code["rlk_repro"]
     assert f"`{(ours['commit'] if isinstance(ours['commit'], str) else ours['package_tree'])[:12]}`" in PAGE
