@@ -12,7 +12,7 @@ from typing import Any, Final
 from rlk_repro.base.units import count
 from rlk_repro.operators import Platform
 from rlk_repro.plan import Plan
-from rlk_repro.spec.values import BASELINE
+from rlk_repro.spec.values import BASELINE, Model
 from rlk_repro.workloads import find_words, get_workload
 
 Workload = Mapping[str, Any]
@@ -72,12 +72,14 @@ def _list_changes(plan: Plan) -> Iterator[str]:
 
 def _find(value: Any, path: str) -> Any:
     for part in path.split("."):
-        if isinstance(value, Mapping):
-            value = value.get(part)
-        elif isinstance(value, list | tuple):
-            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+        # a stranger's plan names the path: it may lead to values of the run, and not to attributes such as __class__
+        fields = dict(value) if isinstance(value, Model) else value
+        if isinstance(fields, Mapping):
+            value = fields.get(part)
+        elif isinstance(fields, list | tuple) and part.isdecimal() and int(part) < len(fields):
+            value = fields[int(part)]
         else:
-            value = getattr(value, part, None)
+            return None
     return value
 
 

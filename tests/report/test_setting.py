@@ -44,6 +44,20 @@ def test_values_that_flags_changed_are_shown() -> None:
     assert setting["device"] == "idle before each pass, in both variants"
 
 
+def test_a_changed_value_that_equals_the_default_of_its_key_is_shown() -> None:
+    plan = plan_for("qwen3-4b-random", "h200", settings=("gc_freeze=false", "measure.design=parallel"))
+    overrides = dict(describe_setting(plan))["overrides"]
+    assert overrides == "gc_freeze = false (--set), measure.design = parallel (--set)"
+
+
+@pytest.mark.parametrize(
+    "path", ["__class__.model_dump.__globals__", "measure.__dict__", "workload.model_dump", "lane.upper"]
+)
+def test_a_path_of_a_strangers_plan_leads_to_no_attribute(path: str) -> None:
+    plan = dataclasses.replace(make_tier_plan("module-qwen3-4b", hardware="h200"), sources={path: "--set"})
+    assert dict(describe_setting(plan))["overrides"] == f"{path} = none (--set)"
+
+
 def test_a_run_of_vime_says_model_data_and_rollouts() -> None:
     setting = dict(describe_setting(plan_for("qwen3-30b-a3b-r3", "h200")))
     assert setting["model"] == "Qwen3-30B-A3B: Qwen/Qwen3-30B-A3B at ad44e777bcd1"
