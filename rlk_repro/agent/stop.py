@@ -15,18 +15,25 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """The first and the last signal that asked to stop, and a file descriptor that becomes readable at every signal."""
+    """The first signal that asked to stop, and a file descriptor that becomes readable at every signal."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.last: signal.Signals | None = None
+        self._last: signal.Signals | None = None
         self.wake_fd, self._writer = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._writer, False)
 
     def request(self, number: int) -> None:
-        self.last = signal.Signals(number)
-        self.signal = self.signal or self.last
+        self._last = signal.Signals(number)
+        self.signal = self.signal or self._last
+
+    def forget(self, number: signal.Signals) -> None:
+        """Forget a first request by this signal; a later request by another signal takes its place."""
+        if self.signal is number:
+            self.signal = None  # first, because a signal may come between these lines
+            if self._last is not number:
+                self.signal = self._last
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep for ``timeout_s``, or until a signal asks the agent to stop; return whether a signal did."""

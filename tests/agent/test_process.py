@@ -33,6 +33,23 @@ def stop() -> Iterator[Stop]:
         yield stop
 
 
+@pytest.mark.parametrize(
+    ("requests", "left"),
+    [
+        ([signal.SIGINT], None),
+        ([signal.SIGINT, signal.SIGTERM], signal.SIGTERM),
+        ([signal.SIGTERM, signal.SIGINT], signal.SIGTERM),
+    ],
+)
+def test_only_a_first_and_forgotten_request_to_stop_is_gone(
+    stop: Stop, requests: list[signal.Signals], left: signal.Signals | None
+) -> None:
+    for number in requests:
+        stop.request(number)
+    stop.forget(signal.SIGINT)
+    assert (stop.signal, stop.wait(0)) == (left, left is not None)
+
+
 def run(stop: Stop, *actions: str, limits: StopTimes = LIMITS, **options: Any) -> tuple[Ended, bytes]:
     output: list[bytes] = []
     argv = [sys.executable, "-I", "-S", str(TRAINER), *actions]

@@ -66,12 +66,11 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
             code = _run_agent(duty, environ, stop, ray, notes) if earlier_code is None else earlier_code
             if stop.signal is signal.SIGINT:  # The user cancelled the job.
                 code = code_after(signal.SIGINT)  # After SIGTERM's code 143, the Job would start a new pod.
-                if stop.last is signal.SIGINT:  # The run has ended; this pod stays until its bundle and code are read.
-                    stop.signal = None
             if ray is not None and _is_replaced(duty, environ, stop):
                 # end Ray at once: KubeRay replaces a head that does not answer, but not the head of a failed Ray job
                 ray_grace_s = 0.0
                 return code
+            stop.forget(signal.SIGINT)  # a cancelled run has ended, and its pod stays until bundle and code are read
             with suppress(EnvironmentMissing):  # if the disk is full, a collector pod can offer the bundle later
                 notes.write_bundle()
             _hold(duty, stop)
