@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import lzma
 import os
 import pickle
 import sys
@@ -268,6 +269,13 @@ def test_prepare_refuses_a_hostile_rollout(tmp_path: Path) -> None:
         fill(Order(kind="rollouts", folder=target, is_wanted=lambda _: True, make=storage.run), lambda _: None)
     assert not mark.exists()
     assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["vime-r3", "vime-tp2"])
+def test_a_rollout_that_vime_stored_on_a_gpu_is_data(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "0.pt"
+    path.write_bytes(lzma.decompress((ROOT / "tests" / "assets" / "rollouts" / f"{name}.pt.xz").read_bytes()))
+    check_file(path)
 
 
 def test_arrays_tensors_and_plain_values_are_data(tmp_path: Path) -> None:
