@@ -103,6 +103,10 @@ class AnyWorkload(GrowingModel):
         return "timing"
 
     @property
+    def is_timed(self) -> bool:
+        return self.purpose == "timing"
+
+    @property
     def compares_engines(self) -> bool:
         """Whether the run compares what training and rollout engines compute, instead of measuring time."""
         return self.purpose == "agreement"

@@ -106,11 +106,7 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 def _has_choice(plan: Plan) -> bool:
     """Tell whether a run is timed and may use both designs: comparisons of switches or commits need ``parallel``."""
-    return _is_timed(plan) and plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
-
-
-def _is_timed(plan: Plan) -> bool:
-    return plan.run.workload.purpose == "timing"
+    return plan.run.workload.is_timed and plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
@@ -239,8 +235,9 @@ def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "" if number else "variants differ", f"{item['name']}: {what}"
     kinds = {item["kind"] for item in summary["differences"]}
     if kinds:
-        allowed = "no other argument or variable differs between the variants"
-        yield "", "a difference between the variants is not declared" if Kind.UNDECLARED in kinds else allowed
+        undeclared = "a difference between the variants is not declared"
+        same = "no other argument or variable differs between the variants"
+        yield "", undeclared if Kind.UNDECLARED in kinds else same
 
 
 def _duration(summary: dict[str, Any]) -> str:
@@ -253,7 +250,7 @@ def _duration(summary: dict[str, Any]) -> str:
 def _effect(summary: dict[str, Any], plan: Plan) -> str:
     measure = plan.run.measure
     effect = summary["smallest_visible_effect"]
-    if not _is_timed(plan):
+    if not plan.run.workload.is_timed:
         return f"none: a run with what_for: {plan.run.workload.purpose} measures no time"
     if plan.is_crossover:
         if effect is None:

@@ -42,10 +42,10 @@ def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> l
 
 def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
     """If a run measures no time, refuse a design or a number of pairs that could give a verdict on speed."""
-    purpose, measure = plan.run.workload.purpose, plan.run.measure
-    if purpose == "timing":
+    if plan.run.workload.is_timed:
         return
-    where, what = f"run {plan.run.run}: measure", f"a run with what_for: {purpose} measures no time"
+    measure = plan.run.measure
+    where, what = f"run {plan.run.run}: measure", f"a run with what_for: {plan.run.workload.purpose} measures no time"
     if plan.is_crossover:
         yield Problem(f"{where}.design", what, got=measure.design, expected="parallel")
     elif measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
