@@ -15,6 +15,7 @@ import pytest
 from rlk_repro.base.files import sha256_file
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.logs.ops import read_ops
+from rlk_repro.plan import Plan
 from rlk_repro.replay.compare import compare_analyses
 from rlk_repro.replay.difference import find_difference
 from rlk_repro.replay.recorded import load_result
@@ -239,12 +240,10 @@ def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -
         plan = load_plan(run_dir)
     (command,) = re.findall(r"^rlk-repro submit .*$", find_section(title), flags=re.MULTILINE)
     assert f" --run {plan.run.run} --hardware {plan.hardware.hardware} " in command
-    asked = dict(re.findall(r" --set (\S+)=(\S+)", command.replace("--pairs ", "--set measure.pairs=")))
-    changed = dict(describe_setting(plan))["overrides"]
-    wanted = {path: value.lower() for path, value in re.findall(r"([\w.]+) = (\S+) \(--", changed)}
+    wanted = list_overrides(plan)
     if load_run(plan.run.run).model.gc_freeze and not plan.run.gc_freeze:
         wanted["gc_freeze"] = "false"  # the run got this key later
-    assert asked == wanted
+    assert list_set_flags(command) == wanted
 
 
 def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back() -> None:
@@ -321,6 +320,15 @@ def test_the_table_of_agreement_runs_holds_what_their_checks_found() -> None:
                 assert figures == pytest.approx(
                     [value for value in (check.largest, check.mean) if value is not None][: len(figures)], rel=0.01
                 )
+
+
+def list_set_flags(command: str) -> dict[str, str]:
+    return dict(re.findall(r" --set (\S+)=(\S+)", command.replace("--pairs ", "--set measure.pairs=")))
+
+
+def list_overrides(plan: Plan) -> dict[str, str]:
+    found = re.findall(r"([\w.]+) = (\S+) \(--", dict(describe_setting(plan))["overrides"])
+    return {path: "null" if value == "none" else value for path, value in found}
 
 
 def find_section(title: str) -> str:

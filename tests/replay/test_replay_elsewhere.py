@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.findings import Level
+from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.replay.recorded import describe_own_patch
 from rlk_repro.replay.steps import prepare, reanalyse
+from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.workloads.checkouts import FLAGS
 from tests import ROOT
 
@@ -24,14 +27,18 @@ def test_a_replay_shows_the_analysis_first_then_everything_missing(
         monkeypatch.delenv(source.variable, raising=False)
     recorded = reanalyse(bundle)
     monkeypatch.setattr("rlk_repro.replay.steps.reanalyse", lambda _: recorded)  # once is enough for both commands
+    with open_bundle(bundle) as run_dir:
+        patch = describe_own_patch(bundle, load_manifests(run_dir))
+    assert len(patch) == ("agreement" in bundle.name)  # recorded in a checkout without the folder of tests
     blocking = [str(item) for item in prepare(recorded).known_drift if item.level is Level.BLOCKING]
     assert any("gpu.count" in text for text in blocking)
     needed = {*recorded.plan.run.workload.modules, *recorded.identity.sources}
     modules = [source.module for source in FLAGS if source.module in needed]
     for flag in ((), ("--dry-run",)):
         code, out, err = call("replay", str(bundle), *flag)
-        # four bundles were recorded in a checkout without the folder of tests
-        lines = [line for line in out.splitlines() if "only files that are not part of the package" not in line]
+        lines = out.splitlines()
+        assert lines[1 : 1 + len(patch)] == patch
+        del lines[1 : 1 + len(patch)]
         assert lines[0].startswith(f"{bundle}: the analysis is reproduced ")
         assert lines[1] == recorded.analysis.verdict.headline
         assert lines[2].startswith("drift of this machine from the recorded machine")
