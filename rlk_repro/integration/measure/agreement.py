@@ -21,6 +21,7 @@ from rlk_repro.rundir.agreement import LADDER, LOG_PROBS, NUM_CLASSES, NUM_LOG_P
 
 _LOSS_MASKS: Final = "loss_masks"
 _SUMS: Final = ("abs", "k1", "k3")
+_NUM_ROWS: Final = NUM_POSITIONS + NUM_LOG_PROBS
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,6 @@ class _Microbatch:
     masks: Sequence[torch.Tensor]
     tokens: Sequence[torch.Tensor]
     responses: Sequence[int]
-
-
-@dataclass(frozen=True)
-class _Table:
-    """Counts and sums over the tokens of one microbatch.
-
-    ``counts`` (int64) has a row per band of positions, then a row per band of log-probs, and a column per class of the
-    difference; the last column counts tokens that are masked or not finite.  ``sums`` holds the sums of ``_SUMS``, then
-    ``abs`` by band of positions; ``largest`` holds the largest difference and the index of its token.
-    """
-
-    counts: torch.Tensor
-    sums: torch.Tensor
-    largest: torch.Tensor
-    num_not_finite: torch.Tensor
 
 
 class TokenRecord:
@@ -82,20 +68,20 @@ class TokenRecord:
             torch.cuda.synchronize(device)
         began = time.perf_counter()
         with torch.no_grad():
-            table = _count(_join(seen))
-            counts = table.counts[:, :NUM_CLASSES].tolist()
-            sums = table.sums.tolist()
-            size, place = table.largest.tolist()
-            num_not_finite = int(table.num_not_finite)
+            numbers = iter(_count(_join(seen)).tolist())
+        counts = [[int(next(numbers)) for _ in range(NUM_CLASSES + 1)][:NUM_CLASSES] for _ in range(_NUM_ROWS)]
         positions, log_probs = counts[:NUM_POSITIONS], counts[NUM_POSITIONS:]
+        sums = {name: next(numbers) for name in _SUMS}
+        by_position = [next(numbers) for _ in range(NUM_POSITIONS)]
+        size, place, token, num_not_finite = numbers
         return {
             "tokens": sum(map(sum, log_probs)),
-            "not_finite": num_not_finite,
+            "not_finite": int(num_not_finite),
             "by_position": _cut(positions),
             "by_log_prob": log_probs,
-            "abs_by_position": sums[len(_SUMS) :][: len(_cut(positions))],
-            "sums": dict(zip(_SUMS, sums, strict=False)),
-            "largest": _find_largest(seen, size, int(place)),
+            "abs_by_position": by_position[: len(_cut(positions))],
+            "sums": sums,
+            "largest": {"abs": size, **_find_place(seen, int(place)), "token": int(token)},
             "seconds": time.perf_counter() - began,
         }
 
@@ -122,43 +108,48 @@ def _join(seen: Sequence[_Microbatch]) -> _Microbatch:
     return _Microbatch(**{name: [part for item in seen for part in getattr(item, name)] for name in names})
 
 
-def _count(microbatch: _Microbatch) -> _Table:
+def _count(microbatch: _Microbatch) -> torch.Tensor:
+    """Return counts, sums and the largest difference as one float64 tensor, so that the host needs a single copy.
+
+    First come the counts: a row per band of positions, then a row per band of log-probs, with a column per class of
+    the difference; the last column counts tokens that are masked or not finite.  Then come the sums of ``_SUMS``,
+    ``abs`` by band of positions, the largest difference, the index of its token, that token, and the number of tokens
+    that are not finite.
+    """
     ours = torch.cat(list(microbatch.ours)).double()
     place = ours.device
     theirs = torch.cat(list(microbatch.theirs)).to(place).double()
-    r = ours - theirs
     trained = torch.cat(list(microbatch.masks)).to(place) != 0
+    parts = zip(microbatch.tokens, microbatch.responses, strict=True)
+    tokens = torch.cat([part[len(part) - length :] for part, length in parts]).to(place)
+    position = torch.cat([torch.arange(length) for length in microbatch.responses]).to(place)
+    r = ours - theirs
     is_finite = torch.isfinite(ours) & torch.isfinite(theirs)
     counts = trained & is_finite
     r = torch.where(counts, r, 0.0)
     # float32 like torch.tensor(LADDER), so that a difference of 1e-06 counts as equal to the bound 1e-06
     size = r.abs().float()
     classes = torch.where(counts, torch.bucketize(size, torch.tensor(LADDER, device=place)), NUM_CLASSES)
-    position = torch.cat([torch.arange(length, device=place) for length in microbatch.responses])
     bands = (position + 1).double().log2().floor().long().clamp(max=NUM_POSITIONS - 1)
     probable = torch.bucketize(theirs.float(), torch.tensor(LOG_PROBS, device=place))
     width = NUM_CLASSES + 1
-    table = torch.zeros((NUM_POSITIONS + NUM_LOG_PROBS) * width, dtype=torch.int64, device=place)
-    one = torch.ones_like(classes)
+    table = torch.zeros(_NUM_ROWS * width, dtype=torch.float64, device=place)
+    one = torch.ones_like(r)
     table.index_add_(0, bands * width + classes, one)
     table.index_add_(0, (NUM_POSITIONS + probable) * width + classes, one)
     by_position = torch.zeros(NUM_POSITIONS, dtype=torch.float64, device=place).index_add_(0, bands, r.abs())
     at = size.argmax()
-    return _Table(
-        counts=table.view(-1, width),
-        sums=torch.cat([torch.stack([r.abs().sum(), -r.sum(), (r.expm1() - r).sum()]), by_position]),
-        largest=torch.stack([size[at].double(), at.double()]),
-        num_not_finite=(trained & ~is_finite).sum(),
-    )
+    single = [r.abs().sum(), -r.sum(), (r.expm1() - r).sum()]
+    last = [size[at], at, tokens[at], (trained & ~is_finite).sum()]
+    return torch.cat([table, torch.stack(single), by_position, torch.stack([value.double() for value in last])])
 
 
-def _find_largest(seen: Sequence[_Microbatch], size: float, position: int) -> dict[str, Any]:
-    """Describe the token at index ``position`` among the tokens of all microbatches; ``size`` is its difference."""
+def _find_place(seen: Sequence[_Microbatch], position: int) -> dict[str, int]:
+    """Return where the token at index ``position`` among the tokens of all microbatches lies."""
     for number, microbatch in enumerate(seen):
         for sample, length in enumerate(microbatch.responses):
             if position < length:
-                token = int(microbatch.tokens[sample][position - length])
-                return {"abs": size, "microbatch": number, "sample": sample, "position": position, "token": token}
+                return {"microbatch": number, "sample": sample, "position": position}
             position -= length
     raise AssertionError("the token of the largest difference belongs to no sample")
 
