@@ -77,7 +77,7 @@ def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Itera
     if one is not None and other is not None:
         for step in (step for step in one.steps if step in other.steps):
             names = (f"{TRAINING}, {first}", f"{TRAINING}, {second}")
-            yield from _compare_variants((pair, BOTH, step), names, one, other)
+            yield from compare_training((pair, BOTH, step), names, one, other)
 
 
 def _check_step(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
@@ -170,7 +170,7 @@ def _describe_case(check: AgreementCheck) -> str:
     return f"within the contract: {check.found}" if check.num_unequal else "bitwise"
 
 
-def _compare_variants(
+def compare_training(
     place: Place, names: tuple[str, str], one: EngineLog, other: EngineLog
 ) -> Iterator[AgreementCheck]:
     """Yield the checks between the training engines of two trials; both trials need the same tokens and weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
 from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_fabric, find_difference
+from rlk_repro.replay.engines import compare_engines
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.rundir.agreement import compare_checks
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
@@ -374,6 +375,7 @@ def diff_bundles(first: Path, second: Path) -> EffectDifference:
         old, new = load_manifests(left), load_manifests(right)
         analyses = [analyse(run_dir) if run_dir.analysis.is_file() else None for run_dir in (left, right)]
         code = compare_identities(*map(read_identity, (left, right), plans))
+        engines = tuple(compare_engines(plans[0], left, right))
     if len(old) != len(new):
         findings.append(Finding(Level.BLOCKING, "nodes", str(len(old)), str(len(new))))
     for was, now in zip(old, new, strict=False):
@@ -382,6 +384,7 @@ def diff_bundles(first: Path, second: Path) -> EffectDifference:
     comparison = None
     if recorded is not None and later is not None:
         comparison = compare_analyses(recorded, later, findings, code, plans[0].run.measure.replay_margin)
+        comparison = replace(comparison, details=(*comparison.details, *engines))
     findings += code
     return EffectDifference(findings=tuple(limit_findings(findings)), comparison=comparison)
 

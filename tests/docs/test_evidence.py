@@ -16,7 +16,7 @@ from rlk_repro.base.files import sha256_file
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.plan import Plan
-from rlk_repro.replay.compare import compare_analyses
+from rlk_repro.replay.compare import compare_analyses, diff_bundles
 from rlk_repro.replay.difference import find_difference
 from rlk_repro.replay.recorded import load_result
 from rlk_repro.replay.steps import reanalyse
@@ -57,6 +57,7 @@ AGREEMENT = (
     "vime-agreement-r3-h200.tgz",
     "vime-agreement-r3-off-h200.tgz",
     "qwen3-4b-agreement-h200.tgz",
+    "vime-agreement-tp2-h100.tgz",
 )
 MODULE = {
     "With the entropy": "module-qwen3-4b-sessions-entropy-h200.tgz",
@@ -341,6 +342,24 @@ def test_the_readme_rounds_the_largest_differences_of_log_probs_up() -> None:
     ]
     for text, value in zip(told.groups(), largest, strict=True):
         assert value <= float(text) <= 1.02 * value
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "title"), [(AGREEMENT[0], AGREEMENT[4], "TP 1 and TP 2 agree"), (*AGREEMENT[1:3], "R3 changes")]
+)
+def test_differences_of_training_between_bundles_are_those_that_diff_prints(
+    first: str, second: str, title: str
+) -> None:
+    found = re.search(rf"^- \*\*{title}.*?up to\s+([\d.]+)(?: \(mean ([\d.]+)\))?", PAGE, re.MULTILINE | re.DOTALL)
+    comparison = diff_bundles(FOLDER / first, FOLDER / second).comparison
+    assert found is not None
+    assert comparison is not None
+    (line,) = (line for line in comparison.details if line.startswith("engines: 00-p1-baseline, step 0"))
+    printed = re.search(r"mean ([\d.]+), largest ([\d.]+) ", line)
+    assert printed is not None
+    assert float(found[1]) == float(printed[2])
+    assert found[2] is None or float(found[2]) == pytest.approx(float(printed[1]), rel=0.01)
+    assert line.endswith(": within the contract" if "agree" in title else ": outside the contract")
 
 
 def list_set_flags(command: str) -> dict[str, str]:
