@@ -1,4 +1,4 @@
-"""Define the base class of answers that commands print with ``--json``: each field becomes a key of the JSON object."""
+"""Define the base class of answers that commands print with ``--json``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Base class of answers; the fields of a class define the JSON Schema, which allows no other key."""
+    """Base class of answers: each field becomes a key of the JSON object, and the JSON Schema allows no other key."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -20,7 +20,7 @@ class Answer:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value in JSON's types; an object that has ``to_json`` is converted by that method."""
+    """Return a value in JSON's types, by its method ``to_json`` if it has one."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if dataclasses.is_dataclass(value):

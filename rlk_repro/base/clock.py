@@ -7,7 +7,7 @@ from datetime import datetime
 
 
 def format_utc(unix_s: float) -> str:
-    """Format a time like ``2026-11-20T13:45:12.345Z``."""
+    """Return a time like ``2026-11-20T13:45:12.345Z``."""
     whole, milliseconds = divmod(int(unix_s * 1000), 1000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
 
@@ -17,11 +17,7 @@ def utc_now() -> str:
 
 
 def parse_utc(text: str) -> float:
-    """Convert a time like ``2026-11-20T13:45:12.345Z`` to Unix seconds.
-
-    Raises:
-        ValueError: ``text`` is not a UTC time in ISO format.
-    """
+    """Return Unix seconds; raise ValueError for a text that is not a UTC time in ISO format."""
     if not text.endswith("Z"):
         raise ValueError("not UTC")
     return datetime.fromisoformat(text).timestamp()

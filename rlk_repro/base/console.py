@@ -10,18 +10,15 @@ from typing import TypeAlias
 from rlk_repro.base.escapes import printable
 
 Tell: TypeAlias = Callable[[str], object]
-"""A function that takes one progress line."""
 
 
 def silence(text: str) -> None:
-    """Print no progress; commands with ``--json`` use this function, because their standard error holds errors only."""
+    """Print no progress: with ``--json``, standard error holds errors only."""
     del text
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveLine:
-    """Where progress lines are printed; with ``is_live`` each line replaces the line before it."""
-
     tell: Tell
     is_live: bool
 

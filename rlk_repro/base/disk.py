@@ -1,7 +1,4 @@
-"""Report failed writes: an error names the path and the file system, and no partial file is left.
-
-Every writer of the package uses this module or ``rlk_repro.base.files``, so all errors about a full disk look alike.
-"""
+"""Write files so that an error names the path and the file system, and no partial file is left."""
 
 from __future__ import annotations
 
@@ -22,14 +19,11 @@ from rlk_repro.base.units import format_bytes
 WANTS_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 MORE_ROOM: Final = "export TMPDIR=/a/folder/with/room"
 OF_WRITING: Final = WANTS_ROOM | {errno.EROFS, errno.EFBIG}
-"""Error numbers of failed writes; a read or a network connection never fails with these numbers."""
+"""A read or a network connection never fails with these error numbers."""
 OF_FILE_SYSTEMS: Final = OF_WRITING | {errno.EIO, errno.ESTALE}
-"""Error numbers that mean that a whole file system failed; no caller can handle such a failure."""
 
 
 class Unwritable(EnvironmentMissing, OSError):
-    """A write failed; the error says where, why and on which file system."""
-
     @classmethod
     def at(cls, path: Path, error: OSError, hint: str | None = None) -> Unwritable:
         reason, expected = error.strerror, None
@@ -44,13 +38,9 @@ class Unwritable(EnvironmentMissing, OSError):
 
 @contextmanager
 def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
-    """Turn write errors of the block into errors about ``path``.
+    """Turn write errors of the block into ``Unwritable`` errors about ``path``.
 
-    An ``Unwritable`` that the block raises keeps its own path; if it has no hint, ``hint`` is added.
-    ``FileExistsError`` is not changed, because callers handle it.
-
-    Raises:
-        Unwritable: ``path`` cannot be written.
+    Callers handle ``FileExistsError``, so it is not changed.
     """
     try:
         yield
@@ -80,7 +70,6 @@ class Stream(io.FileIO):
             raise Unwritable.at(self._path, error) from error
 
     def sync(self) -> None:
-        """Wait until the content of the file is on disk."""
         with writing(self._path):
             os.fsync(self.fileno())
 
@@ -90,17 +79,15 @@ class Stream(io.FileIO):
 
 
 def open_stream(path: Path, mode: str) -> BinaryIO:
-    """Open a buffered ``Stream`` in mode ``wb``, ``xb`` or ``ab``."""
     return io.BufferedWriter(Stream(path, mode, path))
 
 
 @contextmanager
 def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
-    """Make a folder that is renamed to ``path`` when the block ends without an error; after an error, remove it.
+    """Make a folder that gets the name ``path`` when the block ends without an error; after an error, remove it.
 
     Raises:
         FileExistsError: ``path`` exists already.
-        Unwritable: the folder cannot be made.
     """
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -127,7 +114,6 @@ def new_folder(path: Path, *, hint: str | None = None) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder in the machine's temporary directory and remove it after the block."""
     place = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  (only to name the folder in errors)
     with writing(place, hint=MORE_ROOM):
         folder = Path(tempfile.mkdtemp(prefix=prefix))
@@ -138,7 +124,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def describe_file_system(path: Path) -> str:
-    """Return a text that says where the file system of a path is mounted, and how much space is free."""
+    """Return the mount point and the free space of a path's file system."""
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()).resolve()
     device = there.stat().st_dev
     mount = there
@@ -149,5 +135,5 @@ def describe_file_system(path: Path) -> str:
 
 
 def _open_no_link(name: str, flags: int) -> int:
-    """Open a file, but refuse a link: another user may have made the link, and it may lead to another file."""
+    """Refuse a link, because another user may have made the link, and it may lead to another file."""
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)

@@ -1,8 +1,4 @@
-"""Define every error that a user can meet, with its exit code.  Any other exception is a bug and keeps its traceback.
-
-An error holds one or more problems, so that a check of a file reports all of them at once.  Each problem says where
-and what is wrong, what was found, what was expected, and at most one next step.
-"""
+"""Define every error that a user can meet, with its exit code. Any other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -22,10 +18,7 @@ MAX_TEXT: Final = 10_000
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, printed as ``where: what, got X, expected Y`` and a hint line.
-
-    ``quoted`` are lines that another program printed.  Line breaks are escaped: texts may come from untrusted files.
-    """
+    """One thing that is wrong; ``quoted`` are lines that another program printed."""
 
     where: str
     what: str
@@ -47,7 +40,6 @@ class Problem:
 
 
 def shorten(text: str, limit: int = MAX_TEXT) -> str:
-    """Cut a text to ``limit`` characters, and append its length if it was longer."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
@@ -66,15 +58,13 @@ class RlkReproError(Exception):
 
 
 class CheckFailed(RlkReproError):
-    """The command ran, but a check failed: for example a bundle was changed, a trial failed, or a pair is void."""
+    """The command ran, but a check failed, for example of a bundle, a trial or a pair."""
 
     exit_code = 1
     title = "check failed"
 
 
 class NotReproduced(RlkReproError):
-    """``replay`` reproduced the analysis, but the new run was refused, failed or gave another result."""
-
     exit_code = 6
     title = "the re-analysis gives the sealed result, the new run does not"
 
@@ -101,14 +91,12 @@ class SchedulerRefused(RlkReproError):
 
 
 class BundleUnreadable(RlkReproError):
-    """A bundle is broken, unsafe or written by a newer version."""
-
     exit_code = 5
     title = "bundle"
 
 
 def finish(work: Callable[[], int | None]) -> int:
-    """Run ``work`` and return its exit code (None counts as 0); after an error, print it and return its exit code."""
+    """Run ``work`` and return its exit code (None counts as 0); print an error and return its exit code."""
     try:
         return work() or 0
     except RlkReproError as error:

@@ -1,8 +1,4 @@
-"""Escape untrusted text for a terminal, so that the text cannot move the cursor, hide words or begin a line.
-
-A character that cannot be printed (control characters, escape sequences, direction marks, zero-width characters,
-lone surrogates) is shown by its escape, such as ``\\x1b`` or ``\\u202e``.
-"""
+"""Escape untrusted text for a terminal, so that the text cannot move the cursor, hide words or begin a line."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ def printable_lines(text: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    """Return JSON with the same values, in which every unprintable character is written as ``\\uXXXX``."""
+    """Return JSON with equal values, in which every unprintable character is written as ``\\uXXXX``."""
     return "\n".join(line if line.isprintable() else "".join(map(_show_json, line)) for line in text.split("\n"))
 
 

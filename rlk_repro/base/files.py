@@ -24,9 +24,8 @@ CHUNK_BYTES: Final = 1 << 20
 MAX_JSON_BYTES: Final = 4 << 20
 MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
-"""Largest size in bytes of a file that lists many files, such as ``SHA256SUMS`` or ``prepared.json``."""
 MAX_ANALYSIS_BYTES: Final = 64 << 20
-"""Largest size in bytes of an analysis. Most of it is numbers, which need little more memory than their text."""
+"""An analysis may be larger, because numbers need little more memory than their text."""
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20
@@ -36,11 +35,7 @@ MAX_JSON_DIGITS: Final = 20
 def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Open a seekable stream whose content replaces ``path`` when the block ends without an error.
 
-    After a kill or a power cut, ``path`` has the old or the new content.  Without ``is_durable``, the call does
-    not wait for the disk, and a power cut may damage the file.
-
-    Raises:
-        Unwritable: the file cannot be written.
+    Without ``is_durable``, the call does not wait for the disk, and a power cut may damage the file.
     """
     with writing(path):
         _make_folder(path.parent)
@@ -68,7 +63,6 @@ def _make_folder(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, is_durable: bool = True) -> None:
-    """Write a whole file; after a kill, the file has the old or the new content."""
     with replacing(path, is_durable=is_durable) as stream:
         stream.write(data)
 
@@ -88,25 +82,16 @@ def dump_json(value: Any) -> bytes:
 
 
 def dump_json_line(value: Any) -> str:
-    """Return canonical JSON on one line, for JSON Lines files."""
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def load_json(path: Path, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Read a JSON file that rlk-repro wrote.
-
-    Raises:
-        BundleUnreadable: the file is absent, not JSON or too large, or its ``schema`` is too new.
-    """
+    """Read JSON; raise BundleUnreadable for a file that is absent, not JSON, too large, or of a newer ``schema``."""
     return parse_json(str(path), read_limited(path, max_bytes), schema=schema, max_bytes=max_bytes)
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:
-    """Read a regular file of at most ``max_bytes``.
-
-    Raises:
-        BundleUnreadable: the file is absent, unreadable, too large, or not a regular file.
-    """
+    """Read a regular file; raise BundleUnreadable for a file that is absent, unreadable, or over ``max_bytes``."""
     data = read_start(path, max_bytes + 1)
     if len(data) > max_bytes:
         raise BundleUnreadable(Problem(str(path), "too large", expected=f"at most {format_bytes(max_bytes)}"))
@@ -114,11 +99,7 @@ def read_limited(path: Path, max_bytes: int) -> bytes:
 
 
 def read_start(path: Path, num_bytes: int) -> bytes:
-    """Read the first bytes of a regular file.  A pipe is refused at once, because reading one may never end.
-
-    Raises:
-        BundleUnreadable: the file is absent, unreadable, or not a regular file.
-    """
+    """Read the first bytes of a regular file; refuse a pipe (BundleUnreadable), because reading one may never end."""
     try:
         with io.BufferedReader(io.FileIO(path, opener=_open_at_once)) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -135,14 +116,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Parse JSON bytes, such as a member of a bundle.
-
-    The parser refuses what rlk-repro never writes and what would take too much memory: NaN and infinities, numbers of
-    more than 20 digits, a key twice in one object, and too many bytes, lists or levels.
-
-    Raises:
-        BundleUnreadable: the bytes are not JSON that the parser accepts, or their ``schema`` is too new.
-    """
+    """Parse JSON; raise BundleUnreadable for NaN, infinities, long numbers, a key twice, and too much data."""
     try:
         value = decode_json(data, max_bytes)
     except ValueError as error:
@@ -153,11 +127,6 @@ def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes:
 
 
 def decode_json(data: bytes, max_bytes: int) -> Any:
-    """Decode JSON of limited size and depth, for callers that skip a broken line and read the next one.
-
-    Raises:
-        ValueError: the JSON is invalid, too large or too deep, as the message says.
-    """
     if len(data) > max_bytes:
         raise ValueError(f"{format_bytes(len(data))}, at most {format_bytes(max_bytes)} are read")
     text = data.decode()
@@ -215,7 +184,7 @@ _DECODER: Final = json.JSONDecoder(
 
 
 def check_schema(where: str, value: Any, schema: int) -> None:
-    """Refuse a value that is not an object, or whose ``schema`` this version of rlk-repro does not know."""
+    """Raise BundleUnreadable for a value without a schema number, or with a newer one than ``schema``."""
     found = value.get("schema") if isinstance(value, Mapping) else None
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise BundleUnreadable(Problem(where, "no schema number", got=found, expected=f"1 to {schema}"))

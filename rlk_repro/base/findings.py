@@ -1,4 +1,4 @@
-"""Define findings, the observations of a check.  A check collects all its findings and does not stop at the first."""
+"""Define findings, the observations of a check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_FINDINGS: Final = 1000
 
 
 class Level(StrEnum):
-    """The importance of a finding; the most serious level comes first."""
+    """The levels of findings, the most serious first."""
 
     BLOCKING = "blocking"
     WARNING = "warning"
@@ -38,7 +38,7 @@ class Finding:
 
     @classmethod
     def from_json(cls, value: Any) -> Finding:
-        """Rebuild a finding; raises KeyError, TypeError or ValueError for anything that ``to_json`` does not write."""
+        """Rebuild a finding; raise KeyError, TypeError or ValueError for a value that ``to_json`` does not write."""
         texts = [value[name] for name in ("where", "expected", "found")]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a finding must consist of strings")
@@ -50,13 +50,12 @@ def has_blocking(findings: Iterable[Finding]) -> bool:
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort by level (most serious first), then by place, so that two machines print the same list."""
     order = list(Level)
     return sorted(findings, key=lambda finding: (order.index(finding.level), finding.where, finding.found))
 
 
 def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings; keep the most serious ones of a long list, and add one finding that counts the others."""
+    """Sort findings; of a long list, keep the most serious ones, and count the others."""
     found = sort_findings(findings)
     rest = found[MAX_FINDINGS:]
     if not rest:
@@ -66,7 +65,7 @@ def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:
-    """List every dotted path at which two JSON values differ."""
+    """Yield a finding for every dotted path at which two JSON values differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from diff_values(f"{path}.{key}", old.get(key), new.get(key), level)

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _wait(trainer: int, wake_reader: int) -> int | None:
-    """Wait for the trainer and return its wait status, or None when the agent ends first."""
+    """Return the trainer's wait status, or None when the agent ends first."""
     while True:
         ready, _, _ = select.select([AGENT, wake_reader], [], [])
         if AGENT in ready:
@@ -56,7 +56,6 @@ def _wait(trainer: int, wake_reader: int) -> int | None:
 
 
 def _reap() -> list[tuple[int, int]]:
-    """Collect the children that have ended, orphans included, with their wait statuses."""
     found = []
     with contextlib.suppress(ChildProcessError):
         while (child := os.waitpid(-1, os.WNOHANG)) != (0, 0):
@@ -65,7 +64,7 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def _end_descendants(guard: int) -> None:
-    """Kill all descendants repeatedly, because a process may fork meanwhile; stop after at most END_S seconds."""
+    """Kill repeatedly, because a process may fork meanwhile."""
     until = time.monotonic() + END_S
     while (found := _find_descendants(guard)) and time.monotonic() < until:
         for pid in found:

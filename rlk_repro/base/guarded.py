@@ -1,7 +1,4 @@
-"""Run a command under the guard: start, poll and end the command together with all its descendants.
-
-Trainers, Ray, and a pod's agent run under the guard.  The caller reads the output and sets the time limit.
-"""
+"""Run a command under the guard: start, poll and end the command together with all its descendants."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class Guarded:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> None:
-        """Start the command; raises EnvironmentMissing where this Python cannot be started."""
         self.status: int | None = None
         self._socket, guards = socket.socketpair()
         try:
@@ -47,7 +43,6 @@ class Guarded:
         return self._socket.fileno()
 
     def poll(self, timeout_s: float = 0.0) -> int | None:
-        """The command's wait status; None while it runs."""
         if self.status is None and select.select([self], [], [], timeout_s)[0]:
             # A killed guard writes no status; the kernel kills the command with the guard.
             self.status = int(self._socket.recv(_STATUS_BYTES) or signal.SIGKILL)
@@ -55,7 +50,7 @@ class Guarded:
 
     @property
     def code(self) -> int | None:
-        """Return the exit code, negative after a signal; None while the command runs."""
+        """The exit code, negative after a signal; None while the command runs."""
         status = self.poll()
         return None if status is None else os.waitstatus_to_exitcode(status)
 
@@ -63,7 +58,7 @@ class Guarded:
         return len(procfs.find_descendants(self.pid))
 
     def ask(self) -> None:
-        """Send SIGTERM to all processes of the command's process group."""
+        """Send SIGTERM to the command's process group."""
         proc.signal_group(self.pid, signal.SIGTERM)
 
     def ask_command(self) -> bool:
@@ -81,12 +76,11 @@ class Guarded:
         self.release()
 
     def kill(self) -> None:
-        """Tell the guard to kill all its processes and then itself; ``poll`` then returns the status."""
         with contextlib.suppress(OSError):  # the guard has ended already
             self._socket.shutdown(socket.SHUT_WR)
 
     def release(self) -> None:
-        """Kill the remaining processes of the command and release its resources."""
+        """Kill the remaining processes of the command."""
         self.kill()
         if not proc.wait(self._process, _END_S):
             proc.signal_group(self.pid, signal.SIGKILL)

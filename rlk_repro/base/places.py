@@ -1,6 +1,6 @@
 """Replace this machine's folders by names such as ``{run_dir}``, ``{python}`` and ``~`` in records.
 
-With these names, records of two machines are comparable and hide a user's home folder.  ``secrets`` handles secrets.
+The names make records of two machines comparable and hide a user's home folder.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ PACKAGES: Final = "{packages}"
 HOME: Final = "~"
 
 _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
-# These variables name checkouts of the code under test.
 _CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "RLK_COMMITS")
 # These folders exist on every machine, so they need no name.
 _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 
 
 def hide_places(text: str, run_dir: Path | None = None) -> str:
-    """Replace folders in ``text`` by names: run directory, checkouts, Python and its environment, home."""
     return make_hider(run_dir)(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
 
 def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
-    """Return a function that replaces folders in bytes as ``hide_places`` does in text; it lists the folders once."""
+    """Return a function that replaces folders in bytes as ``hide_places`` does in text."""
     names = {
         os.fsencode(path): name.encode()
         for path, name in _list_places(run_dir)
@@ -43,7 +41,7 @@ def make_hider(run_dir: Path | None = None) -> Callable[[bytes], bytes]:
 
 
 def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield folders with their names; if a folder is listed twice, its later name counts."""
+    """If a folder is listed twice, its later name counts."""
     yield sys.executable, PYTHON
     places = [
         (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises without a home)

@@ -1,9 +1,4 @@
-"""Start other processes; no other module starts a process.
-
-Every command is an argument list; no command passes through a shell.  ``run`` is for short commands (nvidia-smi, git):
-it reads both pipes to their end and has a time limit.  ``start`` is for trials: output goes to a file descriptor, the
-child leads its own process group, and only that group is ever signalled.
-"""
+"""Start other processes; no command passes through a shell."""
 
 from __future__ import annotations
 
@@ -18,16 +13,13 @@ from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 
-# How long to read the pipes of a killed command: a process outside the command's group may keep the pipes open.
+# A process outside the group of a killed command may keep the pipes open.
 DRAIN_S: Final = 0.5
-# How long a command may take to end its processes after SIGTERM.
 END_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """The output of a short command: text is decoded as UTF-8 with replacement; ``data`` holds binary output."""
-
     argv: tuple[str, ...]
     returncode: int
     stdout: str
@@ -41,7 +33,6 @@ class Completed:
 
     @property
     def last_words(self) -> str:
-        """Return one line that says why the command failed."""
         lines = self.stderr.strip().splitlines()
         return "no answer in time" if self.is_timeout else lines[-1] if lines else f"exit code {self.returncode}"
 
@@ -55,10 +46,9 @@ def run(
     stdin: bytes = b"",
     is_binary: bool = False,
 ) -> Completed:
-    """Run a short command to its end; with ``is_binary``, ``data`` holds its output and ``stdout`` is empty.
+    """Run a short command; with ``is_binary``, ``data`` holds its output, otherwise ``stdout`` has it as text.
 
-    A command that outlives ``timeout_s`` is killed with its process group and returned with ``is_timeout`` set.
-    Processes that the command started in another session are neither killed nor waited for.
+    A command that outlives ``timeout_s`` is killed with its process group.
 
     Raises:
         EnvironmentMissing: the program is not on PATH or cannot be executed.
@@ -93,15 +83,12 @@ def start(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a long command in its own process group with stdout and stderr both on ``output_fd``."""
+    """Start a long command in its own process group, with stdout and stderr both on ``output_fd``."""
     return _popen(argv, stdin=stdin_fd, stdout=output_fd, stderr=subprocess.STDOUT, cwd=cwd, env=env)
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Wait for a command from ``start``; return whether it ended within ``timeout_s``.
-
-    Until this function returns True, no other process can get the command's process id.
-    """
+    """Wait for a command from ``start``; return whether it ended within ``timeout_s``."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -113,9 +100,6 @@ def run_shown(argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None)
     """Run a long command, show its output on standard error, and return its exit code, or None after the time limit.
 
     SIGTERM and an interrupt end the command before they end this process.
-
-    Raises:
-        EnvironmentMissing: the program is not on PATH or cannot be executed.
     """
     process = start(argv, output_fd=sys.stderr.fileno(), cwd=cwd)
     before = signal.signal(signal.SIGTERM, _exit_by_signal)
@@ -141,11 +125,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str]) -> int:
-    """Start a command that outlives this process, in its own session, and return its pid.
-
-    Raises:
-        EnvironmentMissing: the program is not on PATH or cannot be executed.
-    """
+    """Start a command that outlives this process, in its own session, and return its pid."""
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, output_fd, 1),
@@ -169,7 +149,6 @@ def signal_group(pid: int, number: signal.Signals) -> bool:
 
 
 def signal_process(pid: int, number: signal.Signals) -> bool:
-    """Signal one process that rlk-repro started; return False if the process is already gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -178,7 +157,7 @@ def signal_process(pid: int, number: signal.Signals) -> bool:
 
 
 def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Read what a killed command wrote and close its pipes, even where a child still holds them open."""
+    """Close the pipes of a killed command, even where a child still holds them open."""
     try:
         return process.communicate(timeout=DRAIN_S)
     except subprocess.TimeoutExpired as error:

@@ -1,4 +1,4 @@
-"""Read the state of processes from /proc.  The module ``proc`` starts and signals processes."""
+"""Read the state of processes from /proc."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STAT_BYTES: Final = 4096
 class ProcessStat:
     """The values of a process in /proc/<pid>/stat.
 
-    ``start_ticks`` counts ticks from boot to the start of the process, and so tells two processes with one pid apart.
+    ``start_ticks`` counts from boot to the start of the process, and tells two processes with one pid apart.
     """
 
     state: str
@@ -32,7 +32,6 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Read the state of a process; return None if no such process runs."""
     try:
         handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -55,12 +54,11 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def find_session(session: int) -> dict[int, ProcessStat]:
-    """List the processes of a session by pid, without zombies."""
+    """Return the processes of a session by pid, without zombies."""
     return {pid: stat for pid, stat in _read_all().items() if stat.session == session and stat.is_running}
 
 
 def find_descendants(ancestor: int) -> dict[int, ProcessStat]:
-    """List the descendants of a process by pid, without zombies."""
     everybody = _read_all()
     children: dict[int, list[int]] = {}
     for pid, stat in everybody.items():

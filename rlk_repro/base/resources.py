@@ -1,7 +1,4 @@
-"""Find the shipped runs, hardware, stacks and profiles: in the package (wheel), or beside the package (checkout).
-
-A name is looked up as a path, then in the user's folder (profiles only), then among the shipped files.
-"""
+"""Find the shipped runs, hardware, stacks and profiles: in the package (wheel), or beside the package (checkout)."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def data_dir(name: str) -> Path:
-    """Return the folder of one kind of data: ``jobs``, ``manifests``, ``slurm`` or ``k8s``."""
     packaged = PACKAGE / "_data" / name
     return packaged if packaged.is_dir() else PACKAGE.parent / name
 
@@ -42,11 +38,7 @@ def list_names(folders: list[Path]) -> list[str]:
 
 
 def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
-    """Find a file by path (a text with a slash or ending in .yaml) or by name in ``folders``.
-
-    Raises:
-        SpecError: there is no such file (the message lists what exists), or a folder cannot be read.
-    """
+    """Find a file by path or by name in ``folders``; raise SpecError if there is no such file or folder to read."""
     try:
         return _find_yaml(kind, name, folders)
     except OSError as error:
@@ -76,7 +68,6 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
 
 
 def suggest(name: str, known: list[str]) -> str | None:
-    """Return ``did you mean 'x'?`` for a known name that begins with ``name`` or is similar; otherwise None."""
     near = _find_near(name, known)
     return f"did you mean '{near[0]}'?" if near else None
 
@@ -106,6 +97,5 @@ def profile_folders(cluster: str) -> list[Path]:
 
 
 def all_profile_folders() -> list[Path]:
-    """Return the profile folders of all clusters, for commands that read the cluster from a profile."""
     shipped = [data_dir("jobs"), data_dir("slurm"), data_dir("k8s")]
     return [user_profiles_dir(), *(folder / "profiles" for folder in shipped)]

@@ -1,6 +1,5 @@
 """Compute git's hash of a folder's files, which identifies a source tree even where there is no repository.
 
-The unpacked archive of a commit has the commit's tree hash.
 https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
 """
 
@@ -16,9 +15,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 REPOSITORY: Final = (".git", "__pycache__")
-"""Names of files that are never sources: git's own records and Python's caches."""
 GENERATED: Final = (*REPOSITORY, "*.pyc", "*.so", "*.egg-info")
-"""Names of files that an installation or a build adds to a folder of sources."""
 
 _Choice: TypeAlias = Callable[[Path], bool]
 _Links: TypeAlias = Mapping[Path, str]
@@ -32,7 +29,7 @@ def hash_tree(folder: Path, left_out: Iterable[str] = REPOSITORY) -> str:
 
 
 def hash_python(package: Path) -> str:
-    """Return git's hash of a package's Python files, which is equal in a checkout, an archive and an installation."""
+    """Return a hash that is equal for a package in a checkout, an archive and an installation."""
     return _hash_folder(package, lambda path: path.is_dir() or path.suffix == ".py").hex()
 
 

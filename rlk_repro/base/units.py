@@ -1,4 +1,4 @@
-"""Format numbers for people and for files.  No other module decides how many digits are kept."""
+"""Format numbers for people and for files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def canonical(value: float) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration like ``0.42 s``, ``12.3 s``, ``3 min 05 s`` or ``2 h 07 min``."""
+    """Return a text like ``0.42 s``, ``3 min 05 s`` or ``2 h 07 min``."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < 60:
@@ -40,7 +40,7 @@ def parse_minutes(text: str) -> float | None:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Format a size in binary multiples, like ``512 B`` or ``1.5 MiB``."""
+    """Return a size like ``512 B`` or ``1.5 MiB``."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -50,12 +50,11 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Format a number with at most ``digits`` significant digits; very small and large ones are in scientific form."""
     return f"{value:.{digits}g}"
 
 
 def format_percent(ratio: float) -> str:
-    """Format a ratio as a signed change: 0.95 is ``-5.00 %``; a change that rounds to zero is always ``+0.00 %``."""
+    """Return a change with its sign: the ratio 0.95 is ``-5.00 %``."""
     return f"{(ratio - 1) * 100:+z.2f} %"
 
 
@@ -64,12 +63,11 @@ def format_count(value: int) -> str:
 
 
 def count(number: int, noun: str, nouns: str = "") -> str:
-    """Format a count: ``1 pair``, ``6 pairs``, ``9,216 tokens``; ``nouns`` is the plural if it is not ``noun`` + s."""
+    """Return a text like ``1 pair`` or ``9,216 tokens``; ``nouns`` is the plural if it is not ``noun`` + s."""
     return f"{format_count(number)} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def name_some(items: Iterable[str], limit: int = 3) -> str:
-    """Name the first few items, like ``a, b, c and 4 more``."""
     names = list(items)
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,7 +1,7 @@
-"""Parse hand-written YAML into plain data, with the line of every key; every problem names its line.
+"""Parse hand-written YAML into plain data; every problem names its line.
 
-Scalars follow the YAML 1.2 core schema, so that ``1e-6`` is a number, and ``no`` and ``1:30`` are text.
-Anchors, tags and duplicate keys are refused, because a reader can misread a file that uses them.
+Scalars follow the YAML 1.2 core schema, so that ``1e-6`` is a number, and ``no`` and ``1:30`` are text. Anchors, tags
+and duplicate keys are refused, because a reader can misread a file that uses them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class YamlSource:
     lines: dict[Path_, int] = field(default_factory=dict)
 
     def where(self, path: Path_) -> str:
-        """Format a place: ``jobs/x.yaml:12: measure.pairs``; a missing path gets the line of its nearest parent."""
+        """Return a place like ``jobs/x.yaml:12: measure.pairs``; a missing path gets the line of its nearest parent."""
         dotted = format_path(path)
         shown = path
         while shown and shown not in self.lines:
@@ -49,7 +49,7 @@ class YamlSource:
 
 
 def format_path(path: Path_) -> str:
-    """Format a path as ``workload.task[0].kind``."""
+    """Return a path like ``workload.task[0].kind``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))
@@ -57,11 +57,7 @@ def format_path(path: Path_) -> str:
 
 
 def parse_yaml(name: str, data: bytes) -> YamlSource:
-    """Parse one document.
-
-    Raises:
-        SpecError: the text is not UTF-8, not YAML, or uses a refused construct; every problem names file and line.
-    """
+    """Parse one document; raise SpecError for text that is not UTF-8, not YAML, or uses a refused construct."""
     if len(data) > MAX_BYTES:
         raise SpecError(Problem(name, "file is too large", got=len(data), expected=f"at most {MAX_BYTES} bytes"))
     try:
@@ -82,11 +78,7 @@ def parse_yaml(name: str, data: bytes) -> YamlSource:
 
 
 def parse_scalar(text: str) -> Any:
-    """Parse a value typed after ``--set path=``: a YAML scalar or flow collection.
-
-    Raises:
-        SpecError: the text is not a YAML value.
-    """
+    """Parse a value typed after ``--set path=``; raise SpecError if it is not YAML."""
     return parse_yaml("value", text.encode("utf-8", errors="surrogateescape")).value
 
 
