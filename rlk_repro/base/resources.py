@@ -38,7 +38,7 @@ def list_names(folders: list[Path]) -> list[str]:
 
 
 def find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
-    """Find a file by path or by name in ``folders``; raise SpecError if there is no such file or folder to read."""
+    """Find a file by its path or by its name in ``folders``; raise SpecError if it is absent or unreadable."""
     try:
         return _find_yaml(kind, name, folders)
     except OSError as error:

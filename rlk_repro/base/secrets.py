@@ -30,7 +30,7 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """``hint`` matches every line that ``regex`` matches; lines that ``hint`` does not match are skipped, to save time.
+    """``regex`` finds secrets only in lines that ``hint`` matches, to save time; a hint is alternatives without groups.
 
     The text of a group named ``keep`` stays in front of the redacted part.
     """

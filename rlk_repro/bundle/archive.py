@@ -1,8 +1,7 @@
-"""Write and read the tar archive of a bundle as a stream.  The same files always give the same bytes.
+"""Write and read the tar archive of a bundle (docs/bundle-format.md) as a stream.
 
 tarfile's own reader is not used, because its behaviour depends on Python's patch release: 3.11.7 reads beyond the end
-of a pax record, and a broken header after the first member silently ends the archive.  docs/bundle-format.md describes
-the format.
+of a pax record, and a broken header after the first member silently ends the archive.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:|\\")
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file or folder of a bundle.  ``name`` is relative to the run directory, whose own name is empty."""
+    """One file or folder of a bundle; ``name`` is relative to the run directory, whose own name is empty."""
 
     name: str
     size_bytes: int
@@ -59,7 +58,6 @@ class Member:
 
 
 def find_unsafe(path: str) -> str | None:
-    """Return why a path in an archive must not be unpacked, or None if the path is safe."""
     parts = path.split("/")
     if path.startswith("/"):
         return "absolute path"
@@ -79,7 +77,7 @@ def find_unsafe(path: str) -> str | None:
 
 
 def render_header(path: str, size_bytes: int) -> bytes:
-    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.  A long name adds blocks before the header.
+    """Return a file's header blocks: GNU format, owner 0, time 0, mode 644.
 
     Python's tarfile is not used, because the bytes that it writes may depend on Python's version.
     """
@@ -101,8 +99,6 @@ def _render_block(name: bytes, size_bytes: int, kind: bytes) -> bytes:
 
 
 class ArchiveWriter:
-    """Writes files into a gzipped tar archive, in the order of the calls of ``add``."""
-
     def __init__(self, stream: BinaryIO) -> None:
         self._gzip = GzipWriter(stream)
 
@@ -124,20 +120,16 @@ class ArchiveWriter:
 class ArchiveReader:
     """Iterates over the members of an archive; ``data`` streams the current member.
 
-    For content that no bundle may hold, such as a link, the reader raises BundleUnreadable, which names archive and
-    member.  An iteration that ends without an error has checked the length and the CRC of the whole file.
-
-    Attributes:
-        is_own: whether the gzip header says that ``ArchiveWriter`` packed the archive.
-        foreign_member: in an archive of another tool, the first member whose header or padding ``ArchiveWriter`` would
-            have written differently.
+    An iteration that ends without an error has checked the length and the CRC of the whole file. ``is_own`` says
+    whether the header names ``ArchiveWriter`` as the packer; otherwise ``foreign_member`` is the first member with a
+    header or padding that ``ArchiveWriter`` does not write.
     """
 
     def __init__(self, stream: BinaryIO, archive: str, *, limits: Limits | None = None) -> None:
         self._place = ReaderPlace(archive)
         self._gzip = GzipReader(stream, self._place, limits or Limits())
         self._num_unread_bytes = 0
-        self._is_file: dict[str, bool | None] = {}
+        self._is_file: dict[str, bool | None] = {}  # None for a folder without an entry of its own
         self.is_own = self._gzip.packed_digest is not None
         self.foreign_member: str | None = None
 
@@ -153,7 +145,7 @@ class ArchiveReader:
 
     @property
     def is_as_packed(self) -> bool:
-        """Whether ``ArchiveWriter`` wrote every byte of the archive; the answer is known after the iteration."""
+        """Whether ``ArchiveWriter`` wrote every byte of the archive; known after the iteration."""
         return self._gzip.is_as_packed
 
     def data(self) -> Iterator[memoryview]:
@@ -244,7 +236,7 @@ class ArchiveReader:
             self._place.refuse("refused: a sparse file")
 
     def _check_path(self, path: str, is_folder: bool) -> str:
-        """Return a member's path relative to the run directory, without the ``./`` that ``tar -C folder .`` adds."""
+        """Remove the ``./`` that ``tar -C folder .`` adds."""
         if is_folder and path == ".":
             return ""
         name = path.removeprefix("./")
@@ -260,18 +252,14 @@ class ArchiveReader:
         return int(text)
 
     def _register(self, name: str, *, is_file: bool) -> None:
-        """Refuse a duplicate name, a name that is both a file and a folder, and too many entries.
-
-        ``_is_file`` maps a name to True for a file, to False for a folder, and to None for a folder without an entry of
-        its own.
-        """
+        """Refuse a duplicate name, a name that is both a file and a folder, and too many entries."""
         if name in self._is_file and (is_file or self._is_file[name] is not None):
             self._place.refuse("refused: appears twice")
         self._is_file[name] = is_file
         while name:
             name = name.rpartition("/")[0]
             if name in self._is_file and not self._is_file[name]:
-                break  # this folder and all folders above it are already in the mapping
+                break
             if self._is_file.setdefault(name, None):
                 self._place.refuse("refused: a folder in this path is also a file")
         if len(self._is_file) > self._gzip.most_members:
@@ -292,7 +280,7 @@ class ArchiveReader:
         self._check_layout()
 
     def _check_layout(self) -> None:
-        """Refuse an archive whose members all lie in one folder: it was packed from outside the run directory."""
+        """Refuse an archive that was packed from outside the run directory."""
         files = [name for name, is_file in self._is_file.items() if is_file]
         plan = min((name for name in files if name.endswith(f"/{_PLAN}")), key=len, default="")
         folder = plan.removesuffix(_PLAN)
@@ -303,7 +291,6 @@ class ArchiveReader:
 
 
 def read_own(pieces: Iterable[bytes | memoryview], max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
-    """Read a member to its end; return its bytes, or None if there are more than ``max_bytes``."""
     data = bytearray()
     num_bytes = 0
     for piece in pieces:

@@ -1,7 +1,4 @@
-"""Write SHA256SUMS, read it, and find files that differ from it.
-
-GNU's ``sha256sum -c`` reads SHA256SUMS.  Equal files give equal bytes: names are sorted, digests are in lower case.
-"""
+"""Write SHA256SUMS, which ``sha256sum -c`` can read, and find files that differ from it."""
 
 from __future__ import annotations
 
@@ -60,7 +57,6 @@ def parse_checksums(data: bytes) -> tuple[dict[str, str], list[Finding]]:
 
 
 def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding for each missing, changed or extra file, sorted by name."""
     for name in sorted(listed.keys() | found.keys(), key=sort_key):
         if name not in found:
             yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", "missing")

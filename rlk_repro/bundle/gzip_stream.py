@@ -1,7 +1,6 @@
 """Write and read the gzip file around a bundle's tar archive; its header records the sha256 of all later bytes.
 
-gzip's CRC detects damage to the content.  The sha256 also detects changed bytes that inflate to the same content.  Any
-gzip tool can read the file; other tools ignore the sha256.
+The sha256 also detects changed bytes that inflate to the same content, which gzip's CRC does not.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ _DIGEST_BYTES: Final = 32
 class Limits:
     """Limits of a bundle: the number of files and folders, the inflated bytes, and inflated bytes per compressed byte.
 
-    Inflating makes logs 4 to 7 times larger, one repeated line 70 times, zeros 1000 times.  Each inflated byte costs
-    time and memory, so a file of up to ``small_file_bytes`` may inflate to at most ``small_total_bytes``.  For a
-    larger file, this limit grows by ``ratio`` bytes for each byte of the file beyond ``small_file_bytes``.
+    Inflating makes logs 4 to 7 times larger, one repeated line 70 times, zeros 1000 times.
     """
 
     num_members: int = 100_000
@@ -63,19 +60,15 @@ class Limits:
         return min(self.total_bytes, self.small_total_bytes + self.ratio * beyond_bytes)
 
     def most_members(self, file_bytes: int) -> int:
-        """Return the largest number of entries that a file of this size may hold."""
         is_small = file_bytes <= self.small_file_bytes
         return min(self.num_members, self.small_num_members) if is_small else self.num_members
 
     def most_lines(self, file_bytes: int) -> float:
-        """Return the largest number of lines that a file of this size may hold; only small files have a limit."""
         return self.small_num_lines if file_bytes <= self.small_file_bytes else math.inf
 
 
 @dataclass
 class ReaderPlace:
-    """The names of the archive and the member that are being read; error messages begin with these names."""
-
     archive: str
     member: str = ""
 
@@ -85,10 +78,9 @@ class ReaderPlace:
 
 
 class GzipReader:
-    """Inflates a gzip file in pieces, within limits; length and CRC are checked before the last piece is returned.
+    """Inflates a gzip file within limits; length and CRC are checked before the last piece is returned.
 
-    Attributes:
-        packed_digest: sha256 of all bytes after the header, as ``GzipWriter`` recorded it; None in other tools' files.
+    ``packed_digest`` is the sha256 that ``GzipWriter`` recorded, or None for a file of another tool.
     """
 
     def __init__(self, stream: BinaryIO, place: ReaderPlace, limits: Limits) -> None:
@@ -113,7 +105,6 @@ class GzipReader:
         return piece
 
     def check_room(self, size_bytes: int) -> None:
-        """Refuse a member that would exceed a limit, before any byte of the member is read."""
         limits, expected_bytes = self._limits, self._num_inflated_bytes + size_bytes
         if expected_bytes > limits.total_bytes:
             self._refuse_size(expected_bytes)
@@ -123,7 +114,6 @@ class GzipReader:
 
     @property
     def is_as_packed(self) -> bool:
-        """Whether all bytes after the header are those that ``GzipWriter`` wrote."""
         return self._digest.digest() == self.packed_digest
 
     @property
@@ -223,7 +213,7 @@ class GzipReader:
 
 
 class GzipWriter:
-    """Writes a gzip file.  Equal data give equal bytes with the same compression library and processor."""
+    """Writes a gzip file; equal data give equal bytes with the same compression library and processor."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -239,7 +229,6 @@ class GzipWriter:
         self._put(self._engine.compress(data))
 
     def close(self) -> None:
-        """Write the end of the gzip file, then the digest into its header."""
         size = self._num_bytes & 0xFFFFFFFF
         self._put(self._engine.flush() + self._crc.to_bytes(4, "little") + size.to_bytes(4, "little"))
         self._stream.seek(len(_OUR_HEADER))

@@ -1,4 +1,4 @@
-"""Seal, pack, unpack and describe bundles.  docs/bundle-format.md describes the format; ``verify.py`` checks it."""
+"""Seal, pack, unpack and describe bundles (docs/bundle-format.md)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ _ANALYSIS: Final = str(_LAYOUT.analysis)
 _UNPACKED: Final = "bundle"
 _SHORT_HASH: Final = 12
 _MAX_FACT: Final = 500
-# For each value in the description of a bundle: the file that records the value, and the keys in that file.
 _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "name": (_PLAN, ("experiment", "run", "run")),
     "lane": (_PLAN, ("experiment", "run", "lane")),
@@ -51,10 +50,7 @@ _FACTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BundleInfo:
-    """A description of a bundle.  ``bundle_id`` is None if the bundle has no seal; ``trials`` maps trials to statuses.
-
-    ``facts`` maps names to values of the plan and the analysis; a value that is not recorded is None.
-    """
+    """A description of a bundle; ``bundle_id`` is None without a seal, and a fact is None if it is not recorded."""
 
     run_id: str
     bundle_id: str | None
@@ -69,7 +65,6 @@ class BundleInfo:
         return self.bundle_id is not None
 
     def lines(self) -> list[str]:
-        """Return the description as lines of text for a user."""
         facts = {name: value or "not recorded" for name, value in self.facts.items()}
         if self.facts["plan_hash"]:
             facts["plan_hash"] = facts["plan_hash"][:_SHORT_HASH]
@@ -101,8 +96,7 @@ class BundleInfo:
 class FolderReader:
     """Reads the files of a run directory as ``ArchiveReader`` reads a bundle; ``data`` streams the current file.
 
-    Attributes:
-        refused: the reason for each file that cannot be packed, by file name; complete after the iteration.
+    ``refused`` has the reason for each file that cannot be packed; it is complete after the iteration.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -125,7 +119,7 @@ class FolderReader:
                 yield Member(name=name, size_bytes=self._num_unread_bytes)
 
     def data(self) -> Iterator[bytes]:
-        """Yield the bytes that the current file had when it was opened; a file that shrank gives fewer bytes."""
+        """Yield at most the bytes that the current file had when it was opened."""
         assert self._stream is not None
         try:
             while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
@@ -135,7 +129,6 @@ class FolderReader:
             raise _unreadable(Path(self._stream.name), error) from error
 
     def check(self) -> None:
-        """Raise CheckFailed if a file cannot be packed."""
         if self.refused:
             root = self._run_dir.root
             raise CheckFailed(
@@ -204,7 +197,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
     """Write the run directory, sealed or not, as a bundle; the default path is ``run_dir.bundle``.
 
     Raises:
-        CheckFailed: the directory holds a link or device, a sealed file changed, or a file shrank while it was packed.
+        CheckFailed: the directory holds a link or device, or a file changed after sealing or shrank meanwhile.
     """
     target = target or run_dir.bundle
     reader = FolderReader(run_dir)
@@ -229,9 +222,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
     """Unpack a bundle into a new folder, which becomes a run directory; after an error the folder does not exist.
 
     Raises:
-        BundleUnreadable: the bundle is broken, unsafe or beyond the limits.
         SpecError: there is no such bundle, or the destination exists.
-        EnvironmentMissing: the destination cannot be written.
     """
     if destination.exists():
         raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
@@ -245,11 +236,7 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[RunDir]:
-    """Yield the run directory ``path``; for a bundle, yield an unpacked copy, which exists until the block ends.
-
-    Raises:
-        SpecError, BundleUnreadable: for the reasons that ``unpack`` lists.
-    """
+    """Yield the run directory ``path``; for a bundle, yield an unpacked copy, which exists until the block ends."""
     if is_folder(path):
         yield RunDir(path)
         return
@@ -260,11 +247,7 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
 
 
 def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
-    """Describe a bundle or run directory without checking it.  A bundle is read once and not unpacked.
-
-    Raises:
-        BundleUnreadable: the file is not a bundle, or it is broken, unsafe or beyond the limits.
-    """
+    """Describe a bundle or run directory without checking or unpacking it."""
     if is_folder(path):
         return _inspect(FolderReader(RunDir(path)), RunDir(path).run_id)
     with open_archive(path, limits=limits) as reader:
@@ -276,7 +259,6 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
     """Stream the members of a bundle without unpacking it.
 
     Raises:
-        SpecError: there is no such file.
         BundleUnreadable: the file is not a bundle, or is broken, unsafe or over the limits; also raised during reading.
     """
     try:
@@ -297,7 +279,7 @@ def is_folder(path: Path) -> bool:
     """Tell whether the path is a run directory instead of a packed bundle.
 
     Raises:
-        BundleUnreadable: the user may not read the path, or the path is a folder that is not a run directory.
+        BundleUnreadable: the path is unreadable, or is a folder without the files of a run directory.
     """
     try:
         if not path.is_dir():
@@ -378,7 +360,7 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
 
 
 def _find_fact(value: Any, keys: Iterable[str]) -> str | None:
-    """Return a text of an untrusted record, shortened and safe to print, or None if ``keys`` lead to no text."""
+    """Shorten a text of an untrusted record and make it safe to print."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return printable(value[:_MAX_FACT]) if isinstance(value, str) and value else None

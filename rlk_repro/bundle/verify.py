@@ -1,7 +1,4 @@
-"""Check whether a bundle is unchanged since it was sealed, and report every problem in one pass, without unpacking.
-
-The module ``replay`` checks whether a bundle's numbers follow from its logs.
-"""
+"""Check whether a bundle is unchanged since it was sealed, and report every problem in one pass, without unpacking."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from rlk_repro.rundir.paths import RunDir
 
 _LAYOUT: Final = RunDir(Path())
 _PARTS_OF_NODE_AND_TRIAL_FILES: Final = 3
-# The newest schema number that this version reads in each file.  Tests compare it with the module that writes the file.
+# The newest schema number that this version reads in each file.
 _SCHEMAS: Final = {
     str(_LAYOUT.plan): 1,
     str(_LAYOUT.submission): 1,
@@ -52,10 +49,10 @@ _ID: Final = re.compile("[0-9a-f]{12,64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The result of checking a bundle.
+    """The result of checking a bundle; ``bundle_id`` is computed from the files, and None if the bundle was never
+    sealed.
 
-    ``bundle_id`` is computed from the files; it is None if the bundle was never sealed.  ``claimed_id`` is the id of
-    the bundle's own SHA256SUMS if that id differs from ``bundle_id``.
+    ``claimed_id`` is the id that the bundle's own SHA256SUMS gives, if that id differs from ``bundle_id``.
     """
 
     findings: tuple[Finding, ...]
@@ -74,10 +71,8 @@ class _Contents:
 def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None = None) -> Verification:
     """Check a bundle or a run directory against its SHA256SUMS, and check the schema numbers of rlk-repro's JSON files.
 
-    Blocking findings: a file is changed, missing, extra or malformed; the bundle is unsealed, of a newer schema or
-    changed after packing; or its id does not begin with ``expected_id``. A warning: another tool packed the bundle, so
-    owners, modes and times are not checked.  An empty list of findings means that the bundle has not changed since it
-    was sealed.  One pass over the bundle gives all findings and the id.
+    Any difference is a blocking finding, also an id that does not begin with ``expected_id``. If another tool packed
+    the bundle, a warning says that owners, modes and times are not checked.
 
     Raises:
         SpecError: there is no such file, or ``expected_id`` is not 12 to 64 hex digits.
@@ -152,7 +147,6 @@ def _read(reader: ArchiveReader | FolderReader, contents: _Contents) -> None:
 
 
 def _find_schema(name: str) -> int | None:
-    """Return the newest schema number that this version reads in a file; None for a file without a schema."""
     parts = name.split("/")
     if len(parts) == _PARTS_OF_NODE_AND_TRIAL_FILES:
         parts[1] = "*"
@@ -177,7 +171,6 @@ def _compare(contents: _Contents) -> list[Finding]:
 
 
 def _find_damaged(path: Path, contents: _Contents) -> list[Problem]:
-    """Find members whose bytes differ from the seal, among the members that were read before the error."""
     if contents.checksums is None:
         return []
     listed, _ = parse_checksums(contents.checksums)
@@ -199,7 +192,6 @@ def _find_extra_folders(contents: _Contents) -> list[Finding]:
 
 
 def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
-    """Check that an archive of rlk-repro has the bytes that were packed; an archive of another tool gives a warning."""
     if reader.is_as_packed:
         return []
     if reader.is_own:

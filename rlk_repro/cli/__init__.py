@@ -1,8 +1,4 @@
-"""Define the command line.
-
-Each other module of this package defines commands: a command parses options, calls one function and prints the result.
-This module prints all errors.
-"""
+"""Define the command line, and print all errors."""
 
 from __future__ import annotations
 
@@ -78,7 +74,7 @@ doctor.register(app)
 
 
 def main() -> None:
-    """Run the command line.  A known error is printed and gives the exit code; any other error is reported as a bug."""
+    """Run the command line; a known error gives its exit code, and any other error is reported as a bug."""
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal's encoding lacks must not end a run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -102,7 +98,6 @@ def main() -> None:
 
 
 def _show_example() -> None:
-    """Print an example of the command that was typed; the parser has already printed what is wrong."""
     words = [" ".join(sys.argv[1:length]) for length in (3, 2)]
     if found := [EXAMPLES[name] for name in words if name in EXAMPLES]:
         sys.stderr.write(f"  example: {as_typed(found[0])}\n")

@@ -1,7 +1,4 @@
-"""Define answers that commands print with ``--json``; some other modules define further answers.
-
-Commands import this module only when they print JSON.  ``tools/schemas.py`` makes the JSON Schema of all answers.
-"""
+"""Define answers that commands print with ``--json``; commands import this module only when they print JSON."""
 
 from __future__ import annotations
 
@@ -146,7 +143,7 @@ class Verified(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class EnginesCompared(Answer):
-    """The answer of ``agreement``: a sentence, all checks, and whether the contract differs from this version's."""
+    """The answer of ``agreement``; ``is_other_contract`` says that the contract differs from this version's."""
 
     summary: str
     checks: tuple[AgreementCheck, ...]

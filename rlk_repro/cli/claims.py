@@ -76,7 +76,7 @@ def check(
 
 
 def _require_place(output: Path) -> None:
-    """Check that the file can be written, before a measurement that takes minutes; create nothing."""
+    """A measurement takes minutes, so this check comes first and creates nothing."""
     import os
 
     from rlk_repro.base.errors import EnvironmentMissing, Problem

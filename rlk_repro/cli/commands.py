@@ -47,7 +47,6 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "submit": "rlk-repro submit qwen3-30b-a3b --cluster slurm --dry-run",
     "verify": "rlk-repro verify bundle.tgz",
 }
-"""An example for each command; a key is a command without ``rlk-repro``, such as ``env check``."""
 
 _TYPED: Final = re.compile(
     rf"(?<![/.-])rlk-repro (?=(?:{'|'.join(sorted({words.split()[0] for words in EXAMPLES}))})\b)"
@@ -62,8 +61,6 @@ def as_typed(text: str) -> str:
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands; the help of each command ends with its example."""
-
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if isinstance(command, TyperCommand):
@@ -80,7 +77,6 @@ class CommandGroup(TyperGroup):
 
 
 def new_group(app: typer.Typer, name: str, purpose: str) -> typer.Typer:
-    """Add a group of commands, such as ``images``, and return it."""
     group = typer.Typer(cls=CommandGroup, help=purpose, no_args_is_help=True)
     app.add_typer(group, name=name)
     return group

@@ -19,8 +19,6 @@ FOLDERS: Final[Mapping[str, Callable[[], list[Path]]]] = {
 
 
 def _complete_from(kind: str) -> Callable[[str], list[str]]:
-    """Return a function that lists the names of one kind that begin with the typed text."""
-
     def complete(incomplete: str) -> list[str]:
         return [name for name in resources.list_names(FOLDERS[kind]()) if name.startswith(incomplete)]
 
@@ -34,7 +32,7 @@ complete_profile = _complete_from("profiles")
 
 
 def complete_id(incomplete: str) -> list[str]:
-    """List matching run ids, newest first."""
+    """Return matching run ids, newest first."""
     from rlk_repro.rundir.store import list_run_dirs
 
     return [item.run_id for item in reversed(list_run_dirs()) if item.run_id.startswith(incomplete)]

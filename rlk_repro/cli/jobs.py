@@ -91,7 +91,6 @@ def status(
 
 
 def _advise(run_dir: RunDir, job: JobState, progress: Progress | None) -> str:
-    """Name the next command for a run whose job has ended; return an empty text where the run is sealed or refused."""
     from rlk_repro.clusters.api import JobState
     from rlk_repro.submit import finishing
 

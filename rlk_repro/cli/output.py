@@ -1,7 +1,4 @@
-"""Print the output of all commands, and define their options ``--json`` and ``--unsealed``.
-
-This module escapes control characters, because output can hold text from bundles and other programs.
-"""
+"""Print the output of all commands; control characters are escaped, because output can hold text from bundles."""
 
 from __future__ import annotations
 
@@ -37,12 +34,10 @@ def say_text(text: str) -> None:
 
 
 def note(line: str) -> None:
-    """Write one line of progress, or a remark, to standard error."""
     typer.echo(printable(as_typed(line)), err=True)
 
 
 def say_json(value: Any) -> None:
-    """Print one answer, or a list of answers, as JSON."""
     from rlk_repro.base.answer import to_plain
     from rlk_repro.base.files import dump_json
 
@@ -50,10 +45,7 @@ def say_json(value: Any) -> None:
 
 
 def show(print_on: Callable[[Console], None]) -> None:
-    """Write what ``print_on`` prints, in colour on a terminal only.
-
-    This function escapes nothing: ``print_on`` must escape text that comes from bundles.
-    """
+    """Write what ``print_on`` prints, in colour on a terminal only; ``print_on`` must escape text from bundles."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -63,7 +55,7 @@ def show(print_on: Callable[[Console], None]) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to standard output; a failure becomes EnvironmentMissing, except for a closed pipe."""
+    """A closed pipe raises OSError, any other failure EnvironmentMissing."""
     try:
         typer.echo(text, nl=False, color=True)  # without color=True, typer removes escape sequences in a pipe
     except OSError as error:

@@ -87,7 +87,6 @@ def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
 
 
 def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
-    """Choose the hardware, which decides how many GPUs convert a model; a run with one layout needs no choice."""
     from rlk_repro.base.errors import Problem, SpecError
 
     known = sorted(run.layouts)

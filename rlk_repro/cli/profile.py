@@ -1,4 +1,4 @@
-"""Define ``profile init``, ``profile show`` and ``profile check``: propose, show and check what one site needs."""
+"""Define ``profile init``, ``profile show`` and ``profile check``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ def init(
 
 
 def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
-    """Ask for a choice, by number or name, until the answer is valid."""
     for number, choice in enumerate(choices, start=1):
         note(f"  {number}  {choice}")
     while True:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""If a part of a manifest has more warnings than this, they share one line; otherwise each has its own line."""
+"""More warnings on one part of a manifest share one line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -131,7 +131,6 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
 
 
 def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:
-    """Print everything that this machine lacks, with a command that helps, and then the answer of the re-analysis."""
     for need, following in zip(needs, (*needs[1:], None), strict=True):
         is_shared = following is not None and following.hint == need.hint
         for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
@@ -144,7 +143,6 @@ def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> No
 def _require_ready(
     prepared: PreparedReplay, needs: Sequence[Problem], *, is_trusted: bool, is_accepted: bool, as_json: bool
 ) -> None:
-    """Require that the code is known, that nothing is missing, and that the user agrees, before anything runs."""
     from rlk_repro.replay import steps
 
     _require_trusted(prepared, is_trusted=is_trusted)
@@ -158,10 +156,9 @@ def _require_ready(
 
 @contextmanager
 def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
-    """If an error stops the new run, print with ``--json`` the successful re-analysis and the error.
+    """With ``--json``, print the successful re-analysis also where an error stops the new run.
 
-    Raises:
-        NotReproduced: instead of CheckFailed, whose exit code would say that the re-analysis failed.
+    NotReproduced replaces CheckFailed, whose exit code would say that the re-analysis failed.
     """
     try:
         yield
@@ -176,7 +173,6 @@ def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
 
 
 def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
-    """Find everything that is missing: the trainer's modules, the scheduler's client, GPUs, prepared files."""
     from rlk_repro.replay.needs import find_needs
 
     needs: tuple[Problem, ...] = ()
@@ -218,7 +214,6 @@ def _say_drift(prepared: PreparedReplay) -> None:
 
 
 def _say_warnings(warnings: Sequence[Finding]) -> None:
-    """Print the warnings; if a part of the manifest has more than MOST_IN_FULL, print one line for that part."""
     from rlk_repro.base.units import name_some
 
     by_part: dict[str, list[Finding]] = {}
@@ -241,11 +236,6 @@ def _say_what_runs(prepared: PreparedReplay) -> None:
 
 
 def _ask(prepared: PreparedReplay) -> bool:
-    """Ask the user whether to run; the question gives the number of blocking differences, if there are any.
-
-    Raises:
-        CheckFailed: the user answered no.
-    """
     number = prepared.num_blocking
     question = f"Run this, in spite of {number} blocking difference(s)?" if number else "Run this?"
     if not typer.confirm(question, err=True):

@@ -100,7 +100,6 @@ def index(
 
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:
-    """Return the folder for a source's report; with -o and several sources, the folder's name is a number."""
     from rlk_repro.base.errors import BundleUnreadable, Problem
     from rlk_repro.bundle.seal import is_folder
     from rlk_repro.rundir.paths import RunDir
@@ -119,7 +118,7 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
 
 
 def read_fail_on(text: str, known: Collection[str], what: str) -> set[str]:
-    """Read the comma-separated words of ``--fail-on``; only the words in ``known`` are allowed."""
+    """Read the comma-separated words of ``--fail-on``; raise SpecError for a word that is not ``known``."""
     from rlk_repro.base.errors import Problem, SpecError
 
     words = {word.strip() for word in text.split(",") if word.strip()}

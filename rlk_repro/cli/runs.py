@@ -1,4 +1,4 @@
-"""Define ``runs list`` and ``runs show``, which show run definitions and submitted runs."""
+"""Define ``runs list`` and ``runs show``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def list_runs(
 
 
 def _list_submitted(*, as_json: bool) -> None:
-    """List the submissions; each cluster is asked once for all its submissions."""
+    """Each cluster is asked once for all its submissions."""
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import read_state
     from rlk_repro.submit import sending
@@ -99,7 +99,6 @@ def _describe_submitted(item: Launched, answer: JobStatus) -> SubmittedRow:
 
 
 def _read_verdict(run_dir: RunDir) -> str:
-    """Return the verdict of a sealed run; the text is empty if the verdict cannot be read."""
     from rlk_repro.base.errors import BundleUnreadable
     from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json
     from rlk_repro.rundir.results import Analysis

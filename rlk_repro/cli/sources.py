@@ -1,7 +1,6 @@
 """Define the options that name checkouts of vime, Megatron-LM and RL-Kernel, and use these checkouts.
 
-Each option takes its default from an environment variable.  A checkout that an option or a variable names is used on
-the local cluster only, where the job is a child of this process.
+Checkouts are used on the local cluster only, where the job is a child of this process.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     """Refuse to start if the trainer's packages or the modules in ``also`` cannot be found.
 
     Raises:
-        EnvironmentMissing: packages or modules are missing; the error names each of them with its option.
+        EnvironmentMissing: the error names each missing module with its option.
         SpecError: the profile's PYTHONPATH hides the checkouts.
     """
     from rlk_repro.base.errors import Problem, SpecError
@@ -92,7 +91,6 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
 
 
 def note_switches() -> None:
-    """Print the environment variables of this shell that have no effect, because the run sets them."""
     from rlk_repro.cli.output import note
     from rlk_repro.workloads.environment import SWITCHES
 

@@ -1,4 +1,4 @@
-"""Define ``submit``: plan, render, stage and send a job; ``--dry-run`` stops after the rendering and shows the job."""
+"""Define ``submit``: plan, render, stage and send a job."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def submit(
 
 
 def _offer_to_save(prepared: Prepared) -> None:
-    """Offer to save a proposed profile, on a terminal only; an existing profile is never replaced."""
+    """An existing profile is never replaced."""
     from rlk_repro.base.files import write_bytes
     from rlk_repro.base.resources import user_profiles_dir
 
@@ -148,7 +148,7 @@ def _send(prepared: Prepared, *, is_waiting: bool, as_json: bool) -> None:
 
 
 def _refuse_other_flags(context: typer.Context) -> None:
-    """With ``--resume``, refuse every flag that would change the plan, because a resumed run keeps its plan."""
+    """A resumed run keeps its plan, so no flag may change it."""
     from rlk_repro.base.errors import Problem, SpecError
 
     problems = [

@@ -49,10 +49,7 @@ class Rerun(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayStopped(Answer):
-    """The answer if the re-analysis gives the sealed result, but an error prevents or stops the new run.
-
-    ``rerun`` lists the errors.
-    """
+    """The answer if the re-analysis gives the sealed result, but errors, listed in ``rerun``, stop the new run."""
 
     reanalysis: Reanalysis
     rerun: Rerun

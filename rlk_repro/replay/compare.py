@@ -27,10 +27,9 @@ from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 
-# A seed decides these metrics.  Where all of them are equal to the last printed digit, the replay's level is bitwise.
+# If all these metrics, which a seed decides, are equal to the last printed digit, the replay's level is bitwise.
 SEEDED_METRICS: Final = ("loss", "raw_reward", "grad_norm", "kl_loss", "train_rollout_logprob_abs_diff")
 COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s", "peak_memory_bytes")
-# Training itself decides these metrics; times depend on the machine and are compared only as effects.
 COMPARED_LEVELS: Final = ("raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff")
 OPERATOR_TOLERANCE: Final = 0.1
 MAX_DETAILS: Final = 5
@@ -56,8 +55,6 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonAnswer(Answer):
-    """A comparison, in the form that commands print."""
-
     level: str
     is_ok: bool
     headline: str
@@ -75,9 +72,8 @@ class ComparisonAnswer(Answer):
 class Comparison:
     """A comparison of two results; ``margin`` is the largest difference that counts as reproduced, as a fraction.
 
-    ``obstacles`` are reasons why the results cannot be compared.  ``unidentified`` lists code that one of the bundles
-    does not name, which makes the level undecided.  ``cautions`` do not change the level; they list code
-    that an older format could not name, and say whether the network's speed differs.
+    ``obstacles`` are reasons why the results cannot be compared. ``unidentified`` lists code that one of the bundles
+    does not name, which makes the level undecided. ``cautions`` do not change the level.
     """
 
     level: Match
@@ -117,7 +113,6 @@ class Comparison:
         )
 
     def lines(self) -> list[str]:
-        """Return the comparison as lines of text: the level first, then its reasons."""
         lines = [f"replay level: {self.headline}"]
         lines += [f"  {text}" for text in (*self.obstacles, *self.unidentified)]
         lines += [f"  caution: {text}" for text in self.cautions]
@@ -129,8 +124,6 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparand:
-    """A quantity that both results have: its two values as text, and whether they are compatible."""
-
     is_compatible: bool
     text: str
 
@@ -144,10 +137,9 @@ def compare_analyses(
 ) -> Comparison:
     """Compare two results: bitwise if all seeded metrics are equal, otherwise by speed and training metrics.
 
-    Operators are never compared bitwise, because the record of an operator is a time.
-    ``code`` lists how the code that ran differs between the results.  ``margin`` is the run's margin for replays, as a
-    fraction; default: the smallest effect of interest.  The results are not comparable if a trial failed in either
-    result, or if the results give a trial different statuses of the proof that RL-Kernel ran.
+    Operators are never compared bitwise, because the record of an operator is a time. ``code`` lists how the code that
+    ran differs between the results. ``margin`` is the run's margin for replays, as a fraction; default: the smallest
+    effect of interest.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
@@ -192,7 +184,6 @@ def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
 
 
 def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:
-    """Return the level of two results that are not identical, and why; None where a result has no interval."""
     apart = next((match.text for match in matches if not match.is_compatible), None)
     if recorded.operators:
         return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
@@ -233,7 +224,7 @@ def _describe_code(findings: Sequence[Finding], level: Level) -> Iterator[str]:
 
 
 def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
-    """List the differences in hardware, because times are compared on one kind of hardware only."""
+    """Yield the differences in hardware: times of two kinds of hardware are not comparable."""
     sides = [{"hardware": analysis.hardware, **analysis.facts} for analysis in (recorded, new)]
     for name in ("hardware", GPU):
         was, now = (side.get(name) for side in sides)
@@ -242,7 +233,6 @@ def find_other_hardware(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _describe_speed(recorded: Analysis, new: Analysis) -> Iterator[str]:
-    """Yield lines that compare both machines' speed and noise; the replay level does not depend on these lines."""
     old, now = (_baseline_step_time_s(analysis) for analysis in (recorded, new))
     if old and now:
         yield f"baseline step time: recorded {format_number(old)} s, now {format_number(now)} s (mean of trial medians)"
@@ -302,7 +292,7 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """Compare each trial's mean rewards, lengths and log-prob differences: the t interval of changes must contain 0."""
+    """A metric is compatible if the t interval of its changes contains 0."""
     by_name = {trial.name: trial for trial in new.trials}
     for name in COMPARED_LEVELS:
         pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]
@@ -315,10 +305,7 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
 
 
 def _match_operators(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """Compare the operators: in every case an implementation must have the same status and a similar speedup.
-
-    Two speedups may differ by ``OPERATOR_TOLERANCE`` plus the spreads between processes in both results.
-    """
+    """Two speedups may differ by ``OPERATOR_TOLERANCE`` plus the spreads between processes in both results."""
     if not recorded.operators:
         return
     by_cell = {(cell.case, cell.implementation): cell for cell in new.operators}
@@ -356,18 +343,12 @@ def _mean_speedup(cell: OperatorResult) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectDifference:
-    """The differences between two bundles; ``comparison`` is None if a bundle has no analysis."""
-
     findings: tuple[Finding, ...]
     comparison: Comparison | None
 
 
 def diff_bundles(first: Path, second: Path) -> EffectDifference:
-    """Compare plans, prepared files, manifests node by node, and the logs' results where both bundles were analysed.
-
-    Raises:
-        BundleUnreadable: a bundle is broken or unsafe.
-    """
+    """Compare plans, prepared files, manifests node by node, and results where both bundles have an analysis."""
     with open_bundle(first) as left, open_bundle(second) as right:
         plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]
         findings = _diff_plans(*plans)

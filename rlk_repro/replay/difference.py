@@ -18,8 +18,6 @@ BANDWIDTH_TOLERANCE: Final = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class RatioDifference:
-    """The difference of two log ratios, later minus earlier, with standard error; ``n`` is the larger sample size."""
-
     estimate: float
     error: float
     df: int
@@ -31,7 +29,7 @@ class RatioDifference:
 
     @property
     def holds_zero(self) -> bool:
-        """Tell whether the interval contains 0, with a tolerance, because recorded ratios are rounded to 12 digits."""
+        """Recorded ratios are rounded to 12 digits, so the test has a tolerance."""
         return abs(self.estimate) <= self.half_width + 1e-12
 
     def is_beyond(self, margin: float) -> bool:
@@ -43,10 +41,9 @@ class RatioDifference:
         return abs(self.estimate) + self.half_width <= math.log1p(margin)
 
     def find_needed(self, margin: float) -> int | None:
-        """Return how many pairs each result needs for an interval inside the margin, if the spread stays the same.
+        """Return how many pairs each result needs for an interval inside the margin, or None for too many.
 
-        The true difference is assumed to be the measured one if that is inside the margin; otherwise, 0 is assumed.
-        The result is None if more than ``MAX_PAIRS_SUGGESTED`` pairs would be needed.
+        The calculation uses the measured difference, or 0 if the measured one is outside the margin.
         """
         limit, seen = math.log1p(margin), abs(self.estimate)
         room = limit - seen if seen < limit else limit
@@ -63,10 +60,7 @@ class RatioDifference:
 
 
 def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
-    """Compare two effects by Welch's t test, with Welch and Satterthwaite's degrees of freedom.
-
-    The result is None if an effect has no interval.
-    """
+    """Compare two effects by Welch's t test with Satterthwaite's degrees of freedom; None without an interval."""
     sides = [(effect.n, error) for effect in (old, new) if (error := _standard_error(effect)) is not None]
     if old.ratio is None or new.ratio is None or len(sides) < 2:
         return None
@@ -83,7 +77,6 @@ def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
 
 
 def _standard_error(effect: Effect) -> float | None:
-    """Return the standard error of an effect's log ratio, from the spread of pairs if known, else from the interval."""
     if effect.n < 2:
         return None
     if effect.sd_log is not None:
@@ -94,7 +87,7 @@ def _standard_error(effect: Effect) -> float | None:
 
 
 def compare_fabric(recorded: Analysis, new: Analysis) -> tuple[tuple[str, ...], bool]:
-    """Return both runs' bus bandwidths as text, if measured, and whether they agree within BANDWIDTH_TOLERANCE."""
+    """Return both runs' bus bandwidths as text, and whether they agree within BANDWIDTH_TOLERANCE."""
     try:
         was, now = (float(analysis.facts[BANDWIDTH]) for analysis in (recorded, new))
     except (KeyError, ValueError):

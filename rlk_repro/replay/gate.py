@@ -1,7 +1,6 @@
 """Decide ``diff --gate``, for continuous integration: whether a later result is worse than a reference.
 
-Unlike a replay, the later result may come from other commits of vime, RL-Kernel or this tool.  The measured subject
-(run, lane, design, layout, operators, model, data) and the hardware must be the same.
+Unlike a replay, the later result may come from other commits of vime, RL-Kernel or this tool.
 """
 
 from __future__ import annotations
@@ -26,16 +25,13 @@ from rlk_repro.spec.values import dump_model
 from rlk_repro.statistics.stats import STEP_TIME
 
 SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "gc_freeze", "rl_kernel", "switch", "workload")
-"""The keys that must be equal in both runs; stack, margins and the number of pairs or sessions may differ."""
+"""Keys that must be equal in both runs."""
 MOST_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffGate(Answer):
-    """The gate's decision.
-
-    The gate is open if the later result is comparable with the reference and not shown to be worse.
-    """
+    """The gate is open if the later result is comparable with the reference and not shown to be worse."""
 
     is_open: bool
     line: str
@@ -46,12 +42,8 @@ class DiffGate(Answer):
 def judge_gate(reference: Path, later: Path) -> DiffGate:
     """Compare the later result's step time ratio (enabled / baseline) with the reference's.
 
-    The later result is worse if its ratio is higher, the 95 % interval of the difference excludes 0, and the
-    difference exceeds the replay margin of the reference, which is the earlier result.
-
-    Raises:
-        CheckFailed: one of the bundles was sealed and has been changed.
-        BundleUnreadable: one of the bundles is broken or unsafe.
+    The later result is worse if its ratio is higher, the 95 % interval of the difference excludes 0, and the difference
+    exceeds the replay margin of the reference.
     """
     unsealed = [str(source) for source in (reference, later) if require_intact(source) is None]
     with open_bundle(reference) as left, open_bundle(later) as right:
@@ -62,7 +54,7 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
 
 
 def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Sequence[str] = ()) -> DiffGate:
-    """Decide whether two results pass the gate; ``margin`` is a fraction; any text in ``obstacles`` closes the gate."""
+    """Decide whether two results pass the gate; ``margin`` is a fraction; any obstacle closes the gate."""
     if obstacles:
         is_open, text = False, f"the results cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
     else:

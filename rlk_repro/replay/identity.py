@@ -1,7 +1,4 @@
-"""Identify the code that ran in a bundle's trials: sources of vime, Megatron-LM and RL-Kernel, and chosen operators.
-
-Two equal results confirm each other only if the same code made them and both bundles name that code.
-"""
+"""Identify the code that ran in a bundle's trials: sources of vime, Megatron-LM and RL-Kernel, and chosen operators."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.sources import PINNED, RL_KERNEL
 
-# Each module that a trainer imports, and the section of the manifest that describes it.
 SECTIONS: Final = {source.module: source.section for source in PINNED}
 PACKAGE_TREE: Final = "package_tree"
 SOURCES: Final = "sources"
@@ -41,9 +37,8 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 class Identity:
     """The code that ran; ``sources`` maps each module to hashes of its Python files, or to an empty set.
 
-    ``decisions`` holds implementation and version of each operator that RL-Kernel served.  ``is_early`` marks a
-    bundle of an early format, which has no hashes of modules and perhaps no commits.  ``networks`` names the networks
-    by which ranks reached other nodes.
+    ``decisions`` holds implementation and version of each operator that RL-Kernel served. ``is_early`` marks a bundle
+    of an early format, which has no hashes of modules.
     """
 
     sources: Mapping[str, frozenset[str]]
@@ -81,7 +76,6 @@ def _read_decisions(folders: Sequence[TrialDir]) -> dict[str, frozenset[tuple[st
 
 
 def _read_libraries(folder: TrialDir) -> Iterator[Mapping[str, Any]]:
-    """Yield what each rank recorded about the libraries that it had loaded."""
     for path in sorted(folder.libraries.glob("*.json")):
         try:
             value = load_json(path)
@@ -110,10 +104,7 @@ def _read_package_tree(module: str, manifest: Manifest) -> str | None:
 
 
 def compare_identities(old: Identity, new: Identity) -> list[Finding]:
-    """Compare two identities: a different value is blocking, and a missing value is a warning.
-
-    A value that an older format did not record gives a finding of the level ``info``.
-    """
+    """Return a blocking finding for a different value, and a warning for a missing one (in an early format: info)."""
     return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 
 
@@ -122,8 +113,7 @@ def find_source_drift(
 ) -> list[Finding]:
     """Return a finding for each module whose sources on this machine differ from the sources that ran.
 
-    Ranks may have loaded sources that their node's manifest does not describe.  A finding in ``known`` is not repeated.
-    Modules in ``left_out`` are not compared, because a replay imports them from other folders.
+    A replay imports modules in ``left_out`` from other folders, so they are not compared.
     """
     places = {finding.where for finding in known}
     findings = []
@@ -144,13 +134,13 @@ def _compare_sources(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Compare the networks between nodes; bundles of one node and older bundles do not record a network."""
+    """Bundles of one node and older bundles record no network."""
     if old.networks and new.networks and old.networks != new.networks:
         yield _describe("transport", (old, old.networks), (new, new.networks))
 
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Compare each operator's class, and its version if RL-Kernel's source files are unknown or differ."""
+    """Versions are compared only if RL-Kernel's source files are unknown or differ."""
     has_same_files = bool(files := old.sources.get(RL_KERNEL.module)) and files == new.sources.get(RL_KERNEL.module)
     for op in sorted(old.decisions.keys() | new.decisions.keys()):
         where = f"{DECISIONS}.{op}"

@@ -1,4 +1,4 @@
-"""List what this machine lacks to run a recorded experiment again, and suggest a command for each item."""
+"""List what this machine lacks to run a recorded experiment again, with a command for each item."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_GPUS: Final = "gpu.count"
 
 
 def find_needs(prepared: PreparedReplay, bundle: Path) -> Iterator[Problem]:
-    """Yield what this machine lacks: the scheduler's client, GPUs or prepared files; Python modules are not checked."""
+    """Yield what this machine lacks, except Python modules: the scheduler's client, GPUs or prepared files."""
     plan = prepared.launch.plan
     reason = get_backend(plan.cluster).available()
     if reason is not None:
@@ -44,7 +44,6 @@ def _find_gpus(prepared: PreparedReplay, bundle: Path) -> Iterator[Problem]:
 
 
 def _name_prepare(prepared: PreparedReplay, bundle: Path) -> str:
-    """Return the command that prepares the run: a shipped run by name, another run by its file in the bundle."""
     plan = prepared.launch.plan
     name, first = plan.run.run, ""
     if name not in list_names(run_folders()):

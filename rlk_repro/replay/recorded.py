@@ -33,22 +33,12 @@ _OUR_CODE: Final = ("version", "package_tree", "commit")
 
 
 def require_verified(source: Path) -> None:
-    """Check every file of a bundle or run directory against its seal.
-
-    Raises:
-        CheckFailed: the seal is missing, or files differ from what was sealed; the error names each of them.
-        BundleUnreadable: the source is broken or unsafe.
-    """
+    """Raise CheckFailed if the seal of a bundle or run directory is missing, or a file differs from it."""
     _refuse(verify(source).findings)
 
 
 def require_intact(source: Path) -> str | None:
-    """Check a bundle or run directory against its seal; return the bundle's id, or None where there is no seal.
-
-    Raises:
-        CheckFailed: files differ from what was sealed; the error names each of them.
-        BundleUnreadable: the source is broken or unsafe.
-    """
+    """Return the bundle's id, or None without a seal; raise CheckFailed if a file differs from the seal."""
     verification = verify(source)
     if verification.bundle_id is None:
         return None
@@ -60,7 +50,7 @@ _COMMIT: Final = re.compile("[0-9a-f]{40}")
 
 
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
-    """Describe how to restore rlk-repro's code as it ran; the list is empty if the bundle records no changed code."""
+    """Describe how to restore rlk-repro's code as it ran; return no line if the code had no changes."""
     own = manifests[0].sections.get(SECTION, {}).get(OURSELVES.section) if manifests else None
     patch = own.get(OWN_PATCH) if isinstance(own, dict) else None
     if not isinstance(own, dict) or patch is None:
@@ -80,11 +70,7 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
 
 
 def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
-    """Require that each value of a plan comes from the bundled files or from a recorded flag.
-
-    Raises:
-        CheckFailed: values come neither from the files nor from the flags; the error names each of them.
-    """
+    """Raise CheckFailed for a value of a plan that comes neither from the bundled files nor from a recorded flag."""
     _refuse(find_rewritten(plan, run_dir), "differs from what the author's files and the recorded flags give")
 
 
@@ -101,13 +87,11 @@ def _refuse(findings: Iterable[Finding], what: str = "differs from what was seal
 def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     """Analyse a bundle's logs; return the analysis, and the context that a report shows beside it.
 
-    The analysis is computed now and never taken from the bundle, because a forger who computes new checksums could also
-    change the verdict.  If the logs give other values than the sealed analysis, or the author's files give
-    another plan, the context gets a blocking finding.
+    The analysis is never taken from the bundle, because a forger who computes new checksums could also change the
+    verdict.
 
     Raises:
         CheckFailed: the bundle was sealed and has been changed.
-        BundleUnreadable: the bundle is broken or unsafe.
     """
     bundle_id = require_intact(source)
     with open_bundle(source) as run_dir:
@@ -126,8 +110,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     """Return the first difference between the sealed analysis and ``analysis``, or None without a difference.
 
-    The sentences of gates, headline and reasons may differ only if another version of rlk-repro sealed them.  All
-    other values must be equal.  A report shows the sentences that this version writes.
+    The sentences of gates, headline and reasons may differ if another version of rlk-repro sealed them.
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())
@@ -141,15 +124,10 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
 
 
 def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
-    """Tell whether the bytes of the sealed analysis and of ``analysis`` are equal, sentences included."""
     return _read_sealed(run_dir) == dump_json(analysis.to_json())
 
 
 def _is_by_another_version(run_dir: RunDir) -> bool:
-    """Tell whether the rlk-repro that recorded a node differs from this one in version number, files or git commit.
-
-    An rlk-repro that was installed as a package has files but no git commit.
-    """
     here = {**probe_source(OURSELVES, os.environ, {}), "version": __version__}
     recorded = [manifest.sections.get("code", {}).get("rlk_repro") for manifest in load_manifests(run_dir)]
     return any(
@@ -165,7 +143,6 @@ def _read_sealed(run_dir: RunDir) -> bytes:
 
 
 def _without_words(data: bytes) -> Any:
-    """Return an analysis without the texts of gates, headline and reasons; return all other data unchanged."""
     try:
         value = parse_json("", data, max_bytes=len(data))
         gates = [{**gate, "detail": ""} for gate in value["gates"]]

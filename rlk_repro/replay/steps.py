@@ -1,7 +1,4 @@
-"""Replay a bundle in steps: analyse its logs again, prepare the job, check how the machine differs, run, compare.
-
-The level of a result is ``re-analysis`` without a new run, and a value of ``compare.Match`` after a new run.
-"""
+"""Replay a bundle in steps: analyse its logs again, prepare the job, check how the machine differs, run, compare."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ class PreparedReplay:
 
     ``drift`` lists how this machine differs from the recorded nodes; it is None where a scheduler chooses the nodes.
     ``parts`` lists how model, data and stored rollouts here differ from the recorded ones; empty on a remote cluster.
-    ``missing`` lists manifests of recorded nodes, and sections of manifests, that the bundle lacks.
+    ``missing`` lists manifests, and sections of manifests, that the bundle lacks.
     """
 
     recorded: Recorded
@@ -86,12 +83,10 @@ class PreparedReplay:
 
 
 def reanalyse(bundle: Path) -> Recorded:
-    """Verify a bundle and analyse its logs again; the result must match the sealed analysis (``find_difference``).
+    """Verify a bundle and analyse its logs again.
 
     Raises:
-        CheckFailed: a file differs from what was sealed, the logs do not give the sealed analysis, or the author's
-            files give another plan.
-        BundleUnreadable: the bundle is broken or unsafe.
+        CheckFailed: a file is not as it was sealed, the logs give another analysis, or the author's files another plan.
     """
     require_verified(bundle)
     with open_bundle(bundle) as run_dir:
@@ -112,22 +107,14 @@ def reanalyse(bundle: Path) -> Recorded:
 
 
 def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> Loaded[Profile]:
-    """Return the profile of this machine's user; the bundle only names the default cluster.
-
-    Raises:
-        SpecError: the cluster needs a profile, no such profile exists, or the profile is for another cluster.
-    """
+    """Return the profile of this machine's user; the bundle only names the default cluster."""
     return planning.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
 
 def prepare(
     recorded: Recorded, *, cluster: str | None = None, profile: str | None = None, is_on_same_nodes: bool = False
 ) -> PreparedReplay:
-    """Render the experiment for this user's site, and find how this machine differs from the recorded one.
-
-    Raises:
-        SpecError: the profile does not exist or is for another cluster, or the recorded nodes cannot be requested.
-    """
+    """Render the experiment for this user's site, and find how this machine differs from the recorded one."""
     site = find_site(recorded, cluster, profile)
     plan = dataclasses.replace(recorded.plan, profile=site.model)
     inputs = dataclasses.replace(recorded.inputs, profile=site.data)
@@ -142,11 +129,7 @@ def prepare(
 
 
 def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
-    """Refuse to run if the machines have a blocking difference that the user did not accept.
-
-    Raises:
-        CheckFailed: the error lists each blocking difference.
-    """
+    """Raise CheckFailed for blocking differences of the machines that the user did not accept."""
     blocking = [item for item in drift or () if item.level is Level.BLOCKING]
     if blocking and not is_accepted:
         problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
@@ -157,11 +140,7 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
 
 
 def require_consent(*, is_accepted: bool) -> None:
-    """Refuse to run any part of a bundle before the user agreed to what was shown.
-
-    Raises:
-        SpecError: the user has agreed neither on a terminal nor with ``--yes``.
-    """
+    """Raise SpecError if the user has agreed neither on a terminal nor with ``--yes``."""
     if not is_accepted:
         what = "would run the bundle's code, which you have not confirmed"
         hint = "--dry-run shows what would run; --yes runs it"
@@ -171,11 +150,7 @@ def require_consent(*, is_accepted: bool) -> None:
 def run(
     prepared: PreparedReplay, tell: Callable[[str], None], *, is_quiet: bool = False
 ) -> tuple[Comparison, finishing.Result]:
-    """Submit, wait, and compare the new result with the recorded one.
-
-    Raises:
-        CheckFailed: the new run was not sealed.
-    """
+    """Submit, wait, and compare the new result with the recorded one."""
     launched = sending.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
     tell(f"run directory: {launched.run_dir.root}")
     sending.wait(launched, tell, is_quiet=is_quiet)
@@ -192,10 +167,7 @@ def run(
 
 
 def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:
-    """Compare the prepared files here with the files that the recorded training used.
-
-    A remote cluster has prepared files of its own, which this machine cannot see.
-    """
+    """This machine cannot see the prepared files of a remote cluster."""
     if get_backend(here.plan.cluster).IS_REMOTE:
         return ()
     return tuple(diff_contents(recorded.parts, find_parts(list_run_folders(here.plan, here.run_dir))))
@@ -220,7 +192,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """Return the recorded analysis.  On the local cluster its experiment hash is the running plan's."""
+    """On the local cluster, give the recorded analysis the experiment hash of the running plan."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis
@@ -233,7 +205,7 @@ def _probe_here(plan: Plan) -> Manifest:
 
 
 def _find_missing(recorded: Recorded) -> Iterator[Finding]:
-    """Yield a finding for each missing manifest or section, because a comparison skips what is missing."""
+    """A comparison skips what is missing, so each missing manifest or section is a finding."""
     num_nodes, found = recorded.plan.layout.num_nodes, recorded.manifests
     if len(found) < num_nodes:
         yield Finding(Level.BLOCKING, "nodes", f"a manifest of each of {num_nodes} node(s)", f"{len(found)}")
