@@ -70,8 +70,6 @@ class NotReproduced(RlkReproError):
 
 
 class SpecError(RlkReproError):
-    """The arguments, or a file that the user wrote, are wrong."""
-
     exit_code = 2
     title = "input"
 
@@ -84,8 +82,6 @@ class EnvironmentMissing(RlkReproError):
 
 
 class SchedulerRefused(RlkReproError):
-    """The scheduler refused a request; the error quotes the scheduler."""
-
     exit_code = 4
     title = "the scheduler refused"
 

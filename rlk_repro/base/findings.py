@@ -23,8 +23,6 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One observation: ``where`` names a file, a fact (``gpu.driver``) or a member of a bundle."""
-
     level: Level
     where: str
     expected: str

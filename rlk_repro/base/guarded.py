@@ -20,10 +20,7 @@ _END_S: Final = 10.0
 
 
 class Guarded:
-    """A running command and its guard.
-
-    ``pid`` is the guard's process id, which is also the id of the command's process group and session.
-    """
+    """A running command and its guard; ``pid`` is also the id of the command's process group and session."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> None:
         self.status: int | None = None
@@ -50,7 +47,6 @@ class Guarded:
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative after a signal; None while the command runs."""
         status = self.poll()
         return None if status is None else os.waitstatus_to_exitcode(status)
 

@@ -14,10 +14,7 @@ _STAT_BYTES: Final = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStat:
-    """The values of a process in /proc/<pid>/stat.
-
-    ``start_ticks`` counts from boot to the start of the process, and tells two processes with one pid apart.
-    """
+    """``start_ticks`` counts from boot to the start of the process, and tells two processes with one pid apart."""
 
     state: str
     parent: int
@@ -54,7 +51,6 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def find_session(session: int) -> dict[int, ProcessStat]:
-    """Return the processes of a session by pid, without zombies."""
     return {pid: stat for pid, stat in _read_all().items() if stat.session == session and stat.is_running}
 
 

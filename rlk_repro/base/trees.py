@@ -23,7 +23,6 @@ _NO_LINKS: Final[_Links] = MappingProxyType({})
 
 
 def hash_tree(folder: Path, left_out: Iterable[str] = REPOSITORY) -> str:
-    """Return git's hash of the files of a folder, without names that match ``left_out``."""
     patterns = tuple(left_out)
     return _hash_folder(folder, lambda path: not any(fnmatchcase(path.name, pattern) for pattern in patterns)).hex()
 

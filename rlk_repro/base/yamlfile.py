@@ -49,7 +49,6 @@ class YamlSource:
 
 
 def format_path(path: Path_) -> str:
-    """Return a path like ``workload.task[0].kind``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))

@@ -55,7 +55,6 @@ class Limits:
     small_num_lines: int = 500_000
 
     def most_bytes(self, file_bytes: int) -> int:
-        """Return the largest number of bytes that a file of this size may inflate to."""
         beyond_bytes = max(0, file_bytes - self.small_file_bytes)
         return min(self.total_bytes, self.small_total_bytes + self.ratio * beyond_bytes)
 

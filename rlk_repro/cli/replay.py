@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""More warnings on one part of a manifest share one line."""
+"""If a part of a manifest has more warnings than this, they share one line."""
 
 
 def register(app: typer.Typer) -> None:

@@ -1,7 +1,6 @@
-"""Define the counts of tokens by the size of the difference between the trainer's and the rollout's log-prob.
+"""Define results on how far the log-probs and other values of trainer and rollout agree.
 
-The trainer writes a table of counts for every step and rank, and ``analysis.agreement`` adds up these tables.  In an
-agreement run the trainer also records what each engine computes, and ``analysis.checks`` compares the records.
+``analysis.agreement`` and ``analysis.checks`` compute the results.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ MOST_CHANGED: Final = 5
 
 @dataclass(frozen=True, kw_only=True)
 class LargestDifference:
-    """The token with the largest difference.
+    """The token with the largest difference; ``position`` counts from 0 in the response.
 
-    ``place`` is the step, rank, microbatch and sample of the token.  ``position`` counts from 0 in the response.
+    ``place`` is the step, rank, microbatch and sample of the token.
     """
 
     abs_difference: float
@@ -46,12 +45,11 @@ class LargestDifference:
 class AgreementResult:
     """All tokens that a variant trained on in its scored steps.
 
-    ``beyond[i]`` counts tokens whose difference exceeds ``LADDER[i]``.  ``k1`` and ``k3`` estimate the KL divergence of
+    ``beyond[i]`` counts tokens whose difference exceeds ``LADDER[i]``. ``k1`` and ``k3`` estimate the KL divergence of
     the rollout's policy from the trainer's, per token: the means of -r and of exp(r) - 1 - r, where r is the trainer's
-    log-prob minus the rollout's (Schulman, Approximating KL Divergence).  ``by_position`` and ``by_log_prob`` have one
-    row per band, and each row has the number of tokens by class.  ``mean_by_position`` has each band's mean difference,
-    or None for an empty band.  ``num_not_finite`` counts tokens whose log-prob is not finite; no other number includes
-    these tokens.  ``reason`` says why a step has no record.
+    log-prob minus the rollout's (Schulman, Approximating KL Divergence). ``by_position`` and ``by_log_prob`` have one
+    row per band, and each row has the number of tokens by class. ``num_not_finite`` counts tokens whose log-prob is not
+    finite; no other number includes these tokens.
     """
 
     variant: str
@@ -82,7 +80,7 @@ PREFIX_CACHE: Final = "prefix cache"
 
 
 class CheckKind(StrEnum):
-    """What a check compares.  A difference of one kind can cause failures of the kinds that are listed below it."""
+    """What a check compares: a difference of one kind can cause failures of the kinds below it."""
 
     INPUTS = "inputs"
     WEIGHTS = "weights"
@@ -109,14 +107,12 @@ AGREEMENT_WORDS: Final = {
 class AgreementCheck:
     """One comparison on the same tokens of one step: two engines, or one engine in two ways.
 
-    ``variant`` is the variant of the trial, or ``both`` if trials of both variants are compared.  ``found`` names the
-    first difference, or says why nothing could be compared.
+    ``variant`` is the variant of the trial, or ``both`` if trials of both variants are compared. ``found`` names the
+    first difference, or says why nothing could be compared. Of ``num`` compared values, ``num_unequal`` differ;
+    ``bound`` is the contract's bound for ``dtype``.
 
-    ``num`` values were compared and ``num_unequal`` of them differ; ``largest`` and ``mean`` are the largest and the
-    mean difference.  ``bound`` is the contract's bound for ``dtype``.
-
-    For layers, ``curve`` is the relative difference at each of ``points`` in the order of computation, and None for a
-    value that is not finite.  For routing, ``curve`` is each layer's share of tokens whose experts differ.
+    For layers, ``curve`` is the relative difference at each of ``points``, and None for a value that is not finite. For
+    routing, ``curve`` is each layer's share of tokens whose experts differ.
     """
 
     kind: CheckKind
@@ -138,7 +134,6 @@ class AgreementCheck:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The values that distinguish this check from the other checks of its run."""
         return self.kind.value, self.pair, self.variant, f"step {self.step}", f"{self.first} against {self.second}"
 
     def __str__(self) -> str:
@@ -153,7 +148,7 @@ def list_failures(checks: Iterable[AgreementCheck]) -> list[AgreementCheck]:
 
 
 def describe_checks(checks: Sequence[AgreementCheck]) -> str:
-    """Return one line: how many checks failed, and the first failure; or how many checks passed."""
+    """Return one line: the number of failed checks and the first failure, or the number of passed checks."""
     failed = list_failures(checks)
     if failed:
         return f"{count(len(failed), 'check')} of {len(checks)} failed; first: {failed[0]}"
@@ -164,7 +159,7 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
 
 
 def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    """Return the result of a run with these checks; ``pass`` needs a passed check of log-probs in both variants."""
+    """Return the result of a run; ``pass`` needs a passed check of log-probs in both variants."""
     if any(item.word is CheckWord.FAIL for item in checks):
         return CheckWord.FAIL
     passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}
@@ -172,7 +167,7 @@ def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
 
 
 def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:
-    """Yield lines on the checks whose result differs from the recorded result; without checks, yield nothing."""
+    """Yield lines on the checks whose result differs from the recorded result."""
     was, now = _number(recorded), _number(new)
     keys = list(was | now)
     changed = [key for key in keys if was.get(key) != now.get(key)]

@@ -1,4 +1,4 @@
-"""Read from ``exit.json`` how a trial ended, for the analysis and for an agent that resumes a run."""
+"""Read from ``exit.json`` how a trial ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_SCHEMA: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ExitRecord:
-    """How and when a trial ended. Times are Unix seconds, or None if they cannot be read."""
+    """How and when a trial ended; times are Unix seconds, or None if they cannot be read."""
 
     status: TrialStatus
     reason: str = ""
@@ -28,7 +28,7 @@ class ExitRecord:
 
 
 def read_exit(folder: TrialDir) -> ExitRecord:
-    """Read the exit record.  A trial without a readable record was interrupted or never began."""
+    """Read the exit record; a trial without a readable record was interrupted or never began."""
     if not folder.path.is_dir():
         return ExitRecord(status=TrialStatus.MISSING, reason="never started")
     if not folder.exit.is_file():

@@ -1,7 +1,7 @@
-"""A manifest holds the facts of one node; this module also says how much a difference between two manifests matters.
+"""Define manifests, which hold the facts of one node, and how much a difference between two manifests matters.
 
-A fact is a plain JSON value or ``Unknown`` with a reason, and never null.  In JSON an unknown fact is the object
-``{"unknown": "reason"}``.  ``rlk_repro.probes`` collects a node's facts.
+A fact is a plain JSON value or ``Unknown`` with a reason; in JSON an unknown fact is the object ``{"unknown":
+"reason"}``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from rlk_repro.rundir.paths import RunDir
 SCHEMA: Final = 1
 DIFF: Final = "diff_sha256"
 OWN_PATCH: Final = "patch"
-"""The name of the fact that says whether the bundle holds all changes of rlk-repro's checkout.
-
-Its value is PATCH_IS_WHOLE or PATCH_IS_SCRUBBED.
-"""
+"""The fact that says whether the bundle holds all changes of rlk-repro's checkout."""
 PATCH_IS_WHOLE: Final = "whole"
 PATCH_IS_SCRUBBED: Final = "without secrets"
 MAX_FACTS: Final = 5000
@@ -57,11 +54,7 @@ class Manifest:
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
-        """Load the manifest of one node.
-
-        Raises:
-            BundleUnreadable: the file is missing, or it is no manifest.
-        """
+        """Load the manifest of one node; raise BundleUnreadable if the file is missing or not a manifest."""
         return cls.from_json(load_json(path), str(path))
 
     @classmethod
@@ -84,7 +77,7 @@ class Manifest:
             yield from _flatten(name, dict(section))
 
 
-# A trainer uses these packages.  Another version of a package such as a linter does not change a measurement.
+# Another version of a package that no trainer uses, such as a linter, does not change a measurement.
 TRAINER_PACKAGES: Final = (
     *("apex", "cupy*", "flash-attn*", "flashinfer*", "megatron-core", "numpy", "nvidia-*", "ray", "rl-engine"),
     *("safetensors", "sglang*", "tokenizers", "torch-memory-saver", "torchvision", "transformer-engine*"),
@@ -133,11 +126,7 @@ SEVERITY: Final[tuple[tuple[str, Level], ...]] = (
 
 
 def load_manifests(run_dir: RunDir) -> tuple[Manifest, ...]:
-    """Load the manifests that the nodes of a run wrote, in the order of the nodes' names.
-
-    Raises:
-        BundleUnreadable: one of the files is not a manifest.
-    """
+    """Load a run's manifests in the order of the nodes' names; raise BundleUnreadable for an invalid one."""
     files = (node.manifest for node in run_dir.node_dirs())
     return tuple(Manifest.load(path) for path in files if path.is_file())
 
@@ -148,16 +137,13 @@ def severity(path: str) -> Level:
 
 
 def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
-    """Return a finding for each fact that differs between two manifests; a fact in only one gives at most a warning."""
+    """Return a finding for each different fact; a fact in only one manifest gives at most a warning."""
     left, right = dict(expected.facts()), dict(found.facts())
     return list(_diff_facts(left, right, left.keys() | right.keys()))
 
 
 def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
-    """Yield each difference between a node and the run's first node that may matter; stop after very many differences.
-
-    To save time, the function skips each fact that only the first node has and that has the level ``info``.
-    """
+    """Yield the differences between other nodes and the run's first node that may matter, up to a limit."""
     first = dict(manifests[0].facts()) if manifests else {}
     telling = {path for path, fact in first.items() if not isinstance(fact, Unknown)}
     telling = {path for path in telling if severity(path) is not Level.INFO}
@@ -188,7 +174,7 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Return whether ``path`` is a fact about sources whose Python files are equal in both manifests.
+    """Tell whether ``path`` is a fact about sources whose Python files are equal in both manifests.
 
     An unpacked archive has no git commit and an installed package has no git tree, but both have Python files.
     """

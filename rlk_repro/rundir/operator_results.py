@@ -1,4 +1,4 @@
-"""Define the analysis's results for operators measured one by one; other modules compute these results."""
+"""Define the analysis's results for operators measured one by one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REFERENCE: Final = "vime"
 
 
 class OperatorStatus(StrEnum):
-    """The outcome of one implementation in one case; ``oom`` is out of memory; other failures have a reason."""
+    """The outcome of one implementation in one case; ``oom`` is out of memory."""
 
     PASSED = "pass"
     OOM = "oom"
@@ -20,10 +20,9 @@ class OperatorStatus(StrEnum):
 
 
 class OperatorKind(StrEnum):
-    """The origin of an implementation: ``vime`` itself, RL-Kernel (``fused`` or ``native``), or another project
-    (``peer``).
+    """The origin of an implementation: vime, RL-Kernel (``fused``, ``native``) or another project (``peer``).
 
-    ``unresolved`` means that RL-Kernel named no class for the operator.
+    ``unresolved``: RL-Kernel named no class for the operator.
     """
 
     TRAINER = "vime"
@@ -35,10 +34,9 @@ class OperatorKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorCase:
-    """The input of an operator's measurement.
+    """The input of an operator's measurement; ``work`` is ``forward`` or ``forward_backward``.
 
-    ``density`` is the fraction of rows whose value the trainer uses.  ``work`` is ``forward`` or ``forward_backward``.
-    A policy loss always builds the graph for gradients; log-probs build this graph only in ``forward_backward``.
+    ``density`` is the fraction of rows whose value the trainer uses.
     """
 
     operator: str
@@ -54,9 +52,9 @@ class OperatorCase:
 class OperatorTrial:
     """One implementation in one case in one process, over its timed calls without warm-up.
 
-    Numbers are None unless the implementation passed.  ``speedup`` is the median time of vime's own function in the
-    same case and process, divided by ``median_s``. ``floor_fraction`` is the shortest possible time on this device,
-    divided by ``median_s``. ``line`` is the first line of the log with this measurement.
+    ``speedup`` is the median time of vime's own function in the same case and process, divided by ``median_s``.
+    ``floor_fraction`` is the shortest possible time on this device, divided by ``median_s``. ``line`` is the first line
+    of the log with this measurement.
     """
 
     trial: str
@@ -77,9 +75,9 @@ class OperatorTrial:
 class OperatorResult:
     """One implementation in one case, over all processes.
 
-    ``error`` is the largest difference from float64 over the checked rows of all processes.  ``gradient_error`` is the
-    largest difference of a gradient, divided by the largest gradient element, in the worst process.
-    ``process_spread`` is the range of the processes' medians, divided by the smallest median.
+    ``error`` is the largest difference from float64 over the checked rows. ``gradient_error`` is the largest difference
+    of a gradient, divided by the largest gradient element. ``process_spread`` is the range of the processes' medians,
+    divided by the smallest median.
     """
 
     case: OperatorCase

@@ -1,4 +1,4 @@
-"""Define all file names inside a run directory or a bundle (docs/results-directory.md); no other module defines any."""
+"""Define all file names inside a run directory or a bundle (docs/results-directory.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """A descriptor: its value is the path of a file or folder with a fixed name inside the object's own folder."""
+    """A descriptor: its value is a path with a fixed name inside the object's own folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,14 +49,11 @@ class TrialDir:
         return ops_file(self.ops, rank)
 
     def ops_files(self) -> dict[int, Path]:
-        """The existing ops files, by rank."""
         return _by_rank(self.ops, OPS_SUFFIX)
 
     engines = Within("engines")
-    """The records of what each engine computed from the same tokens; only runs that compare engines have them."""
 
     def engines_files(self) -> dict[int, Path]:
-        """The existing records of engines, by rank."""
         return _by_rank(self.engines, OPS_SUFFIX)
 
     libraries = Within("libraries")
@@ -65,17 +62,13 @@ class TrialDir:
         return libraries_file(self.libraries, rank)
 
     def libraries_files(self) -> dict[int, Path]:
-        """The existing records of loaded libraries, by rank."""
         return _by_rank(self.libraries, LIBRARIES_SUFFIX)
 
     traces = Within("traces")
-    """A profiler's traces; only runs that use a profiler have them."""
 
 
 @dataclass(frozen=True)
 class NodeDir:
-    """The files that one node's agent wrote."""
-
     path: Path
 
     manifest = Within("manifest.json")
@@ -89,7 +82,7 @@ class NodeDir:
         return self.ray / use
 
     earlier = Within("earlier")
-    """The files of this node's agents from earlier allocations, in folders ``1``, ``2``, …."""
+    """Files of this node's agents from earlier allocations, in folders ``1``, ``2``, …."""
 
     def earlier_dirs(self) -> list[NodeDir]:
         return [NodeDir(path) for path in _folders(self.earlier)]
@@ -97,15 +90,13 @@ class NodeDir:
 
 @dataclass(frozen=True)
 class RolloutDir:
-    """The folder with the stored rollouts of one seed, and with the log of the command that made them."""
-
     path: Path
 
     stdout = Within(STDOUT)
 
     @property
     def template(self) -> str:
-        """The path of a stored rollout, as a trainer gets it; the trainer replaces ``{rollout_id}`` by a number."""
+        """The path of a stored rollout; the trainer replaces ``{rollout_id}`` by a number."""
         return str(self.path.absolute() / "{rollout_id}.pt")
 
     def file(self, rollout_id: int) -> Path:
@@ -114,13 +105,10 @@ class RolloutDir:
 
 @dataclass(frozen=True)
 class RunDir:
-    """All paths of one run directory."""
-
     root: Path
 
     @property
     def run_id(self) -> str:
-        """The name by which commands find the run.  The plan also records the run id, because a folder may be moved."""
         return self.root.absolute().name
 
     # The YAML files are byte-for-byte copies of the definitions that the plan was made from.
@@ -134,13 +122,11 @@ class RunDir:
     scheduler = Within("scheduler")
 
     def scheduler_file(self, topic: str) -> Path:
-        """Return the file with the scheduler's own output on one topic, such as ``config``."""
         return self.scheduler / f"{topic}.txt"
 
     accounting_fields = Within("scheduler/accounting-fields.txt")
-    """The file with the names of sacct's fields that the job queries, with commas between; empty without accounting."""
+    """Names of sacct's fields, with commas between; empty without accounting."""
     own_patch = Within("rlk-repro.patch")
-    """A patch with the changes of rlk-repro's checkout, if the checkout differed from its commit."""
     prepared = Within("prepared.json")
     image = Within("image.json")
     rollouts = Within("rollouts")
@@ -149,7 +135,7 @@ class RunDir:
         return RolloutDir(self.rollouts / str(seed))
 
     def session_rollouts(self, trial: str) -> RolloutDir:
-        """Return the folder with a session's rollouts; the plan determines the rollouts, so they are never packed."""
+        """Return a folder whose rollouts are never packed, because the plan determines them."""
         return RolloutDir(self.root / f".rollouts-{trial}")
 
     nodes = Within(NODES)
@@ -171,7 +157,7 @@ class RunDir:
         return [TrialDir(path) for path in sorted(found, key=lambda path: int(path.name.partition("-")[0]))]
 
     interrupted = Within("interrupted")
-    """The trials that ``--resume`` set aside, in folders ``1``, ``2``, …; they are kept and never counted."""
+    """Trials that ``--resume`` set aside, in folders ``1``, ``2``, …."""
 
     def interrupted_trial(self, attempt: int, name: str) -> TrialDir:
         return TrialDir(self.interrupted / str(attempt) / name)
@@ -185,13 +171,12 @@ class RunDir:
     report = Within("report")
     lock = Within(".lock")
     reserve = Within(".reserve")
-    """A file that reserves disk space; on a full disk the leading agent removes it to write its last message."""
+    """Reserved disk space: on a full disk the leading agent removes the file to write its last message."""
     state = Within(".state.json")
-    """The file with the progress that ``status`` shows; no result comes from this file."""
     agent_output = Within(".agent.log")
-    """The file for the output of the agent's process on the cluster ``local``; empty unless the agent crashes."""
+    """Output of the agent's process on the cluster ``local``; empty unless the agent crashes."""
     cancelled = Within(".cancelled")
-    """The file with the time at which a user asked the scheduler to end the job."""
+    """The time at which a user asked the scheduler to end the job."""
 
     def job_output(self, job_id: str) -> Path:
         """Return the file for the output of the batch script and of Slurm's tools.
@@ -201,7 +186,7 @@ class RunDir:
         return self.root / f".slurm-{job_id}.log"
 
     roster = Within(".roster.json")
-    """The file that lists the pods of a job on Kubernetes."""
+    """The pods of a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
         """Return the file that this pod updates regularly while it waits to take part in the job."""
@@ -211,18 +196,15 @@ class RunDir:
         return sorted(self.root.glob(f"{_POD_JOIN}*"))
 
     pod_end = Within(".pod-end.json")
-    """The file with the exit code of the work in the leading pod."""
+    """The exit code of the work in the leading pod."""
     pod_losses = Within(".pod-losses.json")
-    """The file that counts how often the newest Ray cluster of a RayJob lost its head node."""
+    """How often the newest Ray cluster of a RayJob lost its head node."""
     pod_note = Within(".pod.json")
-    """The file with messages of the leading pod's first process, or of a pod that serves files after the run."""
+    """Messages of the leading pod's first process, or of a pod that serves files after the run."""
     pod_read = Within(".pod-read.json")
-    """The file that says how much of the trials' logs was read from outside the cluster, and when."""
+    """How much of the trials' logs was read from outside the cluster, and when."""
     kubernetes_record = Within(".kubernetes.json")
-    """The file with the cluster's facts about the job and its pods.
-
-    The facts are read after sealing, when the run is collected, so a bundle lacks them.
-    """
+    """The cluster's facts about the job and its pods, which are read after sealing, so a bundle lacks them."""
 
     @property
     def live(self) -> RunDir:
@@ -230,37 +212,32 @@ class RunDir:
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:
-        """Return the file for the received part of a bundle; the bundle's checksum in the name keeps bundles apart."""
+        """Return the file for the received part of the bundle with this checksum."""
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")
-    """The file that names the allocation of the leading agent.
-
-    A node that sees this file shares the leader's file system.
-    """
+    """The allocation of the leading agent; a node that sees this file shares the leader's file system."""
 
     def pulse(self, node: str) -> Path:
         """Return the file that this node's agent updates regularly while it runs."""
         return self.root / f".pulse-{node}"
 
     all_reduce_order = Within(".all-reduce.json")
-    """The file by which the leading agent tells the nodes to measure an all-reduce before the trials."""
+    """With this file the leading agent tells the nodes to measure an all-reduce before the trials."""
     all_reduce_result = Within(".all-reduce-result.json")
-    """The file with the result of the all-reduce, until the manifests have the result."""
     ray_order = Within(".ray.json")
-    """The file by which the leading agent tells all nodes to start or to stop Ray."""
+    """With this file the leading agent tells all nodes to start or to stop Ray."""
 
     def ray_report(self, node: str) -> Path:
-        """Return the file with the state of Ray on this node."""
         return self.root / f".ray-{node}.json"
 
     ray_token = Within(".ray-token")
-    """The file with the token by which processes of one Ray cluster recognize each other; the token is a secret."""
+    """The secret token by which processes of one Ray cluster recognize each other."""
 
     again = Within(".again")
-    """The file that names an allocation whose time ran out after some pairs; the next allocation continues the run."""
+    """An allocation whose time ran out after some pairs; the next allocation continues the run."""
     lost = Within(".lost")
-    """The file that names an allocation that ended because it lost nodes; another allocation may continue the run."""
+    """An allocation that ended because it lost nodes; another allocation may continue the run."""
 
     def end_marker(self, node: str) -> Path:
         """Return the file that names the allocation which this node's agent has finished."""
@@ -271,7 +248,7 @@ class RunDir:
         return self.checksums.is_file()
 
     def is_packed(self, relative: str) -> bool:
-        """Return whether a file goes into the bundle; ``relative`` is its path in the run directory."""
+        """Tell whether a file goes into the bundle; ``relative`` is its path in the run directory."""
         first = relative.split("/", 1)[0]
         return not (first.startswith(".") or first in {"bundle.tgz", "report"} or "/.partial-" in f"/{relative}")
 
@@ -294,7 +271,6 @@ def traces_beside(ops_folder: Path) -> Path:
 
 
 def runs_root() -> Path:
-    """Return the folder of all run directories: ``$RLK_REPRO_RUNS``, otherwise ``./runs``."""
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 

@@ -1,7 +1,7 @@
-"""Define the values of an analysis.  Only ``analysis`` makes these values; reports, comparison and replay read them.
+"""Define the values of an analysis.
 
-All values are frozen and survive a round trip through JSON.  Times are in seconds, memory is in bytes.  A missing
-number is None, never 0; a reason or a count ``n`` is given with it.
+All values are frozen and survive a round trip through JSON. Times are in seconds, memory is in bytes. A missing number
+is None, never 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMA: Final = 1
 
 
 class TrialStatus(StrEnum):
-    """How a trial ended.  A trial that is not ``ok`` stays in the tables and is never scored."""
+    """How a trial ended; only a trial with status ``ok`` is scored."""
 
     OK = "ok"
     FAILED = "failed"
@@ -32,7 +32,7 @@ class TrialStatus(StrEnum):
 
 
 class PairStatus(StrEnum):
-    """Whether a pair is scored.  ``dropped``: a trial of the pair did not finish.
+    """Whether a pair is scored. ``dropped``: a trial of the pair did not finish.
 
     ``void``: the records do not prove that one agent ran the planned variants in one allocation, or no block counts.
     """
@@ -56,19 +56,17 @@ class VerdictWord(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_COMPARABLE = "not comparable"
     NO_COMPARISON = "no comparison"
-    """The run does not compare the speed of variants: an agreement run, or a run that measures operators one by one."""
 
     @property
     def is_of_speed(self) -> bool:
-        """Whether the verdict is ``faster``, ``slower``, ``equivalent`` or ``inconclusive``."""
         return self not in {VerdictWord.NOT_COMPARABLE, VerdictWord.NO_COMPARISON}
 
 
 class ProofStatus(StrEnum):
     """Whether RL-Kernel ran in a trial, according to its ops files.
 
-    ``native``: RL-Kernel's operator ran, but as plain PyTorch (on CPU, or ``logp`` on ROCm), which supports no
-    verdict on speed.
+    ``native``: RL-Kernel's operator ran as plain PyTorch (on CPU, or ``logp`` on ROCm), which supports no verdict on
+    speed.
     """
 
     PROVED = "proved"
@@ -90,10 +88,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One metric of one trial over its scored steps.
-
-    Percentiles are of Hyndman and Fan's type 7, and None if ``n`` is too small.
-    """
+    """One metric of one trial over its scored steps; percentiles are of Hyndman and Fan's type 7."""
 
     metric: str
     n: int
@@ -155,10 +150,7 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PairMetric:
-    """One metric of one pair: the two trials' values, and ln(second / first).
-
-    ``log_ratio`` is None if a value is missing or not above 0.
-    """
+    """One metric of one pair; ``log_ratio`` is ln(second / first), or None if a value is missing or not above 0."""
 
     metric: str
     first: float | None
@@ -170,8 +162,8 @@ class PairMetric:
 class PairResult:
     """One comparison: a pair of trials, or the two variants of a session.
 
-    ``first`` is the baseline.  In a control pair, ``second`` is a baseline too, or an enabled trial in which
-    RL-Kernel served no call.
+    ``first`` is the baseline. In a control pair, ``second`` is a baseline too, or an enabled trial in which RL-Kernel
+    served no call.
     """
 
     pair: str
@@ -190,11 +182,11 @@ class PairResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockResult:
-    """One block of a session.  A block that does not count has a ``reason``; a block that counts has an empty one.
+    """One block of a session; ``reason`` is empty if the block counts.
 
-    ``log_ratio`` is ln(B / A) of the step time over the scored steps; in the lane ``live`` this value is
-    adjusted for the number of tokens.  ``first_log_ratio`` is ln(B / A) over the first step of each period.  In a
-    control block, A and B are both the baseline.
+    ``log_ratio`` is ln(B / A) of the step time over the scored steps; in the lane ``live`` this value is adjusted for
+    the number of tokens. ``first_log_ratio`` is ln(B / A) over the first step of each period. In a control block, A and
+    B are both the baseline.
     """
 
     session: str
@@ -208,9 +200,9 @@ class BlockResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowResult:
-    """One case of a session's shadow steps, with the worst value of all ranks.  ``error`` says why a value is missing.
+    """One case of a session's shadow steps, with the worst value of all ranks.
 
-    ``log_prob_max`` and ``log_prob_mean`` describe the absolute difference of log-probs.  ``gradient_share`` is the
+    ``log_prob_max`` and ``log_prob_mean`` describe the absolute difference of log-probs. ``gradient_share`` is the
     largest difference of gradients at the logits, divided by the largest of these gradients.
     """
 
@@ -227,10 +219,9 @@ class ShadowResult:
 class Effect:
     """A paired effect over scored comparisons (pairs or sessions), as the ratio enabled / baseline.
 
-    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios), or are None for fewer than two
-    pairs.  ``p_value`` is the exact two-sided sign-flip p, and ``p_floor`` is the smallest value that ``p_value`` can
-    have (2 / 2^n).  ``p_t`` is the p of the paired t test.  ``p_holm`` is ``p_t`` after Holm's correction for the
-    number of secondary metrics; ``p_value`` is not corrected, because six pairs are too few for a correction.
+    ``low`` and ``high`` bound ``ratio`` at ``confidence`` (paired t on log ratios). ``p_value`` is the exact two-sided
+    sign-flip p, and ``p_floor`` is the smallest value that ``p_value`` can have (2 / 2^n). ``p_t`` is the p of the
+    paired t test. ``p_holm`` is ``p_t`` after Holm's correction for the number of secondary metrics.
     """
 
     metric: str
@@ -250,10 +241,7 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A condition that a verdict on speed needs.
-
-    ``estimate`` and its one-sided bounds are compared with ``margin``.
-    """
+    """A condition that a verdict on speed needs: ``estimate`` and its one-sided bounds are compared with ``margin``."""
 
     name: str
     status: GateStatus
@@ -267,7 +255,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """The noise that control pairs measured, as a fraction: the end of their interval that is farther from 0."""
+    """The noise of control pairs, as a fraction: the end of their interval that is farther from 0."""
 
     is_measured: bool
     fraction: float | None
@@ -277,9 +265,8 @@ class NoiseFloor:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The conclusion of a run.
-
-    ``threshold`` is the smallest effect of interest or the noise floor, whichever is larger: 0.01 means 1 %.
+    """The conclusion of a run; ``threshold`` is the larger of smallest effect of interest and noise floor, as a
+    fraction.
     """
 
     word: VerdictWord
@@ -325,7 +312,6 @@ class Analysis:
 
     @property
     def unit(self) -> str:
-        """The unit of statistics: ``session`` in the design crossover, otherwise ``pair``."""
         return "session" if self.is_crossover else "pair"
 
     @property
@@ -345,11 +331,7 @@ class Analysis:
 
     @classmethod
     def from_json(cls, value: Any, where: str = "analysis.json") -> Analysis:
-        """Rebuild an analysis from JSON.
-
-        Raises:
-            BundleUnreadable: the schema is newer, or a field is missing or has the wrong type.
-        """
+        """Rebuild an analysis from JSON; raise BundleUnreadable for a newer schema, or a missing or wrong field."""
         from pydantic import TypeAdapter, ValidationError
 
         check_schema(where, value, SCHEMA)

@@ -1,7 +1,7 @@
 """Check what a file of stored rollouts holds, with a reader that executes nothing.
 
-vime loads these files as pickles, and a pickle may call any function.  A file passes if its pickle names only functions
-that rebuild tensors and arrays.  The reader replaces each call in a pickle by an object that does nothing.
+vime loads these files as pickles, and a pickle may call any function. A file passes if its pickle names only functions
+that rebuild tensors and arrays.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BROKEN_PICKLE: Final = (
 
 
 class _StandIn(dict[Any, Any]):
-    """The reader makes this dict instead of an allowed call in a pickle; filling the dict executes nothing."""
+    """Replaces an allowed call in a pickle; filling this dict executes nothing."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _Reader(pickle.Unpickler):
 
 
 def check_file(path: Path) -> None:
-    """Check one file.  Raise BundleUnreadable for a file that holds more than data or that torch.save did not write."""
+    """Raise BundleUnreadable for a file that holds more than data or that torch.save did not write."""
     check_archive(path)
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,8 +1,4 @@
-"""Read and write ``.state.json``, the progress of a run.
-
-The leading agent writes the file; commands, backends and pods read it.  The file is no evidence: results come from
-logs.  The last state is written after sealing and packing.
-"""
+"""Read ``.state.json``, the progress of a run.  The file is no evidence: results come from logs."""
 
 from __future__ import annotations
 
@@ -23,8 +19,6 @@ _INTERRUPTED: Final = frozenset({code_after(signal.SIGINT), code_after(signal.SI
 
 
 class Phase(StrEnum):
-    """The present task of the leading agent."""
-
     PREFLIGHT = "preflight"
     PREPARING = "preparing"
     TRIAL = "trial"
@@ -34,10 +28,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(Answer):
-    """The progress of a run.
-
-    ``trial_index`` counts from 0, ``step`` is the last finished step, and ``exit_code`` is None until the agent ends.
-    """
+    """``trial_index`` counts from 0, ``step`` is the last finished step, ``exit_code`` is None until the agent ends."""
 
     phase: Phase
     num_trials: int
@@ -64,7 +55,6 @@ class Progress(Answer):
 
 
 def read_state(run_dir: RunDir) -> Progress | None:
-    """Return the last written state, or None if no agent has begun."""
     try:
         return Progress.from_json(load_json(run_dir.state, schema=SCHEMA))
     except (BundleUnreadable, KeyError, TypeError, ValueError):
@@ -72,5 +62,5 @@ def read_state(run_dir: RunDir) -> Progress | None:
 
 
 def read_last_word(run_dir: RunDir) -> Progress:
-    """Return the last written state, or a state without trials; ``exit_code`` is None until the agent ends."""
+    """Return the last written state, or a state without trials."""
     return read_state(run_dir) or Progress(phase=Phase.PREFLIGHT, num_trials=0, num_steps=0)

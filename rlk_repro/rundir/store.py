@@ -1,7 +1,7 @@
-"""Find run directories: all, one by its id or path, or the newest; and tell which ones this user submitted.
+"""Find run directories, and tell which ones this user submitted.
 
-A run directory may come from another person's bundle and hold that person's job id or site.  A file in the user's
-state folder therefore records each submission.  The record's name is the hash of the plan, which contains the run id.
+A run directory may come from another person's bundle and hold that person's job id or site. A file in the user's state
+folder therefore records each submission.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ SCHEMA: Final = 1
 
 
 def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> None:
-    """Record that this user staged a run directory; ``submission`` describes the job after the cluster accepts it.
-
-    Raises:
-        EnvironmentMissing: the user's state folder cannot be written.
-    """
+    """Record that this user staged a run directory; ``submission`` describes the job after the cluster accepts it."""
     path = _state_file(run_dir)
     with writing(path.parent, hint="export XDG_STATE_HOME=/a/folder/with/room"):
         write_json(path, {"schema": SCHEMA, "submission": submission})
@@ -43,11 +39,7 @@ def _state_file(run_dir: RunDir) -> Path:
 
 
 def list_run_dirs() -> list[RunDir]:
-    """List every run directory, oldest first; without the folder of run directories the list is empty.
-
-    Raises:
-        SpecError: a folder cannot be read.
-    """
+    """List every run directory, oldest first; raise SpecError for a folder that cannot be read."""
     base = runs_root()
     try:
         folders = (folder for run in _list_folders(base) for folder in _list_folders(run))
@@ -106,11 +98,7 @@ def _find(name: str | None) -> RunDir:
 
 
 def read_plan(path: Path) -> Any:
-    """Read a ``plan.json`` without checking it.
-
-    Raises:
-        BundleUnreadable: the file is broken or absent.
-    """
+    """Read a ``plan.json`` without checking it; raise BundleUnreadable if it is broken or absent."""
     if not path.exists():
         raise BundleUnreadable(Problem(str(path), "missing", expected="a file", hint=FIND_BUNDLE))
     return load_json(path, max_bytes=MAX_PLAN_BYTES)

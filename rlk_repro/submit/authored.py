@@ -1,7 +1,6 @@
 """Compare a recorded plan with its sources: the author's files, the recorded flags, the shipped run.
 
-A plan's hashes show only that the plan is consistent with itself.  So this module makes the plan again from the bundled
-files and compares the two plans.
+A plan's hashes show only that the plan is consistent with itself.
 """
 
 from __future__ import annotations
@@ -31,16 +30,12 @@ MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
 SETTING: Final = "--set "
 PROFILE: Final = "profile."
-"""Paths of a profile's values begin with this text in ``Plan.sources``; paths of a run's values do not."""
 # These keys of ``measure`` say how much is measured, and not how the results are judged.
 AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "control_blocks", "shadow_steps"})
 
 
 def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
-    """Return a blocking finding for each plan value that neither the bundled files nor a recorded flag gives.
-
-    If there are too many findings, the last one says how many are left out.
-    """
+    """Return a blocking finding for each plan value that neither the bundled files nor a recorded flag gives."""
     found = list(_find_rewritten(plan, run_dir))
     rest = found[MAX_FINDINGS:]
     more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", f"{len(rest)} more differ")]
@@ -48,9 +43,9 @@ def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
 
 
 def describe_rule_changes(plan: Plan) -> str:
-    """Describe how a plan's measurement rules differ from the rules of the shipped run with the same name.
+    """Describe how a plan's measurement rules differ from the shipped run with the same name, or from the defaults.
 
-    A run that is not shipped is compared with the default rules.  The text is empty if no rule differs.
+    The text is empty if no rule differs.
     """
     name = plan.run.run
     is_shipped = name in list_names(run_folders())
@@ -103,7 +98,7 @@ def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _choose_design(plan: Plan) -> Override:
-    """Return the plan's design as a flag, because plans of version 0.2.0 record no flag for the default design."""
+    """Plans of version 0.2.0 record no flag for the default design."""
     path = ("measure", DESIGN)
     return Override(path, plan.run.measure.design, SETTING + ".".join(path))
 
@@ -132,7 +127,7 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of each key that a plan's file omits, because a later version added the key."""
+    """A plan's file omits keys that a later version added."""
     dumped = dump_model(model)
     for name in type(model).model_fields:
         value = getattr(model, name)

@@ -1,8 +1,7 @@
 """List what a recorded experiment would run on this machine.
 
-A replay shows the list and asks the user to agree.  Code from outside this package and the stack's pins also needs
-``--trust``.  A replay takes run, stack and hardware from the bundle, but not the author's profile with its paths and
-variables.
+Code from outside this package and the stack's pins needs ``--trust``. A replay takes run, stack and hardware from the
+bundle, but not the author's profile with its paths and variables.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rlk_repro.workloads.api import Code
 
 
 def find_foreign(plan: Plan) -> list[Code]:
-    """Find code that the plan names and that is neither in this package nor in the sources that its stack pins."""
+    """Return code that the plan names and that is neither in this package nor in the sources that its stack pins."""
     return [item for item in _list_code(plan) if not item.is_known]
 
 
@@ -67,7 +66,7 @@ def _list_code(plan: Plan) -> list[Code]:
 
 
 def _list_commits(plan: Plan) -> Iterator[Code]:
-    """List the RL-Kernel commits that the run compares; a commit is known if a shipped stack pins it."""
+    """A commit is known if a shipped stack pins it."""
     commits = plan.run.rl_kernel.commits
     if commits is None:
         return
@@ -77,7 +76,7 @@ def _list_commits(plan: Plan) -> Iterator[Code]:
 
 
 def _list_images(plan: Plan) -> Iterator[Code]:
-    """List the plan's image, because an image can run any code; an image is known if a shipped stack has its digest."""
+    """An image can run any code; an image is known if a shipped stack has its digest."""
     image = plan.image
     if image is not None:
         shipped = {known.digest for stack in _load_shipped_stacks() for known in stack.images.values()}

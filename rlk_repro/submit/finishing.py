@@ -1,4 +1,4 @@
-"""Read the results of a finished run: analysis, bundle and report, or the reason why the run was not sealed."""
+"""Read the results of a finished run, or the reason why the run was not sealed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ class Finished(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The results of a finished run."""
-
     analysis: Analysis
     bundle: Path
     bundle_id: str
@@ -67,7 +65,7 @@ class Result:
 
 
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
-    """Return what a report shows in addition to the analysis: manifests, what the run may claim, links to the logs.
+    """Return what a report shows in addition to the analysis.
 
     Commands that the report prints name the bundle by the path ``bundle``.
     """
@@ -121,7 +119,7 @@ def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
 
 
 def is_uncollected(run_dir: RunDir, state: Progress | None) -> bool:
-    """Tell whether a remote run has no collected bundle, and this machine does not know how the run's agent ended."""
+    """Tell whether this machine lacks a remote run's bundle and does not know how the agent ended."""
     submission = load_submission(run_dir)
     has_end = state is not None and state.exit_code is not None
     is_remote = submission is not None and get_backend(submission.cluster).IS_REMOTE
@@ -129,7 +127,6 @@ def is_uncollected(run_dir: RunDir, state: Progress | None) -> bool:
 
 
 def _explain_end(launched: Launched) -> RlkReproError:
-    """Return why a run is not sealed, in its agent's words; advise resuming only where the same job could succeed."""
     run_dir = launched.run_dir
     state = read_state(run_dir)
     code = None if state is None else state.exit_code
@@ -147,7 +144,6 @@ def _explain_end(launched: Launched) -> RlkReproError:
 
 
 def _read_end(log: Path) -> tuple[str, ...]:
-    """Return the last lines of a log without secrets; no lines if the log cannot be read."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - MAX_SHOWN_BYTES))
@@ -158,7 +154,6 @@ def _read_end(log: Path) -> tuple[str, ...]:
 
 
 def _find_output(launched: Launched) -> Path:
-    """Return the file with what the job printed: the output of its batch script, or else the agent's output."""
     by_script = launched.run_dir.job_output(launched.submission.job_id.partition(";")[0])
     return by_script if by_script.is_file() else launched.run_dir.agent_output
 

@@ -19,7 +19,7 @@ NUM_UNKNOWN: Final = 5
 
 
 def drop_forecast(state: Progress) -> Progress:
-    """Return an ended submission's state without step and times, which are wrong if its agent was killed."""
+    """Drop step and times of an ended run's state, which are wrong if its agent was killed."""
     return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
 
 
@@ -49,9 +49,8 @@ def follow(
 ) -> JobStatus:
     """Report progress until the submission ends, and return its last status.
 
-    ``poll`` asks the cluster, at most every two seconds.  A submission whose state is unknown in five polls in a row
-    counts as ended.  ``tell`` gets the line of progress when phase or trial change, otherwise at most every ten
-    seconds.  With ``is_live``, ``tell`` gets each new line of progress at once.
+    A submission whose state is unknown in five polls in a row counts as ended. ``tell`` gets the line of progress when
+    phase or trial change, otherwise at most every ten seconds, or with ``is_live`` at once.
     """
     told = _Told(tell, is_live=is_live)
     num_unknown = 0

@@ -56,10 +56,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A planned and rendered job that is not sent yet.
+    """A job that is not sent yet; ``remarks`` name the choices that rlk-repro made for missing flags.
 
-    ``inputs`` is None if the run directory already holds the author's files.  ``remarks`` name the choices that
-    rlk-repro made for missing flags.  ``is_proposed`` says that the profile comes from the cluster and not from a file.
+    ``inputs`` is None if the run directory already holds the author's files.
     """
 
     plan: Plan
@@ -71,18 +70,13 @@ class Prepared:
 
 
 def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
-    """Translate flags such as ``--pairs`` to overrides of the run's file."""
     flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
              (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
     return [Override(path, value, flag) for path, value, flag in flags if value is not None]
 
 
 def prepare(request: Request) -> Prepared:
-    """Turn the flags of ``submit`` into a planned and rendered job.
-
-    Raises:
-        SpecError: files or flags are wrong; the error lists every problem.
-    """
+    """Plan and render a job; raise SpecError with every problem of the files and flags."""
     if not request.run:
         known = ", ".join(list_names(run_folders()))
         raise SpecError(Problem("RUN", "missing", expected=f"a file, or one of {known}", hint="rlk-repro submit smoke"))
@@ -114,11 +108,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
-    """Return the hardware's name and remarks; a dry run without a name takes the hardware of the run's first layout.
-
-    Raises:
-        SpecError: neither a flag nor the profile names the hardware of a job that will be sent.
-    """
+    """A dry run without a name takes the hardware of the run's first layout."""
     name = request.hardware or found.profile.model.hardware
     # The shipped profile ``local`` names hardware cpu; a dry run may show other hardware instead.
     is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}
@@ -135,7 +125,7 @@ def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tu
 
 
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
-    """Add a hint to problems of a proposed profile: a profile file can set what the cluster did not report."""
+    """A profile file can set what the cluster did not report."""
     hint = (
         f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set the value there; use --profile my-site.yaml"
     )
@@ -182,7 +172,7 @@ def _offer_dry_run(error: EnvironmentMissing) -> EnvironmentMissing:
 
 
 def _list_profile_overrides(request: Request) -> list[Override]:
-    """Turn ``--max-job-time`` into a value of the profile.  Only a run on Slurm can continue in a further job."""
+    """``--max-job-time`` is for Slurm, because only there a run can continue in a further job."""
     if request.max_job_time is None:
         return []
     flag = "--max-job-time"
@@ -195,7 +185,6 @@ def _list_profile_overrides(request: Request) -> list[Override]:
 
 
 def _propose(cluster: str, overrides: Sequence[Override]) -> _Found:
-    """Return the profile that ``profile init`` would write, with three remarks; write no file."""
     proposal, origin = get_backend(cluster).propose_profile(take_likeliest)
     loaded = load_bytes(Profile, f"profile proposed by {origin}", render_profile(proposal, origin).encode(),
                         overrides)  # fmt: skip
@@ -221,11 +210,7 @@ def _missing_profile(cluster: str) -> SpecError:
 def render(
     plan: Plan, inputs: AuthorFiles | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()
 ) -> Prepared:
-    """Render a plan for its cluster; without ``run_dir``, choose a new run id.
-
-    Raises:
-        SpecError: the trainer or the cluster cannot run this plan.
-    """
+    """Render a plan for its cluster; raise SpecError if the trainer or the cluster cannot run the plan."""
     problems = get_workload(plan.run.workload.kind).find_problems(plan) or find_undeclared(plan)
     if problems:
         raise SpecError(*problems)
@@ -236,8 +221,6 @@ def render(
 
 def resolve_profile(name: str | None, cluster: str | None, overrides: Sequence[Override] = ()) -> Loaded[Any]:
     """Return the profile by name or file; the default ``local`` is for the local cluster only.
-
-    ``overrides`` change the profile's values.
 
     Raises:
         SpecError: no profile is given for a cluster other than ``local``, or the profile is for another cluster.

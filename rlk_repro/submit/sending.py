@@ -1,4 +1,4 @@
-"""Send a job to its cluster: stage it, record it, ask for its state, wait.  ``rlk_repro.job`` runs inside the job."""
+"""Send a job to its cluster: stage it, record it, ask for its state, wait."""
 
 from __future__ import annotations
 
@@ -55,13 +55,7 @@ def _require_ended(run_dir: RunDir, status: JobStatus) -> None:
 
 
 def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launched:
-    """Write the missing files of the run directory, and send exactly the rendered job.
-
-    Raises:
-        EnvironmentMissing: this machine cannot use the plan's cluster.
-        SchedulerRefused: the scheduler refused the job.
-    """
-    # This import is here, because commands that only list submissions do not need it.
+    """Write the missing files of the run directory, and send exactly the rendered job."""
     from rlk_repro.submit.stage import stage, stage_again
 
     run_dir = prepared.run_dir
@@ -97,7 +91,7 @@ def is_own(run_dir: RunDir) -> bool:
 
 
 def require_own(run_dir: RunDir) -> None:
-    """Refuse a run directory that this user did not submit (CheckFailed): commands must not touch other users' jobs."""
+    """Raise CheckFailed if this user did not submit the run, because commands must not touch other users' jobs."""
     if not is_own(run_dir):
         raise CheckFailed(
             Problem(run_dir.run_id, "was not submitted by you", expected="a run directory of your own submit or replay",
@@ -106,11 +100,7 @@ def require_own(run_dir: RunDir) -> None:
 
 
 def load_submission(run_dir: RunDir) -> Submission | None:
-    """Return this user's submission, or None if this user sent no job.
-
-    Raises:
-        CheckFailed: the run directory records another submission.
-    """
+    """Return this user's submission, or None; raise CheckFailed if the run directory records another one."""
     own = recall(run_dir)
     if own is None or not run_dir.submission.is_file():
         return None
@@ -140,7 +130,6 @@ def poll_all(launched: Sequence[Launched]) -> list[JobStatus]:
 
 
 def list_launched() -> list[Launched]:
-    """List every submitted run below the runs root, oldest first."""
     found = ((run_dir, load_submission(run_dir)) for run_dir in list_run_dirs())
     return [Launched(run_dir=run_dir, submission=item) for run_dir, item in found if item is not None]
 

@@ -1,4 +1,4 @@
-"""Describe a plan for ``submit --dry-run``, as text and as JSON: trials, cost, smallest effect, operators."""
+"""Describe a plan for ``submit --dry-run``, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     PlanFile: TypeAlias = dict[str, Any]
 else:
     PlanFile = PlanRecord
-"""A plan as ``submit --dry-run --json`` prints it, with the schema of a plan file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +69,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
     """Return the smallest speed-up, as a fraction, for which 9 of 10 runs get the verdict ``faster``.
 
-    A gate can prevent this verdict.  Sessions may fail the gate on control blocks; pairs in lane ``live`` may fail the
-    gates on rewards and lengths.  The estimate assumes that all other gates pass.
+    The estimate includes the gates on control blocks, or on rewards and lengths; all other gates are assumed to pass.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(
@@ -105,12 +103,11 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Tell whether a run is timed and may use both designs: comparisons of switches or commits need ``parallel``."""
+    """Only a timed run may use both designs; comparisons of switches or commits need ``parallel``."""
     return plan.run.workload.is_timed and plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
-    """Return cost and smallest effect of the design that the run does not use, ``parallel`` or ``crossover``."""
     measure = plan.run.measure
     other = measure.other_design
     minutes = plan.expected_minutes()
@@ -146,7 +143,6 @@ def describe_dry_run(plan: Plan, job: Job) -> DryRun:
 
 
 def bound_line(plan: Plan, bound: Bound) -> str:
-    """Return a line with the most that a job may cost, and the largest number of jobs."""
     num_nodes = plan.layout.num_nodes
     hours = bound.time_min / 60 * num_nodes * bound.gpus_per_node
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
@@ -157,7 +153,6 @@ def bound_line(plan: Plan, bound: Bound) -> str:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Return the lines that a dry run prints about a plan."""
     summary = plan_summary(plan)
     layout = plan.layout
     rows = [
@@ -205,7 +200,7 @@ def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]
 
 
 def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield a row for each session with its blocks in order; control blocks are in brackets."""
+    """Control blocks are in brackets."""
     measure = plan.run.measure
     yield (
         "sessions",
@@ -220,7 +215,7 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Show which operators the layout allows; only preflight in the job knows whether RL-Kernel is installed."""
+    """Only preflight in the job knows whether RL-Kernel is installed."""
     rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; operators of this layout, if RL-Kernel is installed:")]
     for item in summary["operators"]:
         rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
@@ -228,7 +223,6 @@ def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]
 
 
 def _difference_rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """List how the start of an enabled trial differs from the start of a baseline trial."""
     for number, item in enumerate(summary["differences"]):
         values = f"{item['baseline']} in baseline, {item['enabled']} in enabled"
         what = "output folders" if item["kind"] == Kind.FOLDER else values

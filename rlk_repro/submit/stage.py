@@ -1,4 +1,4 @@
-"""Make a run directory (new name, author's files, plan, rendered job); the cluster's backend sends the job later."""
+"""Make a run directory; the cluster's backend sends the job later."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from rlk_repro.workloads import list_run_folders
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorFiles:
-    """The unchanged contents of the author's files."""
-
     run: bytes
     stack: bytes
     hardware: bytes
@@ -41,9 +39,8 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
     """Make the run directory, with everything that is known before the job is sent.
 
     Raises:
-        SpecError: the directory exists already, the job names a file outside ``job/``, or the stack's image is not
-            published.
-        EnvironmentMissing: the directory cannot be made or written, or what the run needs is not prepared.
+        SpecError: the directory exists already, or the stack's image is not published.
+        EnvironmentMissing: the directory cannot be written, or what the run needs is not prepared.
     """
     _require_image(plan)
     parts = find_prepared(plan, run_dir)
@@ -66,12 +63,10 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
 
 
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
-    """Return the prepared parts (model, data, rollouts) that this run reads.
-
-    The result is empty for a remote cluster: there the run's agents record model, data and rollouts.
+    """Return the prepared parts (model, data, rollouts) that this run reads; empty for a remote cluster.
 
     Raises:
-        EnvironmentMissing: the run's model, data or rollouts are not prepared; a remote cluster is not checked.
+        EnvironmentMissing: the run's model, data or rollouts are not prepared.
     """
     folders = list_run_folders(plan, run_dir)
     if get_backend(plan.cluster).IS_REMOTE:
@@ -87,7 +82,7 @@ def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
 
 
 def _require_image(plan: Plan) -> None:
-    """Raise SpecError for a stack whose image is not published: the software of the hosts never replaces an image."""
+    """The software of the hosts never replaces an image that is not published."""
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
         others = ", or a stack without images, such as --stack vime-host"
@@ -98,12 +93,6 @@ def _require_image(plan: Plan) -> None:
 
 
 def stage_again(run_dir: RunDir, job: Job) -> None:
-    """Replace the files in ``job/`` by the files of the job that is sent next.
-
-    Raises:
-        SpecError: the job names a file outside ``job/``.
-        EnvironmentMissing: the directory cannot be written.
-    """
     files = dict(_list_job_files(Path(), job))
     shutil.rmtree(run_dir.job, ignore_errors=True)
     _write_files(run_dir.job, files)
