@@ -27,7 +27,6 @@ class _Found(NamedTuple):
 def summarise_agreement(
     plan: Plan, run_dir: RunDir, pairs: Sequence[PairResult], sessions: Sequence[Session]
 ) -> Iterator[AgreementResult]:
-    """Yield one result per variant: its token counts, summed over the scored steps of scored pairs or sessions."""
     scored = {pair.pair for pair in pairs if pair.status is PairStatus.SCORED and not pair.is_control}
     compared = {session.trial.name: session for session in sessions}
     by_variant: dict[str, list[_Found]] = {BASELINE: [], ENABLED: []}

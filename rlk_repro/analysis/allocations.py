@@ -1,7 +1,6 @@
 """Check that one agent ran both trials of a pair, one after the other, in one allocation.
 
-The exit records of the trials, the log of the agent and the records of the nodes must agree.  The check finds records
-of different runs in one folder; it does not find invented records.
+The check finds records of different runs in one folder; it does not find invented records.
 """
 
 from __future__ import annotations
@@ -73,10 +72,7 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
 
 
 def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
-    """Yield a finding if these pairs ran in more than one allocation, with the nodes of each allocation.
-
-    The nodes of two allocations may differ in speed, which adds to the noise between pairs.
-    """
+    """Yield a finding if these pairs ran in more than one allocation, whose nodes may differ in speed."""
     by_pair = plan.groups()
     found: dict[str, list[str]] = {}
     for name in pairs:
@@ -96,7 +92,6 @@ def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> I
 def _find_wrong_windows(
     trials: Sequence[Trial], exits: Mapping[str, ExitRecord], agents: Mapping[str, Window]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each trial whose recorded times are impossible, with the reason."""
     last: dict[str, tuple[str, Window]] = {}
     for trial in trials:
         record = exits[trial.name]
@@ -124,14 +119,10 @@ def _find_window(record: ExitRecord) -> Window | None:
 
 
 def _read_agents(run_dir: RunDir) -> dict[str, Window]:
-    """Return when the leading agent of each allocation began and ended.
-
-    A killed agent may have written its last line before its last trial ended.  Therefore the end of an agent is the
-    time of the next agent's first log line, if there is a next agent.
-    """
     found: dict[str, Window] = {}
     last = ""
     for allocation, time_s in _read_events(run_dir):
+        # A killed agent may have written its last line before its last trial ended.
         if last and allocation not in found:
             found[last] = replace(found[last], end_s=max(time_s, found[last].end_s))
         begin_s = found[allocation].begin_s if allocation in found else time_s
@@ -141,7 +132,6 @@ def _read_agents(run_dir: RunDir) -> dict[str, Window]:
 
 
 def _read_events(run_dir: RunDir) -> Iterator[tuple[str, float]]:
-    """Yield the allocation and the time of each line of the agent's log; a line that a kill cut short is left out."""
     try:
         data = read_start(run_dir.agent_log, MAX_LOG_BYTES)
     except BundleUnreadable:

@@ -1,7 +1,4 @@
-"""Make the analysis of a run directory.
-
-The analysis depends only on files of the run directory: equal files give equal analyses on every machine.
-"""
+"""Make the analysis of a run directory; equal files give equal analyses on every machine."""
 
 from __future__ import annotations
 
@@ -67,9 +64,7 @@ MAX_ALIKE: Final = 20
 
 
 def analyse(run_dir: RunDir) -> Analysis:
-    """Analyse a run directory, sealed or not.
-
-    If a file other than the plan is missing, the analysis says so in a status, a reason or a finding.
+    """Analyse a run directory; a missing file gives a status, a reason or a finding.
 
     Raises:
         BundleUnreadable: the plan is missing or unreadable.
@@ -152,7 +147,6 @@ def analyse(run_dir: RunDir) -> Analysis:
 def _read_trials(
     plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry], sessions: Sequence[Session]
 ) -> Iterator[TrialResult]:
-    """Yield the result of every trial; a session yields one result for each variant."""
     for session in sessions:
         yield from session.arms
     for trial in () if sessions else plan.trials:
@@ -160,7 +154,6 @@ def _read_trials(
 
 
 def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
-    """Yield the sessions. A session becomes void if its records do not show that one agent ran it in one allocation."""
     for pair in pairs:
         misfit = misfits.get(pair.pair, "") if pair.status is PairStatus.SCORED else ""
         yield replace(pair, status=PairStatus.VOID, reason=misfit) if misfit else pair
@@ -220,7 +213,6 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    """A trial counts if RL-Kernel is off, if RL-Kernel ran, or (in the mode ``auto``) if every call fell back."""
     if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"
@@ -236,7 +228,6 @@ def _control(first: Trial, second: TrialResult) -> tuple[bool, str]:
 
 
 def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
-    """Return the readable manifests, and the findings on preflight, unreadable files and differences between nodes."""
     manifests: list[Manifest] = []
     findings: list[Finding] = []
     for node in run_dir.node_dirs():
@@ -255,7 +246,6 @@ def _read_manifests(run_dir: RunDir) -> tuple[list[Manifest], list[Finding]]:
 
 
 def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """Yield a finding for each difference between two trials of a pair, unless the plan declared the difference."""
     for pair, record in records.items():
         for part, items in record.differences.items():
             for item in items:
@@ -264,14 +254,12 @@ def _find_differences(records: Mapping[str, PairRecord]) -> Iterator[Finding]:
 
 
 def _find_missing_records(pairs: Sequence[str], records: Mapping[str, PairRecord]) -> Iterator[Finding]:
-    """Yield a finding for each missing record of how a trial of these pairs was started."""
     for pair in (name for name in pairs if name in records):
         for where, found in records[pair].missing.items():
             yield Finding(Level.WARNING, where, "a record to compare", found)
 
 
 def _find_unplanned(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """Yield a finding for each file or folder in the folder of trials whose name is not that of a planned trial."""
     names = {trial.name for trial in plan.trials}
     found = sorted(path.name for path in run_dir.trials.iterdir()) if run_dir.trials.is_dir() else []
     for name in found:

@@ -1,7 +1,6 @@
 """Compare what engines computed from the same tokens: inputs, weights, experts, layers and log-probs.
 
-An engine is also compared with itself, such as with the same tokens in another batch.  The trial's record holds all
-values and the contract, which sets the allowed differences.
+An engine is also compared with itself, such as with the same tokens in another batch.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ Place = tuple[str, str, int]
 
 
 def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
-    """Yield every check of a run that compares engines; any other run has no checks."""
     for pair, trials in plan.pairs().items() if plan.run.workload.compares_engines else ():
         logs = {trial.name: read_engines(run_dir.trial(trial.name)) for trial in trials}
         yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials])
@@ -109,7 +107,6 @@ def _first_reason(sides: Iterable[object]) -> str:
 
 
 def _check_routing(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """Yield the checks of the experts that engines chose; a model without experts has no such checks."""
     routing = log.routing.get(place[2], {})
     inputs = log.find_inputs(place[2])
     engines = [engine for engine, case in routing if case == AS_RUN]
@@ -140,7 +137,6 @@ def _compare_routing(
 
 
 def _check_values(log: EngineLog, place: Place) -> Iterator[AgreementCheck]:
-    """Yield the checks between engines, then checks of an engine against itself, in another batch or with padding."""
     layers, log_probs = log.layers.get(place[2], {}), log.log_probs.get(place[2], {})
     inputs = log.find_inputs(place[2])
     for first, second in combinations([engine for engine, case in layers if case == AS_RUN], 2):
@@ -173,7 +169,6 @@ def _describe_case(check: AgreementCheck) -> str:
 def compare_training(
     place: Place, names: tuple[str, str], one: EngineLog, other: EngineLog
 ) -> Iterator[AgreementCheck]:
-    """Yield the checks between the training engines of two trials; both trials need the same tokens and weights."""
     step = place[2]
     reason = _find_other(step, one, other)
     if reason:
@@ -194,10 +189,6 @@ def compare_training(
 
 
 def _find_other(step: int, one: EngineLog, other: EngineLog) -> str:
-    """Return why the training of two trials cannot be compared at a step, or an empty text.
-
-    Both trials begin from one checkpoint, so at step 0 their weights are equal even if no hash was recorded.
-    """
     tokens, others = (log.inputs.get(step, {}).get(ROLLOUT) for log in (one, other))
     if tokens is None or others is None:
         return "the tokens of a trial are not recorded at this step"
@@ -206,6 +197,7 @@ def _find_other(step: int, one: EngineLog, other: EngineLog) -> str:
     mine, theirs = (log.weights.get(step, {}).get(TRAINING) for log in (one, other))
     if isinstance(mine, Weights) and isinstance(theirs, Weights):
         return "" if mine == theirs else "the trials have different weights at this step"
+    # Both trials begin from one checkpoint, so at step 0 their weights are equal even if no hash was recorded.
     return "the weights of training are not recorded in both trials" if step else ""
 
 
@@ -269,7 +261,7 @@ def _compare_weights(
 
 
 def _find_dtype(one: str, other: str) -> str:
-    """Return the less precise of two number types, which limits how well two engines can agree."""
+    """Return the less precise of two number types."""
     return max((one, other), key=lambda name: DTYPES.index(name) if name in DTYPES else len(DTYPES))
 
 
@@ -283,10 +275,7 @@ def _judge(largest: float | None, bound: float | None, dtype: str, found: str) -
 
 @dataclass(frozen=True)
 class _Gap:
-    """The largest difference between two sets of rows, with its place.
-
-    ``largest`` and ``mean`` are None if a value is not finite.
-    """
+    """``largest`` and ``mean`` are None if a value is not finite."""
 
     num: int
     num_unequal: int
@@ -354,7 +343,6 @@ def _compare_layers(
     names: tuple[str, str],
     sides: tuple[Mapping[str, Layer], Mapping[str, Layer]],
 ) -> AgreementCheck:
-    """Compare two engines at each point of their layers; the finding names the first point outside the contract."""
     one, other = sides
     points = [point for point in one if point in other]
     if not points:

@@ -2,8 +2,6 @@
 
 A measured gate takes the mean loss over scored pairs, where a loss is how much worse enabled is than baseline.  The
 gate passes when the mean loss's upper bound is within the margin, and fails when its lower bound is beyond the margin.
-The lower bound uses alpha / 4, so that all four measured gates together fail by chance no more often than one test
-at alpha.  No gate depends on the speed result.
 """
 
 from __future__ import annotations
@@ -62,14 +60,9 @@ class Evidence:
     """The input of the gates.
 
     Attributes:
-        pairs: all planned pairs or sessions, also the void, dropped and fallen-back ones.
-        trials: the trials of the pairs, by name.
         differences: differences of the variants outside the declared switches; None if the variants were not compared.
         missing: absent records of scored pairs; without these records the variants cannot be compared.
-        blocks: the blocks of sessions; a run in pairs has none.
-        shadows: the comparisons of RL-Kernel with the trainer's own functions in the sessions' shadow steps.
         switch: what the variants differ in, if not in RL-Kernel.
-        has_rollout_log_probs: whether a rollout engine computed log-probs to compare with the trainer's.
     """
 
     measure: Measure
@@ -117,13 +110,11 @@ class Evidence:
         return self.trials[pair.second].proof if pair.second in self.trials else ProofStatus.MISSING
 
     def blocks_of(self, *, is_control: bool) -> list[BlockResult]:
-        """Return the blocks of the scored sessions."""
         names = {pair.pair for pair in self.scored}
         return [block for block in self.blocks if block.session in names and block.is_control is is_control]
 
 
 def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
-    """Make all gates of the design, always in the same order."""
     measured = (
         _reward_gate(evidence),
         _abs_diff_gate(evidence),
@@ -152,12 +143,6 @@ def _reward_gate(evidence: Evidence) -> Gate:
 
 
 def _abs_diff_gate(evidence: Evidence) -> Gate:
-    """Decide the gate on the difference between the log-probs of training and rollout.
-
-    The gate fails if the ratio and the difference of the variants' values both exceed their margins.  The gate also
-    fails if enabled's value is above vime's own cap.  In a session both variants train one policy, so vime's cap
-    applies only to sessions whose baseline stays below this cap.
-    """
     if not evidence.has_rollout_log_probs:
         return _plain_gate(ABS_DIFF, GateStatus.NOT_APPLICABLE, "these rollouts hold no log-probs", 0)
     margins = evidence.measure.margins
@@ -177,6 +162,7 @@ def _above_cap(evidence: Evidence) -> str:
         (pair.pair, item)
         for pair in evidence.scored
         if (item := pair.metric(ABS_DIFF)) and (item.second or 0) > cap
+        # The variants of a session train one policy, so a baseline above the cap says nothing about enabled.
         if not (evidence.is_crossover and (item.first or 0) > cap)
     ]
     if not found:
@@ -194,11 +180,11 @@ def _memory_gate(evidence: Evidence) -> Gate:
 
 
 def _length_gate(evidence: Evidence) -> Gate:
-    """Decide the gate on response lengths; longer and shorter responses both change the step time."""
     if evidence.lane != "live" or evidence.is_crossover:
         return _stored_gate(evidence, RESPONSE_LENGTH)
     margin = math.log1p(evidence.measure.margins.response_length_pct / 100)
     ratios = _readings(evidence, RESPONSE_LENGTH, lambda item: item.log_ratio)
+    # Longer and shorter responses both change the step time.
     return _two_sided(evidence, RESPONSE_LENGTH, ratios, margin, RATIO)
 
 
@@ -223,6 +209,7 @@ def _non_inferior(
 ) -> Gate:
     alpha, n = evidence.measure.alpha, len(losses)
     passing = bound(losses, 1 - 2 * alpha)
+    # All measured gates together fail by chance no more often than one test at alpha.
     failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
     if passing is None or failing is None:
         detail = f"{what} has 1 {evidence.unit}, which gives no bound" if n else f"{what} has no scored {evidence.unit}"
@@ -254,7 +241,6 @@ def _non_inferior(
 def _two_sided(
     evidence: Evidence, name: str, log_ratios: Sequence[float], margin: float, what: str, bound: Bound = t_interval
 ) -> Gate:
-    """Decide whether the mean log ratio is within the margin on both sides of 0."""
     sign = 1 if log_ratios and mean(log_ratios) >= 0 else -1
     losses = [sign * value for value in log_ratios]
     gate = _non_inferior(evidence, name, losses, margin, what, num_sides=2, bound=bound)
@@ -323,7 +309,6 @@ def _steps_gate(evidence: Evidence) -> Gate:
 
 
 def _active_gate(evidence: Evidence) -> Gate:
-    """Decide whether RL-Kernel ran in every scored pair; without a scored pair, the gate judges the finished pairs."""
     if evidence.switch:
         detail = f"the variants differ in {evidence.switch}; neither uses RL-Kernel"
         return _plain_gate(ACTIVE, GateStatus.NOT_APPLICABLE, detail, 0)
@@ -364,10 +349,7 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _control_blocks_gate(evidence: Evidence) -> Gate:
-    """Decide whether control blocks, which run only the baseline, show an effect that is too large.
-
-    Control blocks' B / A must be within the smallest effect of interest or enabled's effect, whichever is larger.
-    """
+    """Control blocks' B / A must be within the smallest effect of interest or enabled's effect, whichever is larger."""
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
     found = evidence.blocks_of(is_control=True)
@@ -381,7 +363,7 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _nearest_end(evidence: Evidence) -> float:
-    """Return how far the interval of the step time's log ratio is from 0; return 0 if the interval contains 0."""
+    """Return the distance of the step time's interval from 0, as a log ratio."""
     log_ratios = _readings(evidence, STEP_TIME, lambda item: item.log_ratio)
     interval = t_interval(log_ratios, 1 - evidence.measure.alpha)
     return 0.0 if interval is None else max(0.0, interval.low, -interval.high)

@@ -1,7 +1,6 @@
 """Decide whether enabled has a smaller peak of allocated memory in a step than baseline.
 
-An analysis file does not store this verdict on memory.  Reports compute the verdict on memory from the analysis,
-so reports on older bundles show this verdict too.
+No analysis file stores this verdict, so reports on older bundles show it too.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ NOT_RESERVED: Final = "; only measure.design: parallel compares reserved memory,
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:
-    """Compare the interval of the peak memory with the smallest effect of interest."""
     effect = analysis.effect(PEAK_MEMORY)
     if effect is None or effect.ratio is None or effect.low is None or effect.high is None:
         return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence="inconclusive: no interval of peak memory")

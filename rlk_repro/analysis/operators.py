@@ -1,7 +1,4 @@
-"""Read the results of an operator run: one result for each implementation in each case, over all processes.
-
-A speedup is relative to the trainer's own function in the same process.
-"""
+"""Read the results of an operator run: one result for each implementation in each case, over all processes."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ BANDWIDTH: Final = "memory bandwidth, measured"
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
-    """The results; the measured bandwidth and matrix rates; for each log, the number of refused lines by reason."""
+    """``facts`` holds the measured rates; ``rejects`` counts the refused lines of each log by reason."""
 
     results: tuple[OperatorResult, ...]
     facts: Mapping[str, str]
@@ -28,7 +25,6 @@ class OperatorTable:
 
 
 def read_operators(plan: Plan, run_dir: RunDir) -> OperatorTable:
-    """Read the results of all processes, in the order of the log lines; a trial without a log gives no results."""
     folders = [run_dir.trial(trial.name) for trial in plan.trials]
     logs = {folder.name: parse_operators(folder.stdout) for folder in folders if folder.stdout.is_file()}
     warmup = plan.run.measure.warmup_steps
@@ -129,7 +125,6 @@ def _make_result(
 
 
 def _find_kind(times: Iterable[Time]) -> OperatorKind:
-    """Return the kind of an implementation: ``native`` if any process ran plain PyTorch."""
     kinds = {time.kind for time in times}
     order = (OperatorKind.NATIVE, OperatorKind.UNRESOLVED, OperatorKind.FUSED, OperatorKind.PEER, OperatorKind.TRAINER)
     return next(kind for kind in order if kind in kinds)
@@ -145,7 +140,7 @@ def _find_facts(logs: Iterable[OperatorLog]) -> Iterator[tuple[str, str]]:
 
 
 def _show_rates(rates: Sequence[float], unit: str) -> str:
-    """Return a range of rates like ``4.31 – 4.33 TB/s``; two rates that look equal become one."""
+    """Return a range like ``4.31 – 4.33 TB/s``."""
     prefix, scale = ("T", 1e12) if max(rates) >= 1e12 else ("G", 1e9)
     ends = dict.fromkeys(f"{rate / scale:.3g}" for rate in (min(rates), max(rates)))
     return f"{' – '.join(ends)} {prefix}{unit}"

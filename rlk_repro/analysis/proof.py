@@ -23,10 +23,7 @@ class OpProof:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Whether RL-Kernel ran in a trial; ``status`` is the worst status of its operators.
-
-    Only ``proved`` allows a verdict on speed.  ``num_calls`` counts the calls that RL-Kernel served.
-    """
+    """Whether RL-Kernel ran in a trial; only the status ``proved`` allows a verdict on speed."""
 
     status: ProofStatus
     reason: str
@@ -41,8 +38,7 @@ _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIV
 def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> str:
     """Return why a step's record does not show that the planned variant ran; empty if the record shows this.
 
-    A step of enabled must have calls of the operator; a step of baseline must have no such call.  ``planned`` is the
-    variant of the step in the schedule of a session; it is None in a trial of one variant.
+    ``planned`` is None in a trial of one variant.
     """
     count = ops_log.calls_in(op, step)
     if planned is not None and (other := _find_other_variant(ops_log, step, planned)):
@@ -53,10 +49,9 @@ def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> s
 
 
 def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
-    """Return why a step's records do not show the planned variant; the variants differ in whether tokens are recorded.
+    """Return why a step's records do not show the planned variant; empty if the records show it.
 
-    The text is empty if the records show that the planned variant ran.  In a step of enabled at least one rank must
-    record tokens; in a step of baseline no rank may record tokens.
+    The variants of such a session differ in whether tokens are recorded.
     """
     if missing := _name_missing_ranks(ops_log):
         return missing
@@ -114,7 +109,6 @@ def prove(
 
 
 def _find_gap(ops_log: OpsLog) -> str:
-    """Return what the ops files lack for a proof; empty if they lack nothing."""
     if not ops_log.ranks:
         return "the trainer wrote no ops file"
     if missing := _name_missing_ranks(ops_log):
@@ -141,7 +135,6 @@ def _name_missing_ranks(ops_log: OpsLog) -> str:
 
 
 def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
-    """Return why an operator ran from another RL-Kernel commit than ``commit``; empty if all ran from ``commit``."""
     served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
     other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
     return "" if other is None else f"{other.op} ran from RL-Kernel {other.version}, not from the planned {commit[:12]}"

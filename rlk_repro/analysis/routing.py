@@ -22,8 +22,8 @@ def compare_routing(
 ) -> tuple[CheckWord, str, dict[str, Any]]:
     """Return the result of a check, what the check found, and the check's numbers.
 
-    An engine that replays the rollout's choice must use exactly the rollout's experts.  Engines that choose for
-    themselves may differ where two experts are almost equally good, so the contract bounds the share of such tokens.
+    An engine that replays the rollout's choice must use exactly the rollout's experts.  Other engines may differ where
+    two experts are almost equally good, so the contract bounds the share of such tokens.
     """
     layers = [name for name in one.layers if name in other.layers]
     sides = [dict(zip(side.layers, side.experts, strict=False)) for side in (one, other)]
@@ -54,10 +54,7 @@ def compare_routing(
 
 
 def _list_shares(differs: Sequence[Sequence[bool]]) -> Iterator[float]:
-    """Yield for each layer the share of tokens whose experts differ, among tokens with equal experts in earlier layers.
-
-    Tokens whose experts differ in one layer are left out in later layers, because their values differ there anyway.
-    """
+    """Yield each layer's share of tokens with other experts, among tokens with equal experts in earlier layers."""
     is_equal = [True] * len(differs[0])
     for row in differs:
         here = list(compress(row, is_equal))
@@ -71,7 +68,6 @@ def _describe_first(
     layers: Sequence[str], differs: Sequence[Sequence[bool]], choices: dict[str, list[tuple[Choice, ...]]],
     one: Routing, inputs: Inputs | None,
 ) -> str:  # fmt: skip
-    """Name the first layer that differs, its first token that differs, and the experts that only one engine chose."""
     place = next(number for number, row in enumerate(differs) if any(row))
     token = differs[place].index(True)
     mine, theirs = (side[token] for side in choices[layers[place]])

@@ -1,7 +1,7 @@
 """Read a session of the design ``crossover``: its two arms, its blocks, and one effect per metric.
 
 An *arm* holds the steps of one variant and has the form of a trial's result, so that a report shows a session like a
-pair of trials.  The module ``statistics.crossover`` computes the effects.
+pair of trials.
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ class Session:
 
 
 def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> Session:
-    """Read what one session recorded: its steps, proof, blocks and shadow steps."""
     record = read_record(plan, folder)
     schedule = make_schedule(plan.run.measure, trial.seed)
     step_times = next((item.values for item in record.series if item.metric == STEP_TIME), ())
@@ -117,7 +116,6 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
 def make_session(
     trial: Trial, whole: TrialResult, schedule: Schedule, faults: Mapping[int, str], *, lane: Lane
 ) -> Session:
-    """Split a session's result into its two arms; ``faults`` maps an excluded block's index to the reason."""
     values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in whole.series}
     if lane == "live" and (tokens := _count_tokens(values)):
         values[_TOKENS] = tokens
@@ -126,7 +124,6 @@ def make_session(
 
 
 def _count_tokens(values: Values) -> list[float | None]:
-    """Compute each rollout's number of tokens: the tokens per second that vime prints, times the training time."""
     pairs = zip(values.get(_RATE, ()), values.get(_RATE_TIME, ()), strict=False)
     return [None if rate is None or time_s is None else rate * time_s for rate, time_s in pairs]
 
@@ -134,7 +131,6 @@ def _count_tokens(values: Values) -> list[float | None]:
 def _find_faults(
     plan: Plan, ops: OpsLog, schedule: Schedule, step_times: Sequence[float | None]
 ) -> Iterator[tuple[int, str]]:
-    """Yield the index of each block that is excluded, with the reason, such as a step without proof."""
     decisions = ops.decisions()
     served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
     for block, steps in enumerate(schedule.steps_of_blocks):
@@ -160,7 +156,6 @@ def _find_fault(
 
 
 def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapping[int, str]) -> TrialResult:
-    """Make the result of one variant in a session; summaries cover the scored steps of blocks that compare variants."""
     own = {step for step, rollout in enumerate(schedule.rollouts) if rollout.variant == variant}
     scored = [step for step in schedule.list_compared(faults) if step in own]
     series = tuple(_keep_steps(item, own) for item in whole.series)
@@ -272,7 +267,6 @@ def _list_blocks(session: Session, slope: float) -> Iterator[BlockResult]:
 
 
 def pool_step_times(sessions: Sequence[Session]) -> dict[str, Summary]:
-    """Summarise the step time of each variant over the scored steps of all blocks that count."""
     pooled: dict[str, list[float | None]] = {}
     for session in sessions:
         times = session.values.get(STEP_TIME, ()) if session.is_complete else ()

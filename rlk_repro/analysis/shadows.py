@@ -51,7 +51,6 @@ def _worst(values: Iterable[float | None]) -> float | None:
 def make_shadow_gate(
     shadows: Sequence[ShadowResult], *, sessions: Sequence[str], is_planned: bool, margins: Margins
 ) -> Gate:
-    """Decide whether RL-Kernel's log-probs and gradients agree with the trainer's in all cases of scored sessions."""
     found = [item for item in shadows if item.session in sessions]
     if not is_planned:
         return _make(GateStatus.NOT_APPLICABLE, "no shadow step was planned", found)

@@ -34,7 +34,6 @@ def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -
 
 
 def find_network(record: Mapping[str, Any]) -> str:
-    """Return the network by which a rank reached other nodes; empty if the record names no network."""
     transport = record.get("transport")
     network = transport.get("network") if isinstance(transport, dict) else None
     return network if isinstance(network, str) and network != "none" else ""

@@ -27,8 +27,6 @@ PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """The content of the records in a trial's folder, without summaries and proof."""
-
     status: TrialStatus
     reason: str
     duration_s: float | None
@@ -37,7 +35,6 @@ class TrialRecord:
     rejects: dict[str, int]
 
     def to_result(self, plan: Plan, trial: Trial, proof: Proof, telemetry: TrialTelemetry | None) -> TrialResult:
-        """Make the trial's result from these records; the result has no summaries yet."""
         return TrialResult(
             index=trial.index,
             name=trial.name,
@@ -60,7 +57,6 @@ class TrialRecord:
 
 
 def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
-    """Read exit record, log and ops files of a trial or session; a trial that never started is ``missing``."""
     ended = read_exit(folder)
     status, reason = ended.status, ended.reason
     ops = read_ops(folder)
@@ -77,7 +73,6 @@ def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
 
 
 def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
-    """Read the records of one planned trial and summarise its scored steps."""
     record = read_record(plan, folder)
     has_rl_kernel = plan.run.has_rl_kernel(trial.variant)
     proof = prove(
@@ -116,7 +111,6 @@ def _series(name: str, found: SampleSeries, source: str) -> Series:
 
 
 def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
-    """Yield module timers, peak memory and energy of each step, as the largest value of all ranks."""
     columns = {f"module_{timer}_s": samples for timer, samples in ops.timers.items()}
     peak = next((name for name in PEAKS if name in ops.memory), None)
     if peak is not None:
@@ -142,12 +136,10 @@ def _place(folder: TrialDir, path: Path) -> str:
 
 
 def fell_back_everywhere(trial: TrialResult) -> bool:
-    """Tell whether RL-Kernel served no call of this trial."""
     return not any(decision.is_rl_kernel and decision.calls for decision in trial.decisions)
 
 
 def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:
-    """Summarise the values of each series in the given steps."""
     found = (
         summarise(item.metric, [item.values[step] for step in steps if step < len(item.values)]) for item in series
     )
@@ -155,7 +147,6 @@ def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Sum
 
 
 def count_steps(series: Iterable[Series]) -> int:
-    """Count the steps with a step time."""
     return sum(value is not None for item in series if item.metric == STEP_TIME for value in item.values)
 
 

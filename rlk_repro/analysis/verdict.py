@@ -54,8 +54,6 @@ NO_TIME: Final = "an agreement run measures no time, so it does not compare the 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What an analysis concludes from its pairs or sessions."""
-
     effects: tuple[Effect, ...]
     noise_floor: NoiseFloor
     gates: tuple[Gate, ...]
@@ -64,7 +62,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """The inputs from which a verdict is decided and explained; ``threshold`` and ``smallest`` are fractions."""
+    """``threshold`` and ``smallest`` are fractions."""
 
     evidence: Evidence
     effects: tuple[Effect, ...]
@@ -99,7 +97,6 @@ class _Case:
 
     @property
     def least(self) -> int:
-        """The smallest number of pairs or sessions that allows a verdict on speed."""
         return MIN_SESSIONS if self.evidence.is_crossover else MIN_PAIRS
 
     @property
@@ -112,7 +109,6 @@ class _Case:
 
     @property
     def never_ran(self) -> bool:
-        """Whether enabled ran without RL-Kernel in every finished comparison."""
         return bool(self.fallen_back) and not self.evidence.scored and not self.comparisons_that_are(PairStatus.VOID)
 
 
@@ -140,10 +136,7 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
 
 
 def decline(evidence: Evidence, checks: Sequence[AgreementCheck], *, is_exploratory: bool = False) -> Judgement:
-    """Return the verdict ``no comparison``; the headline of an agreement run says what the ``checks`` found.
-
-    The noise floor comes from the control pairs.
-    """
+    """Return the verdict ``no comparison``; the headline of an agreement run says what the ``checks`` found."""
     trials = evidence.trials.values()
     lost = [pair for pair in evidence.pairs if pair.status is not PairStatus.SCORED]
     headline, reasons = NOTHING_COMPARED, []
@@ -182,7 +175,6 @@ def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
 
 
 def _randomise(evidence: Evidence) -> tuple[float | None, float | None]:
-    """Return the exact p value over all orders of variants that the blocks could have drawn, and the smallest one."""
     by_session: dict[str, list[tuple[str, float | None]]] = {}
     for block in evidence.blocks_of(is_control=False):
         effect = None if block.reason else block.log_ratio
@@ -310,7 +302,6 @@ def _show_threshold(case: _Case) -> str:
 
 
 def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
-    """Return the effect on mean step times, if it points in the other direction than the effect on medians."""
     median, by_mean = case.primary.ratio, case.by_mean
     if word not in SHOWN or median is None or by_mean is None or by_mean.ratio is None:
         return ""

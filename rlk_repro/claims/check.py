@@ -18,7 +18,6 @@ from rlk_repro.rundir.manifest import Manifest
 def check_claims(
     claims: Sequence[Claim], bench: Bench | None = None, tell: Callable[[str], object] = lambda _: None
 ) -> ClaimsCheck:
-    """Measure claims if this machine has a GPU; give each row a result.  ``tell`` announces each measured claim."""
     bench = Bench(env=dict(os.environ)) if bench is None else bench
     facts = Manifest(node="here", sections={gpu.SECTION: gpu.probe(), code.SECTION: code.probe(environ=bench.env)})
     here = Here(gpu=_gpu_name(facts))
@@ -43,7 +42,6 @@ def _gpu_name(facts: Manifest) -> str:
 
 
 def _with_rl_kernel(sections: dict[str, Any], process: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections; the entry of RL-Kernel describes the copy that the measuring process imported."""
     if RL_KERNEL not in process:
         return sections
     return sections | {code.SECTION: sections[code.SECTION] | {RL_KERNEL: process[RL_KERNEL]}}

@@ -214,7 +214,6 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
 
 
 def claim_problems(claim: Claim) -> list[PathProblem]:
-    """Return contradictions between the fields of a claim; each problem is (path, what is wrong, got, expected)."""
     problems = [*_source_problems(claim), *_row_problems(claim)]
     if isinstance(claim.check, MeasureCheck):
         problems += [*_measure_problems(claim, claim.check)]

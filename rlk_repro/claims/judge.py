@@ -57,7 +57,6 @@ class Here:
 
 
 def list_cells(claim: Claim) -> list[Cell]:
-    """List the measurements that a claim needs, row by row, each measurement once."""
     if not isinstance(claim.check, MeasureCheck):
         return []
     cells: dict[Cell, None] = {}
@@ -114,7 +113,6 @@ def _judge_row(claim: Claim, row: Row, here: Here, measurements: Mapping[Cell, M
 
 
 def _list_gaps(compared: tuple[Compared, ...]) -> Iterator[str]:
-    """List the reasons for the incomplete comparisons of a row."""
     for item in compared:
         if item.word is Word.NOT_RUNNABLE:
             yield item.reason
@@ -123,7 +121,6 @@ def _list_gaps(compared: tuple[Compared, ...]) -> Iterator[str]:
 
 
 def _list_ignored(row: Row, comparisons: Sequence[SpeedComparison | MemoryComparison]) -> Iterator[str]:
-    """List published values that no comparison of the row uses."""
     used = {(name, comparison.quantity) for comparison in comparisons for name in comparison.implementations}
     for implementation, values in row.published.items():
         for quantity in values:
@@ -219,7 +216,6 @@ def _is_near_bytes(found: float, published: float, tolerance_pct: float) -> bool
 
 
 def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
-    """Return why a comparison lacks measurements, or None if all measurements passed."""
     if not here.gpu:
         return NO_GPU
     for measurement in measurements:
@@ -233,9 +229,6 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Return the result of a comparison for which a number is missing.
-
-    The result is ``not reproduced`` only if this machine has the claim's GPU and ran out of memory.
-    """
+    """Return ``not reproduced`` only if this machine has the claim's GPU and ran out of memory."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

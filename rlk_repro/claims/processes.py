@@ -1,7 +1,7 @@
 """Run ``python -m rlk_repro.bench.claims`` and collect its measurements, even if a measurement kills the process.
 
-The process prints one result per cell; a cell is one measurement.  If the process dies, the cell that it was measuring
-counts as failed, and a new process measures the other cells.  After a timeout, the implementation is not tried again.
+If the process dies, the cell that it was measuring counts as failed, and a new process measures the other cells.  After
+a timeout, the implementation is not tried again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measurements of a claim; ``process`` describes the measuring process: its device, torch and RL-Kernel."""
+    """``process`` describes the measuring process: its device, torch and RL-Kernel."""
 
     measurements: Mapping[Cell, Measurement]
     process: Mapping[str, Any]
@@ -77,7 +77,6 @@ def _measure_cells(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Measure
 
 
 def _find_lost(rest: Sequence[Cell], *, is_started: bool, is_silent: bool) -> Sequence[Cell]:
-    """Return the cells of ``rest`` that count as failed; the next process measures the remaining cells of ``rest``."""
     if not is_started:
         return rest
     if is_silent:
@@ -101,7 +100,6 @@ def _make_task(claim: Claim, cells: Sequence[Cell], bench: Bench) -> Task:
 
 
 def _read_answers(stdout: str) -> tuple[Mapping[str, Any], list[Measurement]]:
-    """Return the description and the measurements that a process printed; stop at an incomplete line."""
     process: Mapping[str, Any] = {}
     answers: list[Measurement] = []
     with suppress(ValueError):

@@ -18,7 +18,6 @@ SCHEMA: Final = 1
 ANSWER: Final = "rlk-repro-claims "
 """The measuring process begins its lines with this text, because RL-Kernel prints lines to the same output."""
 RL_KERNEL: Final = "rl_kernel"
-"""The key of RL-Kernel in a measuring process's description and in the section ``code`` of a manifest."""
 
 
 class Word(StrEnum):
@@ -76,8 +75,6 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The request to a measuring process: the cells of one claim, and the shape of each row of that claim."""
-
     operator: str
     settings: Mapping[str, float]
     dtype: str
@@ -135,11 +132,7 @@ class ClaimResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsCheck:
-    """The record that ``claims check`` writes.
-
-    ``environment`` holds the sections ``gpu`` and ``code`` of a manifest; ``process`` is the measuring
-    process's description of itself.
-    """
+    """The record of ``claims check``; ``environment`` holds the sections ``gpu`` and ``code`` of a manifest."""
 
     version: str
     results: tuple[ClaimResult, ...]
@@ -170,7 +163,6 @@ def _rename_keywords(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def join_words(words: Iterable[Word]) -> Word:
-    """Join the results of a row's comparisons; if one of them is *not reproduced*, the row is *not reproduced*."""
     found = set(words)
     if Word.NOT_REPRODUCED in found:
         return Word.NOT_REPRODUCED

@@ -11,7 +11,6 @@ from rlk_repro.claims.results import Basis, ClaimResult, ClaimsCheck, Compared, 
 
 
 def list_lines(claims: Sequence[Claim]) -> Iterator[str]:
-    """Yield two lines per claim: first its id and what a check does, then its title, hardware and source."""
     for claim in claims:
         check = "measured" if isinstance(claim.check, MeasureCheck) else f"not runnable: {claim.check.reason}"
         yield f"{claim.claim:<30} {check}"
@@ -64,7 +63,6 @@ def _hardware_word(result: ClaimResult) -> str:
 
 
 def _is_elsewhere(result: ClaimResult) -> bool:
-    """Tell whether the check measured on hardware other than the claim's."""
     return bool(result.measurements) and not result.is_same_hardware
 
 
@@ -92,7 +90,6 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _first_calls(result: ClaimResult) -> Iterator[str]:
-    """Yield, for every measurement of a first call, a line with its time and the median time of warm calls."""
     warm = {(m.cell.row, m.cell.implementation): m.median_s for m in result.measurements if not m.cell.is_cold}
     for item in result.measurements:
         usual = warm.get((item.cell.row, item.cell.implementation))

@@ -1,7 +1,4 @@
-"""Read the records of engines that a trainer wrote in an agreement run; ``integration.measure.engines`` writes them.
-
-Damaged lines are skipped and counted, and the comparison reports the count.  This module imports no torch.
-"""
+"""Read the records of engines that a trainer wrote in an agreement run; ``integration.measure.engines`` writes them."""
 
 from __future__ import annotations
 
@@ -137,10 +134,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine; log-probs, layers and routing also have a case, such as ``alone``.
-
-    ``num_dropped`` counts the lines that could not be read.
-    """
+    """The record of one rank, by step and engine; log-probs, layers and routing also have a case, such as ``alone``."""
 
     contract: AgreementContract
     inputs: dict[int, dict[str, Inputs]] = field(default_factory=dict)
@@ -161,7 +155,7 @@ class EngineLog:
         return next(iter(self.inputs.get(step, {}).values()), None)
 
     def add(self, line: Inputs | Weights | LogProbs | Layer | Routing | Skipped) -> None:
-        """Add a line of the record.
+        """Add a line.
 
         Raises:
             BundleUnreadable: the record has more engines, cases, steps or points than a trainer writes.
@@ -224,11 +218,7 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
 
 
 def _read_lines(path: Path) -> Iterator[Line | None]:
-    """Yield each line, or None for a line that cannot be read.
-
-    All lines after the first ``MAX_LINES`` together yield one None.  A line longer than ``MAX_LINE_BYTES`` yields one
-    None per piece.  A change of these rules would change the counts in sealed analyses.
-    """
+    """Yield None for each line that cannot be read; a change of these rules changes the counts in sealed analyses."""
     with open_log(path) as stream:
         for _ in range(MAX_LINES):
             text = stream.readline(MAX_LINE_BYTES)

@@ -1,7 +1,6 @@
 """Find the few relevant lines of a huge log, by byte search over blocks.
 
-This module does not interpret the lines, and needs memory for one block plus one line.  The length of a line is
-limited too: an endless line (a progress bar, or NULs that a crashed node leaves in a file) is read in pieces.
+The length of a line is limited, because a progress bar, or NULs that a crashed node leaves, make an endless line.
 """
 
 from __future__ import annotations
@@ -54,9 +53,8 @@ def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]
 class LineScanner:
     """Iterates over the lines of ``stream`` that hold one of ``needles``.
 
-    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  A line in
-    which no needle follows an allowed byte is skipped.  An unfinished last line and the pieces of an over-long line
-    are always yielded.  ``num_lines`` and ``num_bytes`` are the totals after the iteration.
+    ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  An unfinished
+    last line and the pieces of an over-long line are always yielded.
     """
 
     def __init__(
@@ -110,7 +108,6 @@ class LineScanner:
         self.num_lines += data.count(b"\n", counted, end)
 
     def _find(self, data: bytes, needle: bytes, start: int, end: int) -> int:
-        """Return the first position of ``needle`` after an allowed byte, or ``end`` if no position fits."""
         before = self._needles[needle]
         position = data.find(needle, start, end)
         while position >= 0 and before and data[position - 1] not in before:

@@ -1,7 +1,6 @@
 """Read the numbers from a printed Python dict, without evaluating it.
 
-The reader accepts metrics as ``repr`` prints them: plain numbers, bare ``nan`` and ``inf``, numpy and torch
-scalars.  Other values (text, lists, None, bool) are skipped, because they are not metrics.
+The reader accepts plain numbers, bare ``nan`` and ``inf``, and numpy and torch scalars; it skips other values.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ def read_numbers(text: str) -> tuple[dict[str, float], int]:
 
 
 def _read_value(text: str, start: int, name: str) -> tuple[int, float | None]:
-    """Return the position after the value at ``start``, and the value if it is a number, else None."""
     value = _VALUE.match(text, start)
     if value is not None:
         number = value["plain"] or value["wrapped"]

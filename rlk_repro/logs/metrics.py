@@ -1,7 +1,4 @@
-"""Define each reported metric: the number in the log that it comes from, and its series of values over rollouts.
-
-This module has only data and arithmetic over a ``ParsedLog``; percentiles, warm-up and comparisons are in the analysis.
-"""
+"""Define each reported metric: the number in the log that it comes from, and its series of values over rollouts."""
 
 from __future__ import annotations
 
@@ -39,11 +36,10 @@ class Metric:
 
     A source is a pair: kind of line, and vime's key.  Without a ``formula`` the sources are alternatives.  The whole
     series comes from the first source that the log has, because the sources define the metric differently.  With a
-    ``formula`` all sources are its operands, and the value's line number is that of the last operand.  Numbers of STEP
-    rows are averaged over the steps of the rollout.  ``offset`` is added to the rollout id to find the row.
+    ``formula`` all sources are its operands.  ``offset`` is added to the rollout id to find the row.
 
     A number below ``lowest`` is impossible.  With ``is_positive``, 0 is impossible too: a skipped phase takes 0 s, but
-    a whole step takes longer.  A rollout with an impossible number has no metrics.
+    a whole step takes longer.
     """
 
     name: str
@@ -71,7 +67,7 @@ class SampleSeries:
 
 
 def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_s: float) -> float | None:
-    """Return the tokens per second of the whole step; vime prints the tokens per second of actor_train_time."""
+    """Return the tokens per second of the whole step; vime prints those of actor_train_time."""
     return train_tokens_per_s * actor_train_time_s / step_time_s if step_time_s > 0 else None
 
 
@@ -140,8 +136,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     """Compute every metric of ``METRICS``, for rollouts ``0 … num_rollouts - 1``.
 
     A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of the steps is
-    another quantity.  The mean over all steps gets the last step's line number.  A NaN that vime printed stays NaN.  A
-    rollout with an impossible number has no metric.
+    another quantity.  A rollout with an impossible number has no metric.
     """
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
@@ -175,7 +170,6 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
 
 
 def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, LogSample]:
-    """Return the samples of ``key`` by rollout id; leave out a rollout with fewer than ``num_rows`` rows."""
     found: defaultdict[int, list[LogSample]] = defaultdict(list)
     for index in sorted(rows):
         if key in rows[index]:

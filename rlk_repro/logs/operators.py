@@ -1,7 +1,7 @@
 """Read the operator tier's log: the device's rates, the times of each cell in each sweep, and a check of each cell.
 
-A cell is one implementation in one case; a sweep times every cell once.  ``bench.operators`` writes the lines.  A log
-may come from a stranger, so sizes and counts are limited, and unreadable lines are refused with their number.
+A cell is one implementation in one case; a sweep times every cell once.  A log may come from a stranger, so sizes and
+counts are limited.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discrimi
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorLog:
-    """The parsed log of one process.  ``times`` maps cell -> sweep -> line and times, with the cells in log order."""
+    """``times`` maps cell -> sweep -> line and times, with the cells in log order."""
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]
@@ -113,17 +113,16 @@ class OperatorLog:
 
 
 def parse_operators(path: Path) -> OperatorLog:
-    """Read a trial's ``stdout.log``.
+    """Read a trial's log.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  Invalid lines raise no error; they are counted.
+        BundleUnreadable: the file is absent or cannot be read.
     """
     with open_log(path, buffering=0) as stream:
         return parse_operator_stream(stream)
 
 
 def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
-    """Read a trial's log from an open binary stream."""
     reader = _Reader()
     for line in LineScanner(stream, {_NEEDLE: b""}):
         reader.read_line(line)

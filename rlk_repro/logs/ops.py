@@ -1,8 +1,4 @@
-"""Read the files in a trial's ``ops`` folder: module timers, peak memory, energy, decisions, call counts, shadow steps.
-
-A damaged line is refused with its number, and the next line is read.  ``integration.measure.ledger`` writes the
-files; this module imports no torch.
-"""
+"""Read the files in a trial's ``ops`` folder, which ``integration.measure.ledger`` writes."""
 
 from __future__ import annotations
 
@@ -24,12 +20,9 @@ from rlk_repro.rundir.results import DecisionSummary
 
 MAX_LINE_BYTES: Final = 64 << 10
 MAX_KERNELS_BYTES: Final = 1 << 20
-"""Largest size in bytes of the line that lists kernels, whose names can be long."""
 MAX_DECISIONS: Final = 100
 MAX_METRICS: Final = 40
-"""Largest number of timers and memory values in a trial; each becomes a series over all steps."""
 MAX_SHADOWS: Final = 64
-"""Largest number of shadow comparisons that are kept for a rank; the comparisons after them are dropped."""
 
 _AGREEMENT: Final = b'"agreement"'
 _DECISION: Final = b'"decision"'
@@ -62,8 +55,6 @@ class TimerSample(NamedTuple):
 
 
 class ShadowSample(NamedTuple):
-    """One comparison of RL-Kernel with the trainer's own function on a rank, and the file and line that hold it."""
-
     rank: int
     step: int
     case: str
@@ -74,11 +65,9 @@ class ShadowSample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OpsLog:
-    """The content of the ops files of all ranks of a trial.
+    """``timers`` and ``memory`` map metric -> step -> the largest value over ranks.
 
-    ``timers`` and ``memory`` map metric -> step -> the largest value over ranks, because the slowest rank sets the time
-    of a step.  A step that no rank wrote is absent.  ``energy`` maps step -> joules of all ranks together, with the
-    first rank's file and line; a step is absent if the energy of any rank is missing.
+    ``energy`` maps step -> joules of all ranks together; a step is absent if the energy of any rank is missing.
     """
 
     ranks: tuple[RankOps, ...]
@@ -90,7 +79,6 @@ class OpsLog:
 
     @property
     def shadows(self) -> tuple[ShadowSample, ...]:
-        """The shadow comparisons of all ranks, in the order of the files."""
         return tuple(
             ShadowSample(rank.rank, item.step, item.case, item, rank.source, line)
             for rank in self.ranks
@@ -108,7 +96,6 @@ class OpsLog:
         return sorted({step for rank in self.ranks for step in rank.steps})
 
     def calls_in(self, op: str, step: int) -> OpCount:
-        """Return the counts of one operator in one step, summed over ranks."""
         found = (rank.steps[step][1].calls.get(op, OpCount()) for rank in self.ranks if step in rank.steps)
         return sum(found, OpCount())
 
@@ -171,7 +158,7 @@ def read_ops(trial_dir: TrialDir) -> OpsLog:
 
 
 def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
-    """Read only the decisions in a trial's ops files, rank by rank.
+    """Yield the decisions in a trial's ops files, rank by rank.
 
     Raises:
         BundleUnreadable: a file cannot be read.

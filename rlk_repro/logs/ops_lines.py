@@ -44,8 +44,6 @@ class OpCount:
 
 @record(**RECORD)
 class Install:
-    """The settings with which a rank started."""
-
     event: Literal["install"]
     schema_: Count = Field(alias="schema")
     mode: str
@@ -71,8 +69,6 @@ class Dispatch:
 
 @record(**RECORD)
 class Decided:
-    """The implementation that serves an operator's calls on a rank."""
-
     event: Literal["decision"]
     op: str
     implementation: str
@@ -87,8 +83,6 @@ Classes: TypeAlias = Annotated[tuple[Count, ...], Field(min_length=NUM_CLASSES, 
 
 @record(**RECORD)
 class Largest:
-    """The token with the largest difference on a rank: its microbatch, sample, position in the response, and id."""
-
     abs: Seconds
     microbatch: Count
     sample: Count
@@ -180,8 +174,6 @@ class Shadow:
 
 @record(**RECORD)
 class Kernels:
-    """Names of the kernels that a profiler saw; a rank writes them after its last step."""
-
     event: Literal["kernels"]
     names: Annotated[tuple[str, ...], FailFast()]
 

@@ -25,8 +25,6 @@ class Reject:
 
 
 class RejectLog:
-    """Keeps the first ``KEPT`` refused messages and counts all."""
-
     def __init__(self) -> None:
         self._kept: list[Reject] = []
         self._totals: Counter[str] = Counter()

@@ -36,7 +36,6 @@ class TrialTelemetry:
 
     @property
     def throttled_fraction(self) -> float | None:
-        """Among samples with throttle data, the share in which a device was slowed to protect the hardware."""
         return self.num_throttled / self.num_throttle_samples if self.num_throttle_samples else None
 
     def __add__(self, other: TrialTelemetry) -> TrialTelemetry:
@@ -59,7 +58,7 @@ def parse_telemetry(path: Path) -> Telemetry:
     """Read one node's samples.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  Invalid lines raise no error; they are counted.
+        BundleUnreadable: the file is absent or cannot be read.
     """
     trials: dict[str, TrialTelemetry] = {}
     rejects = RejectLog()
@@ -87,7 +86,6 @@ def _describe_bytes(line: bytes) -> str:
 
 
 def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
-    """Add up the counts of all nodes, by trial."""
     merged: dict[str, TrialTelemetry] = {}
     for node in nodes:
         for trial, summary in node.trials.items():

@@ -1,6 +1,6 @@
 """Read the output of vime's trainer and RolloutManager into rows of numbers; each number keeps its line number.
 
-This module knows only the form of vime's lines (docs/log-dialect.md); ``rlk_repro.logs.metrics`` maps keys to metrics.
+The page docs/log-dialect.md describes the lines.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ _STEP_INDEX: Final = "train/step"
 
 
 class LogReject(StrEnum):
-    """Why a message was refused."""
-
     CUT_OFF = "the dict is cut off"
     MALFORMED = "not a dict of numbers"
     UNKNOWN_KEYS = "no known metric"
@@ -66,11 +64,11 @@ Rows = Mapping[int, Mapping[str, LogSample]]
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLog:
-    """The content of one trial's log.  The key of a row is the number N that its line prints.
+    """The key of a row is the number N that its line prints.
 
-    ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` counts all
-    rejects, also those not kept, and the lines that Ray dropped as duplicates.  Ray ignores digits when it looks
-    for duplicates, so a dropped line may hold values of another step.
+    ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` also counts the lines
+    that Ray dropped as duplicates.  Ray ignores digits when it looks for duplicates, so a dropped line may hold values
+    of another step.
     """
 
     step_rows: Rows
@@ -85,14 +83,13 @@ def parse_log(path: Path) -> ParsedLog:
     """Read a trial's ``stdout.log``, with or without the time stamps of the node agent.
 
     Raises:
-        BundleUnreadable: the file is absent or cannot be read.  Invalid lines raise no error; they are counted.
+        BundleUnreadable: the file is absent or cannot be read.
     """
     with open_log(path, buffering=0) as stream:
         return parse_stream(stream)
 
 
 def parse_stream(stream: IO[bytes]) -> ParsedLog:
-    """Read a trial's log from an open binary stream."""
     reader = _LogReader()
     for line in LineScanner(stream, _NEEDLES):
         reader.read_line(line)
@@ -133,7 +130,7 @@ class _LogReader:
                 start, is_message = prefix.end(), True
 
     def _read_message(self, piece: bytes) -> bool:
-        """Read the text after a logging prefix; return False if it is not one of vime's messages with numbers."""
+        """Return False if the text is not one of vime's messages with numbers."""
         if table := _TABLE.match(piece):
             if self._is_ours(table[0]):
                 self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
@@ -180,7 +177,6 @@ class _LogReader:
             self._merge(kind, index, known)
 
     def _merge(self, kind: str, index: int, numbers: Mapping[str, float]) -> None:
-        """Add the numbers of a line to its row; add none if one number contradicts an earlier line."""
         row = self.rows[kind].setdefault(index, {})
         for key, value in numbers.items():
             first = row.get(key)

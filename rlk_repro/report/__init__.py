@@ -1,7 +1,4 @@
-"""Make the reports of one analysis: a terminal summary, Markdown and one HTML page.
-
-A report only shows numbers of the ``Analysis``, so any report can be made again at any time.  No bundle holds a report.
-"""
+"""Make the reports of one analysis: a terminal summary, Markdown and one HTML page."""
 
 from __future__ import annotations
 

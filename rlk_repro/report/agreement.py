@@ -21,7 +21,6 @@ _ABSENT: Final = "–"
 
 
 def make_agreement(view: View) -> Section:
-    """Make the section: a table that counts tokens by the size of their difference, with a column per variant."""
     found = {item.variant: item for item in view.analysis.agreement}
     columns = make_columns("tokens", BASELINE, ENABLED, numbers=(BASELINE, ENABLED))
     rows = [
@@ -63,7 +62,6 @@ def _number(value: float | None) -> str:
 
 
 def plot_agreement(view: View) -> Iterator[Figure]:
-    """Plot the share of tokens whose difference exceeds each bound, and the mean difference by position."""
     found = [item for item in view.analysis.agreement if item.num_tokens]
     if not found:
         return

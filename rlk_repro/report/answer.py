@@ -74,7 +74,6 @@ def describe_baseline(view: View) -> str:
 
 
 def describe_word(analysis: Analysis) -> str:
-    """Return the verdict's word, or what an agreement run found."""
     return AGREEMENT_WORDS[choose_word(analysis.checks)] if analysis.checks else analysis.verdict.word.value
 
 
@@ -107,7 +106,6 @@ def describe_answer(view: View) -> str:
 
 
 def _describe_operators(analysis: Analysis) -> str:
-    """Return one sentence with the lowest and the highest speedup of each operator that ran RL-Kernel's own kernels."""
     found: dict[str, list[float]] = {}
     for result in analysis.operators:
         speedup = find_speedup(result)
@@ -133,7 +131,6 @@ def _range(effect: Effect) -> str:
 
 
 def _size(view: View, effect: Effect) -> str:
-    """Return the change in percent and the times of both variants; above double speed, also ``2.10 times as fast``."""
     assert effect.ratio is not None
     low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1
@@ -145,10 +142,7 @@ def _size(view: View, effect: Effect) -> str:
 
 
 def _apply(view: View, effect: Effect, ratio: float) -> str:
-    """Return the times of both variants, like ``, 108.3 → 24.4 ms``.
-
-    The second time is the baseline's mean times the ratio, because the ratio has less noise than enabled's own mean.
-    """
+    """The baseline's mean times the ratio has less noise than enabled's own mean."""
     mean = view.mean(effect.metric, BASELINE)
     if mean is None:
         return ""
@@ -200,7 +194,6 @@ def describe_publishing(view: View) -> str:
 
 
 def list_suspects(view: View) -> str:
-    """Return the findings that could explain the spread of an inconclusive result, such as a busy host."""
     analysis = view.analysis
     if analysis.verdict.word is not VerdictWord.INCONCLUSIVE:
         return ""

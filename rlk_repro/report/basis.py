@@ -1,7 +1,4 @@
-"""Describe the head of a report: the name and settings of the run, and the facts behind the verdict.
-
-Every number comes from the ``Analysis``, except the smallest detectable speed-up, which ``statistics.power`` computes.
-"""
+"""Describe the head of a report: the name and settings of the run, and the facts behind the verdict."""
 
 from __future__ import annotations
 
@@ -21,11 +18,9 @@ from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
 
 SHOWN_HASH: Final = 12
-"""The number of hex digits that a page shows of a commit or of a bundle's id."""
 
 
 def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Return names and values that identify a run: workload, lane, hardware, stack, cluster and id."""
     return (
         ("workload", analysis.workload),
         ("lane", analysis.lane),
@@ -37,7 +32,6 @@ def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    """Return the GPU or processor, the day and the known commits of a run, as name and value."""
     processor = analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware
     facts = [("on", processor), ("date", find_date(analysis))]
     facts += [(name, find_commit(analysis, name)) for name in (source.title for source in CITED)]
@@ -45,23 +39,20 @@ def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def find_date(analysis: Analysis) -> str:
-    """Return the date at the beginning of the run's id, or an empty text if the id begins without a date."""
+    """Return the date in the run's id, or an empty text if the id holds none."""
     day = analysis.run_id[:8]
     return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
 
 
 def find_commit(analysis: Analysis, name: str) -> str:
-    """Return the first digits of a source's commit, or an empty text; ``name`` is a title such as ``RL-Kernel``."""
     return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
 
 
 def describe_headline(analysis: Analysis) -> str:
-    """Return the headline without the verdict's word."""
     return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
 
 
 def make_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """Return the facts behind the verdict, as name and value; for a run without variants, what the run measured."""
     if not view.has_variants:
         return (*view.context.setting, *make_operator_basis(view))
     analysis = view.analysis
@@ -118,7 +109,6 @@ def describe_threshold(analysis: Analysis) -> str:
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
-    """Return a sentence on the smallest speed-up that the pairs can detect; for too few pairs, return an empty text."""
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
     if effect is None or not effect.sd_log or effect.n < least:
         return ""

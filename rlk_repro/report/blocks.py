@@ -84,7 +84,6 @@ def make_columns(*names: str, numbers: tuple[str, ...] = (), prose: tuple[str, .
 
 
 def drop_empty_columns(table: Table) -> Table:
-    """Drop columns that are empty in every row."""
     kept = [place for place in range(len(table.columns)) if any(row[place].text for row in table.rows)] or [0]
     return replace(
         table,

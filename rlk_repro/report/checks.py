@@ -28,10 +28,7 @@ EQUAL: Final = "equal"
 
 
 def make_checks(view: View, *, is_brief: bool = False) -> Section:
-    """Make the section: the failed checks, the matrices of engines, and a table per kind of check.
-
-    With ``is_brief``, only layers have a table of their own; another table counts all checks by kind and result.
-    """
+    """Show the checks of engines; with ``is_brief``, only layers have a table of their own."""
     checks = view.analysis.checks
     failed = list_failures(checks)
     names = [str(item) for item in failed[:MOST_NAMED]]
@@ -68,7 +65,6 @@ def _name(kind: CheckKind) -> str:
 
 
 def make_matrices(checks: Sequence[AgreementCheck]) -> Iterator[Table]:
-    """Make, for each variant, a table of the largest log-prob difference between every two engines in step 0."""
     found = [item for item in checks if item.kind is CheckKind.LOG_PROBS and item.step == 0]
     for variant in dict.fromkeys(item.variant for item in found):
         here = {frozenset((item.first, item.second)): item for item in found if item.variant == variant}
@@ -119,7 +115,6 @@ def _make_table(kind: CheckKind, checks: Sequence[AgreementCheck]) -> Table:
 
 
 def plot_drift(view: View) -> Iterator[Figure]:
-    """Plot the relative difference at each layer, in the order of computation, with a line for each pair of engines."""
     found = [item for item in view.analysis.checks if item.kind is CheckKind.LAYERS and item.points]
     pairs = {item.pair: None for item in found}
     shown = [item for item in found if item.pair == next(iter(pairs)) and not _is_case(item)][:MOST_CURVES]
@@ -152,7 +147,7 @@ def plot_drift(view: View) -> Iterator[Figure]:
 
 
 def _is_case(check: AgreementCheck) -> bool:
-    """Tell whether a check compares one engine with itself, such as in another batch; the plot omits such checks."""
+    """Tell whether a check compares one engine with itself, such as in another batch."""
     return check.second.startswith(f"{check.first}, ")
 
 

@@ -27,7 +27,6 @@ class MetricEvidence:
 
 
 def make_evidence(view: View) -> tuple[MetricEvidence, ...]:
-    """Make the evidence of each metric that any trial recorded."""
     return tuple(
         MetricEvidence(
             metric=metric,
@@ -93,7 +92,6 @@ def _pair_table(view: View, metric: str) -> Table:
 
 
 def make_step_table(view: View, metric: str) -> Table:
-    """Make the table of every step's value and log line, with a column per trial and a mark at warm-up steps."""
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     num_steps = max((len(series.values) for _, series in found), default=0)
     num_series = sum(len(trial.series) for trial in view.analysis.trials)

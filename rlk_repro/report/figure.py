@@ -36,7 +36,6 @@ def make_figure(key: str, title: str, caption: str, height: float, body: Iterabl
 
 
 def draw_y_axis(y: Scale, name: str) -> Iterator[str]:
-    """Draw grid lines with their values, and the name of the axis above them."""
     ticks = y.ticks(5)
     for tick, label in zip(ticks, format_ticks(ticks), strict=True):
         yield line(LEFT, y(tick), RIGHT, y(tick), "grid")
@@ -53,7 +52,6 @@ def draw_powers(y: Scale, name: str, unit_y: float = UNIT_Y) -> Iterator[str]:
 
 
 def draw_legend(trials: Iterable[TrialResult], *, is_line: bool = False) -> Iterator[str]:
-    """Draw the legend: an entry per variant, with the variant's number of trials."""
     found = list(trials)
     left = 5.0
     for variant, shape in SHAPES.items():
@@ -81,5 +79,4 @@ def describe_absence(trial: TrialResult) -> str:
 
 
 def is_drawable(value: float | None) -> TypeGuard[float]:
-    """Tell whether a number is known and finite, and small enough for an axis."""
     return value is not None and abs(value) < MAX_DRAWABLE

@@ -40,13 +40,11 @@ MAX_REASONS: Final = 4
 
 
 def render_html(analysis: Analysis, context: Context | None = None) -> str:
-    """Render the whole page; the same analysis gives the same bytes."""
     view = make_view(analysis, context)
     return "\n".join(_render_lines(view)) + "\n"
 
 
 def render_page(title: str, about: str, sections: Sequence[Section]) -> str:
-    """Render a page in the style of a report: a title, the sentence ``about`` below it, and sections."""
     lines = [*_open_page(title), f"<body><header><h1>{_escape(title)}</h1><p>{_escape(about)}</p></header><main>"]
     for section in sections:
         lines += _render_section(section)
@@ -96,7 +94,6 @@ def _render_head(view: View) -> Iterator[str]:
 
 
 def _render_verdict(view: View, figures: Sequence[Figure]) -> Iterator[str]:
-    """Render the first screen: the verdict, the answer, what ran, the first plot, and the next command."""
     tone = choose_tone(view.analysis)
     yield f'<section id="verdict" class="verdict {tone}" aria-labelledby="verdict-word"><div class="first"><div>'
     yield f'<h2 id="verdict-word">{_escape(describe_words(view.analysis))}</h2>'
@@ -141,7 +138,6 @@ def _render_reasons(reasons: Sequence[str]) -> Iterator[str]:
 
 
 def _render_contents(sections: Iterable[Section], place: int) -> Iterator[str]:
-    """Render the links to all parts of the page; ``place`` is the number of sections before the plots."""
     links = [(section.key, section.title) for section in sections]
     links[place:place] = [("plots", "Plots")]
     links = [("basis", "What the verdict rests on"), *links, ("evidence", "Evidence")]

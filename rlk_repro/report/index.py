@@ -54,7 +54,6 @@ def write_index(entries: Sequence[Entry], folder: Path) -> Path:
 
 
 def render_index(entries: Sequence[Entry]) -> str:
-    """Render the page; the page does not depend on the order of the bundles."""
     ordered = sorted(entries, key=lambda item: (item.analysis.run, item.analysis.run_id, item.context.bundle_id))
     number = count(len(ordered), "bundle")
     about = f"{number}, analysed again from the logs. A bundle's id is the sha256 of the bundle's checksums."

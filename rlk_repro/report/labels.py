@@ -101,7 +101,6 @@ def start_sentence(text: str) -> str:
 
 
 def find_label(metric: str, workload: str = "") -> MetricLabel:
-    """Return the label of a metric; ``workload`` is the kind of workload, which may have labels of its own."""
     printed = _PRINTED.get(metric)
     label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(_TODAY.get(metric, metric), metric)
     label = _LABELS_OF.get(workload, {}).get(metric, label)
@@ -114,7 +113,6 @@ def find_label(metric: str, workload: str = "") -> MetricLabel:
 
 
 def recorded_metrics(analysis: Analysis) -> frozenset[str]:
-    """List the metrics for which any trial has values."""
     return frozenset(
         series.metric
         for trial in analysis.trials
@@ -129,7 +127,6 @@ def measured_metric(metric: str) -> str:
 
 
 def list_metrics(analysis: Analysis) -> tuple[str, ...]:
-    """List the metrics of the report: the known ones in a fixed order, then other metrics of the trials by name."""
     recorded = recorded_metrics(analysis)
     earlier = {name: old for old, name in _TODAY.items() if old in recorded}
     known = tuple(dict.fromkeys(earlier.get(name, name) for name in (*_PRINTED, *_LABELS)))
@@ -165,7 +162,6 @@ class Numbers:
         return format_fixed(self.scale(metric, value), self._decimals.get(measured_metric(metric), SIGNIFICANT))
 
     def format_range(self, metric: str, values: Iterable[float]) -> str:
-        """Format a range like ``lowest – highest``, or one value."""
         ordered = sorted(values)
         if not ordered:
             return NOT_RECORDED

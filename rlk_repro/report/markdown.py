@@ -39,7 +39,6 @@ _LEADING: Final = re.compile(r"^([#+-]|\d+[.)])(?=\s|$)")
 
 
 def render_markdown(analysis: Analysis, context: Context | None = None) -> str:
-    """Render the whole report; the same analysis gives the same bytes."""
     view = make_view(analysis, context)
     return "\n".join(_render_lines(view)).rstrip() + "\n"
 
@@ -50,7 +49,6 @@ def render_summary(analysis: Analysis, context: Context) -> str:
 
 
 def render_checks(analysis: Analysis, context: Context) -> str:
-    """Render a short section on engines; the full report has every comparison."""
     return "\n".join(_render_section(make_checks(make_view(analysis, context), is_brief=True))).rstrip() + "\n"
 
 

@@ -27,7 +27,6 @@ STYLES: Final = {
 
 
 def plot_speedups(view: View) -> tuple[Figure, ...]:
-    """Make one figure for each operator that has a speedup; other operators are in the tables only."""
     results = [result for result in view.analysis.operators if find_speedup(result) is not None]
     operators = list(dict.fromkeys(result.case.operator for result in results))
     return tuple(
@@ -86,7 +85,7 @@ def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y
 
 
 def _label(case: OperatorCase) -> str:
-    """Return a short label like ``9216×151936 bf16 50 % f+b``: sizes, number type, share of rows used, passes."""
+    """Return a short label like ``9216×151936 bf16 50 % f+b``."""
     sizes = (case.num_tokens, case.vocab_size) if case.hidden_size is None else (
         case.num_tokens, case.hidden_size, case.vocab_size
     )  # fmt: skip

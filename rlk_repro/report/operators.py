@@ -50,7 +50,6 @@ MAX_KERNELS: Final = 5
 MAX_KERNEL_NAME: Final = 40
 
 TIMES: Final = f"× {REFERENCE}"
-"""The heading of the column that gives a speed as a multiple of the speed of the trainer's own function."""
 INTRODUCTION: Final = (
     f"Each row is one implementation; all rows of a table have the same input. The row {REFERENCE} is {REFERENCE}'s "
     f"own function, and {TIMES} is a row's speed as a multiple of that function's speed in the same process. fused "
@@ -70,7 +69,6 @@ LEGEND: Final = (
 
 
 def make_cells(view: View) -> Section:
-    """Make one table per case, then the tables of each implementation's class and kernels."""
     results = view.analysis.operators
     title = "Operators, case by case"
     if not results:
@@ -128,7 +126,6 @@ def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple
 
 
 def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
-    """Return a cell with the median of one process; the cell links to the log line that has the measurement."""
     if trial is None or trial.median_s is None:
         return TableCell(text="–", tone=Tone.FAINT)
     target = view.file_cell(log_path(trial.trial), "").target
@@ -136,17 +133,13 @@ def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
 
 
 def format_ms(seconds: float) -> str:
-    """Format a time, given in seconds, as milliseconds with four significant digits."""
     value = seconds * 1e3
     decimals = 3 - math.floor(math.log10(value)) if value > 0 else 0
     return format_fixed(value, min(6, max(0, decimals)))
 
 
 def describe_median(result: OperatorResult) -> str:
-    """Return the range of the processes' medians in milliseconds, like ``4.480 – 4.482``.
-
-    If no process has a median, return the status of the measurement.
-    """
+    """Return the range of the processes' medians in milliseconds, like ``4.480 – 4.482``, or the status."""
     values = sorted(trial.median_s for trial in result.trials if trial.median_s is not None)
     if not values:
         return result.status.value
@@ -162,10 +155,7 @@ def find_speedup(result: OperatorResult) -> float | None:
 
 
 def describe_speedup(result: OperatorResult) -> str:
-    """Return the range of the processes' speedups, like ``3.05 – 3.09``; the reference's speedup is ``1``.
-
-    If no process has a speedup, return an empty text.
-    """
+    """Return the range of the processes' speedups, like ``3.05 – 3.09``; the reference's speedup is ``1``."""
     if result.implementation == REFERENCE:
         return "1" if result.status is OperatorStatus.PASSED else ""
     values = sorted(trial.speedup for trial in result.trials if trial.speedup is not None)
@@ -249,7 +239,6 @@ def _name_cells(result: OperatorResult) -> tuple[TableCell, TableCell, TableCell
 
 
 def _describe_kernels(found: Sequence[OperatorResult]) -> str:
-    """Return the names of the kernels: first the implementation's own, then torch's general kernels."""
     kernels = [name for result in found for name in result.kernels]
     own_first = sorted(kernels, key=lambda name: "at::native::" in name)
     names = list(dict.fromkeys(map(_shorten_kernel, own_first)))
@@ -264,7 +253,6 @@ def _shorten_kernel(name: str) -> str:
 
 
 def make_operator_basis(view: View) -> tuple[tuple[str, str], ...]:
-    """Return the facts behind an operator run, as name and value: what was measured, and by how many processes."""
     results = view.analysis.operators
     counts = Counter(result.status for result in results)
     cells = ", ".join(f"{counts[status]} {status}" for status in OperatorStatus if counts[status])

@@ -1,7 +1,6 @@
 """Draw the plots of a report as SVG, each with a caption; a plot without data becomes a sentence.
 
-Baseline is a circle and a solid line; enabled is a triangle and a dashed line.  The module ``row_plots`` draws pairs
-and module times.
+Baseline is a circle and a solid line; enabled is a triangle and a dashed line.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
 
 
 def make_figures(view: View) -> tuple[Figure, ...]:
-    """Make every plot of the report, in reading order."""
     if not view.is_comparison:
         return (*plot_drift(view), *plot_agreement(view), *plot_speedups(view))
     of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, "peak_memory_bytes"]
@@ -55,7 +53,6 @@ def make_figures(view: View) -> tuple[Figure, ...]:
 
 
 def plot_trials(view: View, metric: str) -> Figure:
-    """Draw one point per trial, in the order that the trials ran, with the spread of its scored steps."""
     is_peak = metric.startswith("peak_")
     key, title = f"plot-trials-{metric}", f"{view.title(metric)}, every trial"
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
@@ -108,7 +105,6 @@ def _can_draw(metric: str, summary: Summary) -> bool:
 
 
 def _pair_axis(view: View, x: Scale) -> Iterator[str]:
-    """Draw the names of the pairs below their trials, with a light band behind every other pair."""
     places: dict[str, list[int]] = {}
     for place, trial in enumerate(view.analysis.trials):
         places.setdefault(trial.pair, []).append(place)
@@ -123,7 +119,6 @@ def _pair_axis(view: View, x: Scale) -> Iterator[str]:
 
 
 def plot_steps(view: View, metric: str) -> Figure:
-    """Draw the steps of every trial as a thin line; warm-up steps have a shaded background."""
     key, title = f"plot-steps-{metric}", f"{view.title(metric)} over the steps"
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     values = [view.numbers.scale(metric, value) for _, series in found for value in series.values if is_drawable(value)]
@@ -149,10 +144,7 @@ def plot_steps(view: View, metric: str) -> Figure:
 
 
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Return the values of scored steps, which the axis must show.
-
-    For a session, in which scored and unscored steps alternate, return each summary's minimum and maximum instead.
-    """
+    """Return the values that the axis must show: scored steps, or for a session the ends of each summary."""
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:
         summaries = (trial.summary(metric) for trial, _ in found)
@@ -178,7 +170,6 @@ def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:
 
 
 def _draw_series(view: View, metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series) -> Iterator[str]:
-    """Draw a line through neighbouring steps, a dot for a single step, and a cross where a trial ended early."""
     stretch: list[tuple[float, float]] = []
     last: tuple[float, float] | None = None
     for step, value in enumerate((*series.values, None)):

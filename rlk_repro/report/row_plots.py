@@ -26,7 +26,6 @@ MODULE_ROW: Final = 24
 
 
 def plot_pairs(view: View) -> Figure:
-    """Draw every pair's change, the effect with its interval, the smallest effect of interest and the noise floor."""
     metric = view.primary
     label = view.label(metric).label
     key, title = "plot-pairs", f"Change of {label}, {view.analysis.unit} by {view.analysis.unit}"
@@ -55,7 +54,6 @@ def plot_pairs(view: View) -> Figure:
 
 
 def _block_changes(view: View) -> dict[str, list[float]]:
-    """Return, for each session, the change in percent of each comparison block that counts."""
     found: dict[str, list[float]] = {}
     for block in view.analysis.blocks:
         if not block.is_control and not block.reason and block.log_ratio is not None:
@@ -148,7 +146,6 @@ def _pairs_caption(view: View, effect: Effect | None) -> str:
 
 
 def plot_modules(view: View) -> Figure:
-    """Draw the mean of every module timer in every trial, on one axis that starts at 0."""
     key, title = "plot-modules", "Module times"
     rows = [
         (metric, _means(view, metric))

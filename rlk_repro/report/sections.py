@@ -1,7 +1,4 @@
-"""Make a report's sections on results: effects, gates, pairs, trials, operator decisions and the noise floor.
-
-The module ``surroundings`` makes the sections on what was measured and where it ran.
-"""
+"""Make a report's sections on results: effects, gates, pairs, trials, operator decisions and the noise floor."""
 
 from __future__ import annotations
 
@@ -161,7 +158,6 @@ def make_pairs(view: View) -> Section:
 
 
 def _make_block_tables(view: View) -> Iterable[Table]:
-    """Make two tables of a run in sessions: the blocks in the order that they ran, and percentiles over all steps."""
     if not view.analysis.is_crossover:
         return
     numbers = ("change", "by first steps")
@@ -235,7 +231,6 @@ def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[TableCell, ...
 
 
 def pair_ratio(pair: PairResult, metric: str) -> float | None:
-    """Return the ratio of a metric in a pair, or None where the analysis holds no ratio."""
     found = pair.metric(metric)
     if found is None or found.log_ratio is None:
         return None
@@ -281,7 +276,6 @@ def _trial_row(view: View, trial: TrialResult) -> tuple[TableCell, ...]:
 
 
 def make_proof_cell(view: View, trial: TrialResult) -> TableCell:
-    """Return the proof that RL-Kernel ran in a trial; in a run of operators alone, no trial has such a proof."""
     if not view.has_variants:
         return TableCell(text="n/a", tone=Tone.FAINT)
     return TableCell(text=trial.proof.value, tone=PROOF_TONES[trial.proof])
@@ -294,7 +288,6 @@ def _describe_rejects(trials: Iterable[TrialResult]) -> Iterable[str]:
 
 
 def make_operators(view: View) -> Section:
-    """Make the section on the implementation that each operator chose; trials with the same choice share a row."""
     groups: dict[tuple[str, str, str, bool], list[tuple[TrialResult, DecisionSummary]]] = {}
     for trial in view.analysis.trials:
         for item in trial.decisions:

@@ -1,7 +1,4 @@
-"""Describe the settings in which runs of one name may differ: command-line overrides, workload, loss, layout.
-
-The module also says which part of the enabled variant's gain comes from rlk-repro's own code.
-"""
+"""Describe the settings in which runs of one name may differ: command-line overrides, workload, loss, layout."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 
 
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return, as name and value, the settings in which runs of the same name may differ."""
     workload = plan.experiment["run"]["workload"]
     facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
     facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))

@@ -18,7 +18,6 @@ from rlk_repro.rundir.results import Analysis, Effect
 
 
 def write_side_by_side(results: Sequence[tuple[Analysis, Context, Path]], folder: Path) -> Path:
-    """Write the page into the folder that holds the results' reports, and return the page's path."""
     page = folder / INDEX_NAME
     links = [report.relative_to(folder).as_posix() for _, _, report in results]
     views = [make_view(analysis, context) for analysis, context, _ in results]
@@ -27,7 +26,6 @@ def write_side_by_side(results: Sequence[tuple[Analysis, Context, Path]], folder
 
 
 def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
-    """Render the page; each column names a run and links to its report."""
     names = [f"{number}: {view.analysis.run}" for number, view in enumerate(views, start=1)]
 
     def section(

@@ -99,7 +99,6 @@ def _metric_row(view: View, metric: str) -> tuple[TableCell, ...]:
 
 
 def describe_range(view: View, metric: str, variant: str) -> tuple[str, int]:
-    """Return the lowest and the highest value of a variant's trials, and the number of trials that have the metric."""
     summaries = [trial.summary(metric) for trial in view.analysis.trials if trial.variant == variant]
     values = [headline_value(metric, summary) for summary in summaries if summary is not None]
     return view.numbers.format_range(metric, values), len(values)
@@ -111,7 +110,6 @@ def _find_sources(view: View, metric: str) -> set[str]:
 
 
 def make_setup(view: View) -> Section:
-    """Make the section on what ran: the plan, hardware and software, and the manifests of the nodes."""
     analysis = view.analysis
     plan = (
         *make_identity(analysis),
@@ -130,7 +128,6 @@ def make_setup(view: View) -> Section:
 
 
 def make_differences(view: View) -> Iterator[Section]:
-    """Make the section on differences between the starts of the two variants; without a difference, yield nothing."""
     differences = view.context.differences
     if not differences:
         return
@@ -164,7 +161,6 @@ def _fact_table(title: str, facts: tuple[tuple[str, str], ...]) -> Table:
 
 
 def _merge_manifests(view: View) -> Iterator[tuple[str, str]]:
-    """Yield one row for each fact that all nodes share; for any other fact, yield a row per value, with its nodes."""
     rows: dict[tuple[str, str], list[str]] = {}
     num_left_out = 0
     for manifest in view.context.manifests:
@@ -201,7 +197,7 @@ def make_findings(view: View) -> Section:
 
 
 def make_claims(view: View) -> Section:
-    """Make the section on what may be claimed according to docs/wording.md and the run's definition."""
+    """Say what may be claimed according to docs/wording.md and the run's definition."""
     analysis, context = view.analysis, view.context
     scope = f"hardware {analysis.hardware}, stack {analysis.stack}, lane {analysis.lane}, run {analysis.run}"
     blocks: list[Block] = [Text(text=caution) for caution in make_cautions(view)]
@@ -234,7 +230,6 @@ def make_commands(view: View) -> Commands:
 
 
 def make_sections(view: View) -> tuple[Section, ...]:
-    """Make every section of a report after the verdict, in reading order."""
     has_noise = view.analysis.noise_floor.is_measured or not view.analysis.is_crossover
     last = (
         make_setup(view),
@@ -281,6 +276,5 @@ def make_cautions(view: View) -> tuple[str, ...]:
 
 
 def list_unrecorded(view: View) -> str:
-    """Return one line that names the metrics without a value in any trial."""
     missing = [metric for metric in view.metrics if metric not in view.recorded]
     return f"{NOT_RECORDED}: {', '.join(missing)}" if missing else ""

@@ -57,7 +57,6 @@ def marker(shape: str, x: float, y: float, size: float, class_: str, tip: str = 
 
 
 def clip(key: str, box: tuple[float, float, float, float], body: Iterable[str]) -> Iterator[str]:
-    """Draw ``body``, cut off at a box of x, y, width, height."""
     x, y, width, height = box
     yield element("clipPath", element("rect", x=x, y=y, width=width, height=height), id=f"{key}-clip")
     yield element("g", "".join(body), clip_path=f"url(#{key}-clip)")

@@ -1,7 +1,4 @@
-"""Print a summary of the report on a terminal of 80 columns or more: what ran, the results, and the verdict last.
-
-The HTML and Markdown reports also show module times, single steps and the facts of the machine.
-"""
+"""Print a summary of the report on a terminal of 80 columns or more: what ran, the results, and the verdict last."""
 
 from __future__ import annotations
 
@@ -92,7 +89,6 @@ def _print_word(analysis: Analysis, console: Console) -> None:
 
 
 def print_summary(analysis: Analysis, console: Console, context: Context | None = None) -> None:
-    """Print trials, main metrics, gates, findings, useful commands, and the verdict with its basis."""
     view = make_view(analysis, context)
     console.print(_text(f"{analysis.run}: {', '.join(f'{name} {value}' for name, value in make_identity(analysis))}"))
     _print_trials(view, console)

@@ -66,7 +66,7 @@ class Context:
 
 @dataclass(frozen=True)
 class View:
-    """An analysis and its context.  HTML ids contain numbers, never names, because a run's names may contain markup."""
+    """HTML ids contain numbers, never names, because a run's names may contain markup."""
 
     analysis: Analysis
     context: Context
@@ -81,7 +81,6 @@ class View:
 
     @cached_property
     def recorded(self) -> frozenset[str]:
-        """The metrics for which any trial recorded a value."""
         return recorded_metrics(self.analysis)
 
     @cached_property
@@ -94,16 +93,13 @@ class View:
 
     @property
     def primary(self) -> str:
-        """The metric that decides the verdict."""
         return next((effect.metric for effect in self.analysis.effects if effect.role == "primary"), STEP_TIME)
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        """The effects that the report shows; the workload decides which metrics these are."""
         return tuple(item for item in self.analysis.effects if measured_metric(item.metric) in self._places)
 
     def label(self, metric: str) -> MetricLabel:
-        """Return the metric's label in a run of this workload, with the unit in which its numbers are shown."""
         found = find_label(metric, self.analysis.workload)
         return replace(found, unit=self.numbers.unit(metric) or found.unit)
 
@@ -139,12 +135,10 @@ class View:
 
     @property
     def is_comparison(self) -> bool:
-        """Whether the run compares the speed of variants."""
         return self.analysis.verdict.word is not VerdictWord.NO_COMPARISON
 
     @property
     def has_variants(self) -> bool:
-        """Whether the run has variants; a run of operators alone has none."""
         return self.is_comparison or bool(self.analysis.checks)
 
     def metric_rank(self, metric: str) -> tuple[int, bool]:
@@ -162,12 +156,10 @@ class View:
         return f"{self.metric_anchor(metric)}-{self.trial_anchor(trial.name)}"
 
     def metric_cell(self, metric: str, text: str) -> TableCell:
-        """Return ``text`` with a link to the evidence of the metric, if any trial recorded the metric."""
         is_recorded = measured_metric(metric) in self.recorded
         return TableCell(text=text, target=f"#{self.metric_anchor(metric)}" if is_recorded else "")
 
     def value_cell(self, metric: str, trial: TrialResult | None, value: float | None) -> TableCell:
-        """Return a cell with a trial's value and a link to the steps and log lines that gave the value."""
         text = self.numbers.format(metric, value)
         if value is None or trial is None or trial.get_series(measured_metric(metric)) is None:
             return TableCell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)
@@ -190,7 +182,6 @@ def _link(*parts: str) -> str:
 
 
 def log_path(trial: str) -> str:
-    """Return the path of a trial's log within the run directory."""
     return RunDir(Path()).trial(trial).stdout.as_posix()
 
 

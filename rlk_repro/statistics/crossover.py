@@ -18,18 +18,15 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""The exact p is computed only if each half of the sessions needs at most this number of sums.
-
-With four sessions of 8 blocks, each half needs 4,900 sums.
-"""
+"""The exact p is computed only if each half of the sessions needs at most this number of sums."""
 _FIRST_LABEL: Final = "A"
 
 
 def block_effect(order: str, values: Sequence[float | None]) -> float | None:
     """Return the mean logarithm of a block's values in periods B minus the mean logarithm in periods A.
 
-    ``values[i]`` is the value of the period ``order[i]``.  The result is None if a value is missing or not above 0.
-    Linear drift over the block cancels in the orders ABBA and BAAB.
+    The result is None if a value is missing or not above 0.  Linear drift over the block cancels in the orders ABBA and
+    BAAB.
     """
     logs = [math.log(value) if value is not None and 0 < value < math.inf else None for value in values]
     sides: tuple[list[float], list[float]] = ([], [])
@@ -44,8 +41,7 @@ def block_effect(order: str, values: Sequence[float | None]) -> float | None:
 def hodges_lehmann(values: Sequence[float]) -> float:
     """Return the median of the means of all pairs of values, each value also with itself (Hodges and Lehmann 1963).
 
-    One slow block of eight changes the result very little.  With normal noise the median's interval is 5 % wider than
-    the mean's interval.
+    One slow block of eight changes the result very little.
     """
     return median((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
 
@@ -53,7 +49,7 @@ def hodges_lehmann(values: Sequence[float]) -> float:
 def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | None:
     """Return the two-sided t interval of the mean without the lowest and highest fifth of the values (Yuen 1974).
 
-    For the standard deviation, the nearest kept value replaces each trimmed value.  Fewer than two values give None.
+    For the standard deviation, the nearest kept value replaces each trimmed value.
     """
     n = len(values)
     cut = n // 5

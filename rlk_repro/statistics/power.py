@@ -1,6 +1,6 @@
 """Compute which effect a number of pairs can show, and how many pairs a gate needs.
 
-The code is plain Python, so that a dry run starts fast.  Tests compare the results with scipy's noncentral t.
+The code is plain Python, so that a dry run starts fast.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def smallest_session_effect(
 
     ``power`` is the probability that the effect is detected and the gate on control blocks passes.  ``block_sd_pct`` is
     the standard deviation of the log ratio of one block, in percent; sessions are assumed to differ by this noise only.
-    The result is None if even a 50-fold speed-up does not reach ``power``. The result is also None for too little data:
-    fewer than three sessions; fewer than six blocks in a session; one to five control blocks in all sessions.
+    The result is None for too little data, or if even a 50-fold speed-up does not reach ``power``.
     """
     number = sessions * control_blocks
     if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS or 0 < number < MIN_BLOCKS:
@@ -108,10 +107,7 @@ def smallest_session_effect(
 
 
 def _chance_within(number: int, sd: float, margin: float, alpha: float, num_sides: int = 2) -> float:
-    """Return the chance that the interval of ``number`` values without a true effect lies within ``margin``.
-
-    Each side of the interval has the error probability ``alpha``.
-    """
+    """Return the chance that the interval of ``number`` values without a true effect lies within ``margin``."""
     error, critical = sd / math.sqrt(number), t_quantile(1 - 2 * alpha, number - 1)
     reaches = ((weight, (margin - critical * spread * error) / error) for spread, weight in _spread_weights(number - 1))
     if num_sides == 1:
@@ -178,8 +174,8 @@ def _likely_spreads(df: int, number: int) -> list[float]:
 def pairs_to_decide(sd: float, margin: float, alpha: float) -> int | None:
     """Return the number of pairs with which a gate passes in 4 of 5 experiments without a true difference.
 
-    The gate passes if the one-sided bound of the mean at ``alpha`` is within ``margin``.  ``sd`` and ``margin`` have
-    the same unit.  The result is None for more than 200 pairs.
+    The gate passes if the one-sided bound of the mean at ``alpha`` is within ``margin``.  The result is None for more
+    than 200 pairs.
     """
     for n in range(2, MAX_PAIRS_SUGGESTED + 1):
         reach = t_quantile(1 - 2 * alpha, n - 1) + t_quantile(0.6, n - 1)

@@ -1,7 +1,6 @@
 """Compute trial summaries, paired intervals, sign-flip p values, Holm's correction and the noise floor.
 
-The code is plain Python: sums are exact (math.fsum) and t quantiles have a closed form.  Versions of scipy differ in
-the tenth digit, but sealed numbers must be the same everywhere.
+Versions of scipy differ in the tenth digit, so sealed numbers come from exact sums and closed forms.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ MEAN_STEP_TIME: Final = "mean_step_time_s"
 UNADJUSTED: Final = "unadjusted_step_time_s"
 CARRY_OVER: Final = "carry_over_step_time_s"
 DIAGNOSTICS: Final = (UNADJUSTED, CARRY_OVER)
-"""Metrics that only sessions have: the step time without adjustment for tokens, and the carry-over."""
 PERCENTILE_MIN_N: Final = {50: 1, 90: 20, 99: 200}
 MAX_SIGN_FLIP_PAIRS: Final = 16
 OUTLIER_MIN_N: Final = 4
@@ -32,8 +30,6 @@ LARGEST_LOG_RATIO: Final = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean with its two-sided t interval."""
-
     estimate: float
     low: float
     high: float
@@ -163,7 +159,7 @@ def t_quantile(confidence: float, df: int) -> float:
 def t_interval(values: Sequence[float], confidence: float) -> Interval | None:
     """Return the mean and its two-sided t interval; fewer than two values give None.
 
-    Each end is a one-sided bound at ``(1 + confidence) / 2``.  Equal values give an interval of width 0.
+    Each end is a one-sided bound at ``(1 + confidence) / 2``.
     """
     n = len(values)
     if n < 2:
@@ -189,7 +185,7 @@ def t_p_value(values: Sequence[float]) -> float | None:
 def sign_flip_p(values: Sequence[float]) -> float | None:
     """Return the exact two-sided p: the share of sign patterns whose sum is at least as far from 0 as the actual sum.
 
-    No values, or more than 16, give None.  The smallest possible p is 2 / 2^n.
+    No values, or more than 16, give None.
     """
     if not 0 < len(values) <= MAX_SIGN_FLIP_PAIRS:
         return None
@@ -243,8 +239,6 @@ def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha:
 
 
 class Place(StrEnum):
-    """The place of a ratio's interval: beyond the limits, within the limits, or across a limit."""
-
     BELOW = "below"
     ABOVE = "above"
     WITHIN = "within"
