@@ -1,7 +1,6 @@
 """Select one of several installed RL-Kernel commits, so that two trials can run different commits.
 
-``RLK_COMMITS`` names a folder. pip installs each commit into a subfolder, which has the commit's 40 digits as its
-name, and records the commit there.
+``RLK_COMMITS`` names a folder with one subfolder per commit, which has the commit's 40 digits as its name.
 """
 
 from __future__ import annotations

@@ -69,8 +69,6 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
 
 
 def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``forward`` of an output layer to return the layer's input and weight instead of their product."""
-
     @functools.wraps(forward)
     def hand_over(
         input_: torch.Tensor,
@@ -92,10 +90,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
 
 
 def _gather_rows(hidden: torch.Tensor, group: Any) -> torch.Tensor:
-    """Gather the rows of hidden states from all ranks.
-
-    ``linear_logp`` already sums the gradient over the ranks, so the backward pass only cuts out this rank's own rows.
-    """
+    """The backward pass only cuts out this rank's rows: ``linear_logp`` already sums the gradient over the ranks."""
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
     rows: torch.Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)

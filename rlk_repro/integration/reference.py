@@ -41,7 +41,7 @@ def install(args: argparse.Namespace) -> Installation | None:
     installation.rebind(AdamW, "step", time_step, "timer")
     record = installation.open_engines(settings.engines_dir)
     engines = None
-    if record is not None:  # only a run that compares engines needs this module
+    if record is not None:
         from rlk_repro.integration.reference_engines import ReferenceEngines
 
         engines = ReferenceEngines(record)

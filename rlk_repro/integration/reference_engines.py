@@ -1,8 +1,7 @@
 """Record what each engine of the reference trainer computes for the same tokens, before the training on a rollout.
 
-An engine is one implementation of the model.  The training engine is recorded during the trainer's own pass.  Then
-two other models compute the same samples: the rollout's model, which gets the samples as prompts, and a float64 copy
-of the policy, which gives the reference values.
+The engines are the training's model, the rollout's model, which gets the samples as prompts, and a float64 copy of the
+policy as reference.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class ReferenceEngines:
 
 
 class _Step:
-    """Records one rollout; layers are recorded for the first rollout only."""
+    """Layers are recorded for the first rollout only."""
 
     def __init__(self, record: EngineRecord, trainer: Trainer, number: int, samples: Sequence[Sample]) -> None:
         self._record, self._trainer, self._number, self._samples = record, trainer, number, samples
@@ -82,7 +81,7 @@ class _Step:
     def record_pass(
         self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Run a pass of the training engine; ``data`` may hold an added sample, which is not recorded."""
+        """``data`` may hold an added sample, which is not recorded."""
         calls = [microbatch.indices for step in steps for microbatch in step]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):
@@ -122,7 +121,7 @@ class _Step:
 
     @torch.no_grad()
     def _score(self, engine: str, case: str, model: Transformer, dtype: str) -> None:
-        """Record the samples' log-probs by plain torch, because the trainer's functions may be replaced."""
+        """Plain torch computes the log-probs, because the trainer's functions may be replaced."""
         data = make_train_data(self._samples, len(self._samples), self._trainer.device)
         size = len(self._samples)
         steps = make_microbatches(data, size, 1 if case else size)
@@ -144,7 +143,6 @@ class _Step:
             yield part[-length - 1 : -1].gather(-1, data.tokens[index][-length:, None]).squeeze(-1)
 
     def _record_cases(self, data: TrainData, compute: Callable[..., list[torch.Tensor]]) -> None:
-        """Record passes of the training engine over the same samples, packed in other ways."""
         size, model = len(self._samples), self._trainer.model
         own = take_samples(data, range(size))
         self.record_pass(ALONE, model, own, make_microbatches(own, size, 1), compute)
@@ -167,7 +165,6 @@ def _widen_model(model: Transformer) -> Transformer:
 
 
 def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
-    """Yield the tokens, loss mask and padding of each sample, as the trainer gives them to the model."""
     for microbatch in (microbatch for step in steps for microbatch in step):
         layout = microbatch.layout
         for place, index in enumerate(microbatch.indices):

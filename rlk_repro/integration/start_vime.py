@@ -1,8 +1,7 @@
 """Start vime's ``train.py`` from its checkout: ``python -m rlk_repro.integration.start_vime ARGS``.
 
-Before the start, this module checks the stored rollouts that vime will load.  All files must exist, because vime's
-``--load-forge-rollout-data`` replaces a missing file by file 0.  The files must hold data only, because vime unpickles
-them.  If vime replays the experts of a rollout, the rollout's file must hold the experts.
+All stored rollouts must exist, because vime's ``--load-forge-rollout-data`` replaces a missing file by file 0.  Their
+files must hold data only, because vime unpickles them.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def require_data(path: Path) -> None:
     unusual archive.
     """
     check_archive(path)
-    torch: Any = importlib.import_module("torch")  # this import costs no time, as train.py also imports torch
+    torch: Any = importlib.import_module("torch")
     try:
         archive = torch._C.PyTorchFileReader(str(path))  # noqa: SLF001  (what torch.load uses)
         records, data = archive.get_all_records(), archive.get_record(PICKLE)
@@ -94,8 +93,8 @@ def require_data(path: Path) -> None:
 def check_routes(path: Path) -> None:
     """Raise CheckFailed if a stored rollout does not give ``topk`` different experts for every token.
 
-    An inference server whose kernel chooses the experts reports expert 0 for every token of every rollout, and vime
-    would train with expert 0.  So a check of one rollout is enough.
+    An inference server whose kernel chooses the experts reports expert 0 for every token of every rollout, so a check
+    of one rollout is enough.
     """
     torch: Any = importlib.import_module("torch")
     # vime loads the file in this way too; require_data has checked that the file holds only data

@@ -1,7 +1,6 @@
 """Read the settings of RL-Kernel's switch from the environment, and replace functions of a trainer's loss module.
 
-The functions of ``TIMERS`` are replaced in both variants, so that both variants are timed.  In the enabled
-variant, each timer times RL-Kernel's operators that serve the calls.  No file of the trainer is edited.
+The functions of ``TIMERS`` are replaced in both variants, so that both variants are timed.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings from the environment.  Unless ``VIME_RL_KERNEL`` is 1, the mode is off and there are no operators.
-
-    ``schedule`` has one letter per rollout, which names the rollout's variant; without a schedule RL-Kernel serves all
-    rollouts.  With a ``commit``, RL-Kernel is imported from the folder of that name.
-    """
+    """The settings from the environment; unless ``VIME_RL_KERNEL`` is 1, RL-Kernel serves no operator."""
 
     mode: Mode = Mode.OFF
     ops: tuple[str, ...] = ()
@@ -85,11 +80,7 @@ class Settings:
 
     @property
     def is_active(self) -> bool:
-        """Whether the settings request any change of the trainer.
-
-        Settings can request RL-Kernel, ops files, a loss without the entropy metric, and garbage collection that skips
-        old objects.
-        """
+        """Whether the settings request any change of the trainer."""
         return self.is_requested or self.ops_dir is not None or not self.has_entropy_metric or self.gc_freeze_after > 0
 
     @classmethod
@@ -97,7 +88,7 @@ class Settings:
         """Read the variables; an empty variable counts as unset, and the default mode is ``require``.
 
         Raises:
-            SpecError: values are invalid; the error lists all of them, with the valid values.
+            SpecError: values are invalid; the error lists all of them.
         """
         problems: list[Problem] = []
         switch = _read_choice(environ, SWITCH, ("1", "0"), "0", problems)
@@ -163,7 +154,6 @@ TIMERS: Final[Mapping[str, Timers]] = {
     CLIP: _CLIP_KL,
     LOSS: Timers("grpo_loss_forward", "grpo_loss_backward"),
 }
-"""Timers by function of a trainer's loss module."""
 
 
 def install_into(
@@ -248,7 +238,6 @@ def install_into(
 
 
 def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:
-    """Return why a shadow step cannot compute a microbatch by both routes; an empty text if it can."""
     if case.context_parallel > 1:
         return f"context parallel size {case.context_parallel}: a rank that stops would leave the other ranks waiting"
     return f"{LINEAR_LOGP} takes hidden states, and a baseline step has logits" if LINEAR_LOGP in ops else ""
@@ -346,7 +335,6 @@ def _hold_batch(current: CurrentBatch, function: Callable[..., Any]) -> Callable
 
 
 def probe_platform() -> Platform:
-    """Return the platform on which torch computes by default in this process."""
     if not torch.cuda.is_available():
         return Platform.CPU
     return Platform.CUDA if torch.version.hip is None else Platform.ROCM

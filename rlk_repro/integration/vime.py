@@ -79,11 +79,7 @@ def _install_loss(args: argparse.Namespace, settings: Settings, *, has_output_la
 
 
 def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that builds the model.
-
-    Megatron's ``optimizer.step`` is timed: unscaling, clipping, update and parameter copies.  If ``linear_logp`` runs,
-    the output layers of the actor's model return hidden states.
-    """
+    """Time Megatron's ``optimizer.step``: unscaling, clipping, update and parameter copies."""
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
 
     @functools.wraps(initialize)
@@ -99,11 +95,7 @@ def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..
 
 
 def _begin_step_before(installation: Installation, begin: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function with which the training on a rollout begins; the new function counts the rollouts.
-
-    vime reports a rollout's number only after the passes without gradient.  When the step ends, vime's
-    rollout number must equal the counted number.
-    """
+    """Count the rollouts, because vime reports a rollout's number only after the passes without gradient."""
     numbers = itertools.count()
 
     @functools.wraps(begin)
@@ -117,7 +109,7 @@ def _begin_step_before(installation: Installation, begin: Callable[..., Any]) ->
 def _end_step_after(
     installation: Installation, profiled: ProfiledSteps, log_perf_data: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wrap the function that logs a rollout's timings; every rank calls it between training and weight sync."""
+    """Every rank calls ``log_perf_data`` between training and weight sync."""
 
     @functools.wraps(log_perf_data)
     def log_and_end_step(rollout_id: int, *args: Any, **kwargs: Any) -> Any:

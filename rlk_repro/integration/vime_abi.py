@@ -1,7 +1,7 @@
 """Define, for each supported vime commit and its pinned Megatron-LM, the function names and the layout of batches.
 
-Each supported commit is an entry of ``ABIS``.  The signatures of the imported functions select the entry, because
-vime's training code has no version number.
+The signatures of the imported functions select the entry of ``ABIS``, because vime's training code has no version
+number.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ LOSS: Final = "policy_loss_function"
 class Abi:
     """Names and signatures of functions and classes in one vime commit.
 
-    ``loss`` and ``actor``: functions of the loss module and of the actor's module, with their parameters.  ``begin``:
-    the function of the actor's module that the actor calls once when it begins to train on a rollout.  ``updaters``:
-    classes in the actor's module that send weights to the rollout's engines, each with its method that sends a part of
-    the weights.  An updater's method ``connect_rollout_engines`` receives the engines.  ``output_layers``: classes of
+    ``loss`` and ``actor``: functions of vime's loss module and of the actor's module, with their parameters.
+    ``begin``: the function that the actor calls once when it begins to train on a rollout.  ``updaters``: classes that
+    send weights to vLLM, each with its method that sends a part of the weights.  ``output_layers``: classes of
     Megatron-LM, each with the parameters of its ``forward``.  ``wrappers``: classes that may wrap a model.
     """
 

@@ -1,8 +1,6 @@
 """Record what vime's engines compute for the same tokens, in the pass without gradient before a rollout's training.
 
-An engine is one implementation of the model.  vLLM's generation gives the rollout's log-probs, and vime's own pass
-gives the training's log-probs.  Further passes compute the same samples, packed in other ways.  If this process cannot
-record a value, the record holds the reason.
+An engine is one implementation of the model.
 """
 
 from __future__ import annotations
@@ -58,8 +56,6 @@ class VimeEngines:
         self._rollout: tuple[int, Mapping[str, Any], Sequence[torch.Tensor] | None] | None = None
 
     def follow_begin(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the function that the actor calls with a rollout's data when the training on it begins."""
-
         @functools.wraps(begin)
         def note_and_begin(rollout_data: Mapping[str, Any], *rest: Any) -> Any:
             number = next(self._numbers)
@@ -89,7 +85,7 @@ class VimeEngines:
 
 
 class _Step:
-    """Records one rollout; layers are recorded for the first rollout only."""
+    """Layers are recorded for the first rollout only."""
 
     def __init__(
         self, record: EngineRecord, server: RolloutServer, args: Namespace, model: Any, number: int,
@@ -136,7 +132,6 @@ class _Step:
         return result
 
     def _record_prompts(self, samples: Sequence[tuple[list[int], int]]) -> None:
-        """Record what vLLM computes for the samples as prompts, and its log-probs with and without a cached prefix."""
         alone = [[index] for index in range(self._size)]
         chosen = locate_tokens(self._chosen, alone, self._data["total_lengths"])
         ask = functools.partial(self._server.record, chosen=chosen)
@@ -144,7 +139,6 @@ class _Step:
         self._ask(functools.partial(record_prefixes, self._server), samples, GENERATED, PREFIX_CACHE)
 
     def _ask(self, ask: Callable[..., None], samples: Sequence[Any], engine: str, case: str) -> None:
-        """Ask vLLM for values and record them; if that fails, record the reason and let the training continue."""
         reason = self._server.find_refusal(self._args)
         try:
             if not reason:
@@ -158,7 +152,6 @@ class _Step:
             self._record.skip(self._number, "routing", engine, case, reason)
 
     def _record_generated_routing(self) -> None:
-        """Record the experts that vLLM chose in generation; a rollout contains them only with routing replay (R3)."""
         reason = "vLLM returns the experts of its generation only for routing replay (R3)"
         if self._args.sequence_parallel:
             reason = "with sequence parallelism a rank has only a part of the tokens"
@@ -176,14 +169,12 @@ class _Step:
         self._record.skip(self._number, "routing", GENERATED, AS_RUN, reason)
 
     def _record_cases(self, compute: Pass, iterators: Sequence[Any], num_microbatches: Sequence[int]) -> None:
-        """Record passes of the training engine over the same samples, packed in other ways."""
         make_iterator = type(iterators[0])
         if getattr(self._args, "expert_model_parallel_size", 1) > 1:
             # ranks that exchange tokens must all run the same number of passes
             self._record.skip(self._number, "log_probs", TRAINING, ALONE, "expert parallel ranks exchange tokens")
             return
         if self._is_replayed:
-            # passes over other packings choose their own experts, but the training's pass replays the rollout's experts
             self._record.skip(self._number, "log_probs", TRAINING, ALONE, "the training replays the rollout's experts")
             if self._chosen:
                 again = [make_iterator(self._data, one.micro_batch_indices) for one in iterators]
@@ -241,7 +232,6 @@ class _Step:
         self, calls: Iterator[Sequence[int]], packed: dict[int, dict[str, Any]], _module: Any, _args: Any,
         given: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """Note each sample's tokens and loss mask as the model gets them, cut at the boundaries that attention uses."""
         starts = given["packed_seq_params"].cu_seqlens_q.tolist()
         tokens, masks = given["input_ids"].flatten().tolist(), given["loss_mask"].flatten().tolist()
         for place, index in enumerate(next(calls)):
@@ -254,7 +244,6 @@ class _Step:
 
 @contextmanager
 def _free_routing(args: Namespace, *, is_free: bool) -> Iterator[None]:
-    """If ``is_free``, let the routers choose experts during the block, without recording or replaying."""
     if not is_free or not getattr(args, "use_routing_replay", False):
         yield
         return

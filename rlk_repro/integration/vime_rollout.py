@@ -29,7 +29,7 @@ HASHES_TIMEOUT_S: Final = 240.0
 
 
 class RolloutServer:
-    """Sends requests to vLLM's server, whose address comes from the engines to which the trainer sends its weights."""
+    """A client of the vLLM server to which the trainer sends its weights."""
 
     def __init__(self) -> None:
         self._engines: Sequence[Any] = ()
@@ -38,7 +38,7 @@ class RolloutServer:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def follow_connect(self, connect: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the method that connects the sync of weights to vLLM's engines, and keep those engines."""
+        """Wrap vime's method that connects the weight sync to vLLM's engines, and keep these engines."""
 
         @functools.wraps(connect)
         def note_and_connect(updater: Any, rollout_engines: Sequence[Any], *rest: Any, **named: Any) -> Any:
@@ -48,7 +48,7 @@ class RolloutServer:
         return note_and_connect
 
     def find_refusal(self, args: Namespace) -> str:
-        """Return why this process cannot get comparable log-probs from vLLM; return an empty text if it can."""
+        """Return why vLLM's log-probs cannot be compared in this run; empty if they can."""
         if not self._engines:
             return "the trainer has no vLLM engine"
         if getattr(args, "offload_rollout", False):
@@ -68,8 +68,8 @@ class RolloutServer:
     ) -> None:  # fmt: skip
         """Record log-probs and layer outputs of samples sent one by one, and log-probs of samples sent all at once.
 
-        ``samples`` lists each sample's tokens and the length of its response.  ``chosen`` lists, for each sample,
-        the tokens whose layers are recorded: each token's index among all chosen tokens, and its row in the sample.
+        ``samples`` lists each sample's tokens and the length of its response.  ``chosen`` lists, for each sample, the
+        tokens whose layers are recorded: each token's index among all chosen tokens, and its row in the sample.
         """
         rows, layers = self._watch_alone(samples, chosen)
         with ThreadPoolExecutor(len(samples)) as pool:
@@ -88,7 +88,6 @@ class RolloutServer:
     def _watch_alone(
         self, samples: Sequence[tuple[list[int], int]], chosen: Sequence[Sequence[tuple[int, int]]]
     ) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        """Return each sample's log-probs, and the layers' ``points`` or the ``reason`` why no points exist."""
         if not any(map(len, chosen)):
             return [self._score(*sample) for sample in samples], {}
         wanted = {"calls": chosen, "lengths": [len(tokens) for tokens, _ in samples]}
@@ -101,7 +100,6 @@ class RolloutServer:
         return rows, lacking or found
 
     def _try(self, method: str, *arguments: str) -> dict[str, Any]:
-        """Return the result of a call to vLLM's workers, or the ``reason`` why there is no result."""
         try:
             return self._call(method, *arguments) or {}
         except Exception as error:
@@ -121,11 +119,9 @@ class RolloutServer:
         return self._post("/inference/v1/generate", body)
 
     def hash_weights(self, dtype: str) -> Any:
-        """Return the first worker's hashes of vLLM's weights, or the ``reason`` why they are missing."""
         return self._call("rlk_repro_weights", dtype, timeout_s=HASHES_TIMEOUT_S)
 
     def _call(self, method: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> Any:
-        """Call a method of vLLM's workers and return the first worker's answer."""
         answer = self._post("/collective_rpc", {"method": method, "args": list(arguments)}, timeout_s)
         return answer["results"][0]
 
@@ -141,7 +137,6 @@ class RolloutServer:
 
 
 def find_dtype(args: Namespace) -> str:
-    """Return the data type of vime's training."""
     return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
 
 

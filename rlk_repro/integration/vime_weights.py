@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class WeightSync:
-    """Wraps methods of vime's updaters, and keeps the hashes of the last sync until the next step writes them.
-
-    If the comparison fails, the record holds the reason, and vime's sync goes on.
-    """
+    """Wraps methods of vime's updaters, and keeps the hashes of the last sync until the next step writes them."""
 
     def __init__(self, server: RolloutServer) -> None:
         self._server, self._numbers = server, itertools.count()
@@ -32,8 +29,6 @@ class WeightSync:
         self._forget("the trainer sent no weights before this step")
 
     def follow_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the method that syncs all weights."""
-
         @functools.wraps(update)
         def update_and_ask(updater: Any, *rest: Any, **named: Any) -> Any:
             self._forget("")
@@ -45,8 +40,6 @@ class WeightSync:
         return update_and_ask
 
     def follow_send(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the method that sends a part of the weights, given as a list of names and tensors."""
-
         @functools.wraps(send)
         def hash_and_send(updater: Any, tensors: Any, *rest: Any, **named: Any) -> Any:
             self._guard(self._hash, tensors)
@@ -55,7 +48,6 @@ class WeightSync:
         return hash_and_send
 
     def write(self, record: EngineRecord, step: int) -> None:
-        """Write vime's and vLLM's hashes of the sync before this step; if vLLM's are missing, write the reason."""
         if self._found:
             # vLLM lists tensors in the order of layers, so the first unequal tensor is in the earliest unequal layer
             record.write_hashes(step, ROLLOUT, self._found, self._note)

@@ -41,7 +41,6 @@ def record_prefixes(
 
 
 def _ask(server: RolloutServer, tokens: Sequence[int], salt: str) -> tuple[float, int | None]:
-    """Return the log-prob of the last token, and how many earlier tokens vLLM took from its cache."""
     *prefix, token = tokens
     # vLLM returns as many log-probs as are requested, with its sampled token's log-prob first
     wanted: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2}

@@ -1,7 +1,6 @@
 """Hash the weights of vLLM's model, each under its name in the checkpoint: vime sends weights under these names.
 
-vLLM fuses tensors of a checkpoint into larger parameters.  This module cuts the parameters where vLLM's layers say that
-a tensor begins.  A parameter in an unknown layout is an error, because its hash would have no meaning.
+vLLM fuses tensors of a checkpoint into larger parameters.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ PLAIN_BACKENDS: Final = frozenset({"TRITON", "BATCHED_TRITON", ""})
 
 
 class UnknownLayoutError(Exception):
-    """Hashes of vLLM's model would have no meaning; the error text says why."""
+    """vLLM keeps a parameter in an unknown layout, so its hash would have no meaning."""
 
 
 def hash_weights(model: Any, dtype: str) -> dict[str, Any]:
-    """Return ``tensors`` (name, hash, shape) and ``shared``: a tensor's second name, mapped to its name in ``tensors``.
-
-    Tensors are converted to ``dtype`` first.
+    """Return ``tensors`` (name, hash in ``dtype``, shape) and ``shared``, which maps a tensor's second name to its
+    first.
 
     Raises:
         UnknownLayoutError: a parameter is quantised, permuted or fused in an unknown way.
@@ -56,7 +54,6 @@ def hash_weights(model: Any, dtype: str) -> dict[str, Any]:
 
 
 def _list_pieces(model: Any, name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the checkpoint that one parameter holds."""
     path, _, kind = name.rpartition(".")
     owner, (parent, _, last) = model.get_submodule(path), path.rpartition(".")
     _check_layout(name, value, owner)

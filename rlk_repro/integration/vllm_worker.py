@@ -1,6 +1,6 @@
 """Watch the layers of vLLM's model by an extension of vLLM's workers, which ``--vllm-worker-extension-cls`` names.
 
-vLLM adds the methods of ``LayerWatch`` to its workers.  vLLM's server calls these methods by ``/collective_rpc``.
+vLLM's server calls the methods of ``LayerWatch`` by ``/collective_rpc``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class LayerWatch:
         self.rlk_repro_hooks.enter_context(self.rlk_repro_routes.watching(model))
 
     def rlk_repro_found(self) -> dict[str, Any]:
-        """Stop keeping outputs; return ``points`` (values and norms of each), or the ``reason`` why they are missing.
-
-        For a model with experts, ``routing`` lists experts by layer, or ``routing_reason`` says why they are missing.
+        """Stop keeping outputs; return ``points`` and ``routing``, or why they are missing: ``reason`` and
+        ``routing_reason``.
         """
         self.rlk_repro_close()
         capture, self.rlk_repro_capture = self.rlk_repro_capture, None
@@ -69,7 +68,6 @@ class LayerWatch:
             return {"reason": f"vLLM's worker could not hash its weights: {type(error).__name__}"}
 
     def rlk_repro_close(self) -> None:
-        """Remove the hooks from vLLM's model, if it has any."""
         if self.rlk_repro_hooks is not None:
             self.rlk_repro_hooks.close()
 

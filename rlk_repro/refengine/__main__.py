@@ -1,4 +1,4 @@
-"""Run the reference trainer, ``python -m rlk_repro.refengine``; a user's error gives two lines and an exit code."""
+"""Run the reference trainer: ``python -m rlk_repro.refengine``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Define the reference trainer's flags, named as in vime and Megatron-LM; all are checked before torch loads.
-
-An unknown or shortened flag is an error.  With the default flags, a run learns the task in 30 s.
-"""
+"""Define the reference trainer's flags, named as in vime and Megatron-LM; all are checked before torch loads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Compute the numeric core of the loss: selected log-probs, entropy, KL estimates, clipped policy loss, reduction.
 
-Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules.  Every
-caller, in any module, looks these functions up as attributes of this module at call time, so a replaced function
-serves every call.  This module has no tensor parallelism, top-p replay, GSPO, CISPO or importance-sampling corrections.
+Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules.  Callers
+look these functions up as attributes of this module at call time, so a replaced function serves every call.
 """
 
 from __future__ import annotations
@@ -155,10 +154,7 @@ def policy_loss_function(
 def find_response_log_probs(
     args: argparse.Namespace, batch: LossBatch, logits: torch.Tensor, *, with_entropy: bool = False
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return log-probs and entropies (empty without ``with_entropy``) of each sample's response tokens.
-
-    Log-probs of all T packed rows are computed at once; the response rows are cut out afterwards, as in vime.
-    """
+    """Return log-probs and entropies (empty without ``with_entropy``) of each sample's response tokens."""
     packed = logits.squeeze(0)
     if args.rollout_temperature != 1:
         packed = packed / args.rollout_temperature
@@ -174,7 +170,7 @@ def find_response_log_probs(
 
 
 def _shift_tokens(samples: list[torch.Tensor]) -> torch.Tensor:
-    """Return each row's target, the next token of its sample; the last row of a sample has no target and gets 0."""
+    """The last row of a sample has no next token and gets 0."""
     packed = torch.cat(samples)
     last_rows = torch.tensor([len(tokens) for tokens in samples], device=packed.device).cumsum(0) - 1
     return packed.roll(-1).index_fill(0, last_rows, 0)

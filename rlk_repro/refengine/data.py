@@ -56,8 +56,6 @@ class TrainData:
 
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
-    """Samples that pass through the model together, packed into one row of T tokens."""
-
     indices: list[int]
     tokens: torch.Tensor
     layout: PackedLayout
@@ -75,7 +73,7 @@ def save_samples(template: str, rollout_id: int, samples: Sequence[Sample]) -> N
 
 
 def check_rollout_files(template: str, num_rollout: int) -> None:
-    """Raise SpecError that names every missing file; no other rollout may replace a missing rollout."""
+    """Raise SpecError that names every missing file."""
     paths = [make_rollout_path(template, rollout_id) for rollout_id in range(num_rollout)]
     missing = [Problem(str(path), "stored rollout is missing") for path in paths if not path.is_file()]
     if missing:
@@ -156,7 +154,6 @@ def make_train_data(samples: Sequence[Sample], group_size: int, device: torch.de
 
 
 def make_microbatches(data: TrainData, global_batch_size: int, micro_batch_size: int) -> list[list[Microbatch]]:
-    """Cut a rollout into optimizer steps of ``global_batch_size`` samples, and each step into microbatches."""
     steps = []
     for start in range(0, len(data.tokens), global_batch_size):
         step = range(start, start + global_batch_size)
@@ -180,7 +177,6 @@ def make_loss_batch(
     ref_log_probs: Sequence[torch.Tensor] = (),
     advantages: Sequence[torch.Tensor] = (),
 ) -> LossBatch:
-    """Return the batch that the loss takes for a microbatch; a list is empty as long as its values are not computed."""
     indices = microbatch.indices
     batch = LossBatch(
         unconcat_tokens=[data.tokens[i] for i in indices],

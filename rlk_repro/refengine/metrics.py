@@ -32,7 +32,7 @@ def make_generation_metrics(samples: Sequence[Sample], rollout_time_s: float) ->
 
 
 def _count_constant_groups(samples: Sequence[Sample]) -> dict[str, int]:
-    """Count, by reward, the groups whose samples all have this reward: such a group gives no training signal."""
+    """A group whose samples all have the same reward gives no training signal."""
     groups: dict[int, list[float]] = {}
     for sample in samples:
         groups.setdefault(sample.group_index, []).append(sample.reward)
@@ -74,7 +74,6 @@ def make_rollout_metrics(
 def make_step_metrics(
     losses: Mapping[str, float], *, grad_norm: float, lrs: Sequence[float], global_batch_size: int, step: int
 ) -> dict[str, float]:
-    """Make the log line ``step K`` of one optimizer step."""
     metrics = dict(losses) | {"grad_norm": grad_norm}
     metrics |= {f"lr-pg_{group}": lr for group, lr in enumerate(lrs)}
     metrics |= {"global_batch_size": global_batch_size, "step": step}

@@ -1,7 +1,6 @@
 """Define a decoder-only transformer like Qwen3: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU.
 
-The model works on packed rows [N] of many samples.  Teacher forcing and decoding differ in one function, the attention
-over keys, which the caller passes in.  The model has no dropout, biases, mixture of experts or parallelism.
+The model works on packed rows [N] of many samples; the caller passes in the attention over keys.
 """
 
 from __future__ import annotations
@@ -123,10 +122,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The model, which computes logits [N, V] from tokens [N] and positions [N]; ``attend`` is the attention over keys.
-
-    The logits are float32, or float64 if the activations are float64.
-    """
+    """Computes logits [N, V] from tokens [N] and positions [N]; ``attend`` is the attention over keys."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -138,11 +134,9 @@ class Transformer(nn.Module):
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """The matrix [V, D] that turns hidden states into logits."""
         return self.embedding if self.head is None else self.head.weight
 
     def find_hidden_states(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Return hidden states [N, D] in the dtype of the activations."""
         x = F.embedding(tokens, self.embedding).to(self.config.dtype)
         rotation = make_rotation(positions, self.config.head_size, self.config.rotary_base)
         for block in self.blocks:
@@ -188,7 +182,6 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` in float32, or unchanged if it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -203,10 +196,7 @@ class PackedLayout:
         self.samples = samples
 
     def attend(self, _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Pad the rows to [samples, heads, longest, D], compute causal attention, and pack the rows again.
-
-        The padding is on the right, where causal attention hides it from every real row.
-        """
+        """Compute causal attention inside each sample; padding on the right is hidden from every real row."""
         groups = q.size(1) // k.size(1)
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         rows = torch.cat([q, k, v], dim=1)

@@ -1,7 +1,4 @@
-"""Generate responses and their log-probs with a copy of the model, token by token with a key/value cache.
-
-The trainer never reads the copy's weights, and this module gets the trainer's weights only by ``load_weights``.
-"""
+"""Generate responses and their log-probs with a copy of the model, token by token with a key/value cache."""
 
 from __future__ import annotations
 
@@ -38,20 +35,17 @@ class KeyValueCache:
         self._mask = torch.empty(0)
 
     def attend_prompts(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Let packed prompt rows attend to each other, and keep their keys and values."""
         rows = (self._prompts.samples, self._prompts.positions)
         self._keys[layer][rows], self._values[layer][rows] = k, v
         return self._prompts.attend(layer, q, k, v)
 
     def extend(self) -> torch.Tensor:
-        """Make room for one more token per sample and return its positions [samples]."""
         positions = self._lengths
         self._lengths, self._width = positions + 1, self._width + 1
         self._mask = (self._positions[: self._width] < self._lengths.unsqueeze(-1))[:, None, None]
         return positions
 
     def attend_last(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Let one new row per sample attend to all keys of its sample, its own key included."""
         rows = (self._samples, self._lengths - 1)
         self._keys[layer][rows], self._values[layer][rows] = k, v
         keys, values = (kept[layer][:, : self._width].transpose(1, 2) for kept in (self._keys, self._values))

@@ -14,8 +14,6 @@ logger = logging.getLogger(__name__)
 
 
 class Timer:
-    """A timer of named phases.  Several phases may be open at once, but not two of the same name."""
-
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self._synchronize = synchronize
         self._started: dict[str, float] = {}
@@ -42,6 +40,5 @@ class Timer:
             self.end(name)
 
     def pop_elapsed(self) -> dict[str, float]:
-        """Return the seconds of every phase ended since the last call, in order of their ends."""
         elapsed_s, self._elapsed_s = self._elapsed_s, {}
         return elapsed_s

@@ -1,7 +1,4 @@
-"""Run the GRPO loop: sync weights, generate, compute reference and old log-probs, optimise, print vime's log lines.
-
-The loop uses one process and one device.  The result is the log; the loop writes no checkpoints and runs no evaluation.
-"""
+"""Run the GRPO loop: sync weights, generate, compute reference and old log-probs, optimise, print vime's log lines."""
 
 from __future__ import annotations
 
@@ -73,8 +70,8 @@ def frozen_heap() -> Iterator[None]:
     """Exclude the existing objects from garbage collection.
 
     A full collection visits the 170 000 objects that importing torch creates: this takes 80 to 100 ms on a CPU, where a
-    pass of the smoke run takes 20 ms.  The number of new objects decides when a collection runs.  Without this
-    function, garbage is collected in the same scored step of every trial, and a median over trials includes this time.
+    pass of the smoke run takes 20 ms.  Without this function, garbage is collected in the same scored step of every
+    trial.
     """
     gc.collect()
     gc.freeze()
@@ -140,7 +137,6 @@ class Trainer:
                 self.engine.load_weights(self.model)
 
     def roll_out(self, rollout_id: int) -> list[Sample]:
-        """Generate a rollout, or read the stored rollout if ``load_debug_rollout_data`` is set."""
         args = self.args
         if args.load_debug_rollout_data is not None:
             count = args.rollout_batch_size * args.n_samples_per_prompt
@@ -167,7 +163,6 @@ class Trainer:
         return make_samples(questions, responses)
 
     def train(self, rollout_id: int, samples: Sequence[Sample]) -> None:
-        """Run all optimizer steps of one rollout and log its lines."""
         args, timer = self.args, self.timer
         with timer.phase("data_preprocess"):
             data = make_train_data(samples, args.n_samples_per_prompt, self.device)

@@ -47,7 +47,6 @@ class EnergyCounter:
 
 
 def open_energy(platform: str) -> EnergyCounter | None:
-    """Open the energy counter of torch's current device; return None if the device is not NVIDIA's or has no UUID."""
     if platform != Platform.CUDA:
         return None
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)

@@ -1,7 +1,6 @@
 """Write the record by which engines are compared: inputs, weights, log-probs and layer outputs for the same tokens.
 
-An engine is one implementation of the model: the rollout's, the training's, or a reference.  The record slows a step
-down, so a run that measures time does not write the record.
+An engine is one implementation of the model: the rollout's, the training's, or a reference.
 """
 
 from __future__ import annotations
@@ -56,10 +55,8 @@ class EngineRecord:
     def write_inputs(
         self, step: int, engine: str, samples: Sequence[Sample], special: Mapping[str, int] | None = None
     ) -> None:
-        """Write the samples that an engine received.
-
-        Each sample has ``tokens``, the ``loss_mask`` of its response, and the number of ``padding`` positions before
-        its tokens.
+        """Write samples: ``tokens``, ``loss_mask`` of the response, and number of ``padding`` positions before the
+        tokens.
         """
         self._writer.write("inputs", step=step, engine=engine, samples=list(samples), special=dict(special or {}))
 
@@ -72,14 +69,12 @@ class EngineRecord:
         self._writer.write("weights", step=step, engine=engine, tensors=list(hashes), **more)
 
     def write_log_probs(self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor]) -> None:
-        """Write the log-probs of response tokens; ``rows`` yields one tensor per sample."""
         values = [list_numbers(row) for row in rows]
         self._writer.write("log_probs", step=step, engine=engine, case=case, dtype=dtype, values=values)
 
     def write_pass(
         self, step: int, engine: str, case: str, dtype: str, rows: Iterable[torch.Tensor], capture: LayerCapture
     ) -> None:
-        """Write the log-probs of one pass of an engine, and the layer outputs that were captured during the pass."""
         self.write_log_probs(step, engine, case, dtype, rows)
         if fault := capture.find_fault():
             self.skip(step, "layers", engine, case, fault)
@@ -87,7 +82,6 @@ class EngineRecord:
             self.write_points(step, engine, case, dtype, describe_points(capture.found))
 
     def write_points(self, step: int, engine: str, case: str, dtype: str, points: Mapping[str, Any]) -> None:
-        """Write layer outputs in the form that `describe_points` returns."""
         for point, numbers in points.items():
             self._writer.write("layer", step=step, engine=engine, case=case, dtype=dtype, point=point, **numbers)
 
@@ -95,14 +89,12 @@ class EngineRecord:
         self, step: int, engine: str, case: str, dtype: str, tokens: Chosen, experts: Mapping[str, Sequence[Any]],
         *, is_replayed: bool = False,
     ) -> None:  # fmt: skip
-        """Write which experts each layer chose for each token; routing replay copies the rollout's choice."""
         self._writer.write(
             "routing", step=step, engine=engine, case=case, dtype=dtype, is_replayed=is_replayed, tokens=list(tokens),
             layers=list(experts), experts=list(experts.values()),
         )  # fmt: skip
 
     def skip(self, step: int, what: str, engine: str, case: str, reason: str) -> None:
-        """Record why the ``weights``, ``log_probs``, ``layers`` or ``routing`` of an engine are missing."""
         self._writer.write("skipped", step=step, what=what, engine=engine, case=case, reason=reason)
 
     def close(self) -> None:
@@ -119,7 +111,6 @@ def describe_points(found: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def list_numbers(values: torch.Tensor) -> list[float]:
-    """Return the values as float64 numbers; the writer turns numbers that are not finite into null."""
     numbers: list[float] = values.detach().double().flatten().tolist()
     return numbers
 
@@ -168,13 +159,11 @@ class CallRows:
         self.order = sorted(range(len(numbers)), key=numbers.__getitem__)
 
     def pick(self, call: int, values: torch.Tensor) -> torch.Tensor:
-        """Return the chosen tokens' rows from ``values`` [rows, width], which call number ``call`` computed."""
         return values[torch.tensor(self.rows[call], dtype=torch.long, device=values.device)]
 
     def find_fault(self, call: int, num_rows: int, what: str) -> str:
-        """Return why the rows of a call may belong to other tokens; empty if the call has the expected rows.
-
-        On a GPU, an index beyond the rows would end the process, so no row of a faulty call is read.
+        """Return why the rows of a call may belong to other tokens; on a GPU, an index beyond the rows would end the
+        process.
         """
         expected = self.lengths[call] if self.lengths else max(num_rows, *(row + 1 for row in self.rows[call]), 0)
         return "" if num_rows == expected else f"call {call} of {what} has {num_rows} rows, expected {expected}"
@@ -251,17 +240,13 @@ def _find(owner: Any, path: str) -> Any:
 
 
 def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]) -> LayerCapture:
-    """Make a `LayerCapture` for the chosen tokens; for a case outside ``LAYER_CASES`` the capture keeps nothing."""
     return LayerCapture(locate_tokens(chosen if case in LAYER_CASES else (), calls, lengths))
 
 
 def locate_tokens(
     chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> list[list[tuple[int, int]]]:
-    """Return, for each call of a model, its chosen tokens: a token's index in ``chosen`` and its row in the call.
-
-    Each entry of ``calls`` lists the indices of the samples that one call packs; ``lengths`` has each sample's length.
-    """
+    """Return, for each call of a model, its chosen tokens: a token's index in ``chosen`` and its row in the call."""
     found: list[list[tuple[int, int]]] = []
     for samples in calls:
         starts, start = {}, 0

@@ -1,4 +1,4 @@
-"""Replace functions of one trainer, and restore them.  The module ``switch`` decides which functions are replaced."""
+"""Replace functions of one trainer, and restore them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ _HANDLE: Final = "rlk_repro_installation"
 
 
 class Installation:
-    """The replaced functions of one trainer, with their timers and the record of what ran.
-
-    ``undo`` restores everything and closes the ops file; the end of a ``with`` block and the end of the process do the
-    same.
-    """
+    """The replaced functions of one trainer, their timers, and the record of what ran; ``undo`` restores everything."""
 
     def __init__(
         self, profile: StepProfile, ledger: Ledger, watch: Watch, libraries: Path | None, schedule: str = "",
@@ -85,9 +81,8 @@ class Installation:
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
-        """Wrap the function of each phase, to measure its peak memory; ``phases`` maps function names to phases.
-
-        ``follow``, if given, also wraps the function of the phase ``FORWARD_ONLY``.
+        """Measure the peak memory of each phase; ``follow``, if given, also wraps the function of the phase
+        ``FORWARD_ONLY``.
         """
         for name, phase in phases.items():
             make = functools.partial(self._wrap_phase, phase, follow if phase == FORWARD_ONLY else None)
@@ -148,7 +143,6 @@ class Installation:
             )
 
     def _end_turn(self, rollout_id: int) -> dict[str, Any]:
-        """Return the variant (None if the step did not begin), and counts of compilations and allocation retries."""
         if not self._schedule:
             return {}
         before, self._counts = self._counts, read_counts()
@@ -160,8 +154,8 @@ class Installation:
 def freeze_objects() -> int:
     """Exempt all Python objects of this process from garbage collection; return their number.
 
-    vime collects garbage after every step.  With a trainer's libraries loaded, a garbage collection takes 0.4 s, and
-    its time varies more than the time of the training (docs/statistics.md).
+    vime collects garbage after every step.  With a trainer's libraries loaded, a collection takes 0.4 s, and its time
+    varies more than the time of the training (docs/statistics.md).
     """
     gc.collect()
     gc.freeze()
@@ -175,18 +169,13 @@ def find_installation(owner: Any, names: Iterable[str]) -> Installation | None:
 
 
 def check_signatures(owner: Any, expected: Mapping[str, str]) -> None:
-    """Compare names, order and kinds of parameters with those that the integration was written for.
-
-    Raises:
-        EnvironmentMissing: functions of ``owner`` are absent or take other arguments; the error names all of them.
-    """
+    """Raise EnvironmentMissing that names all functions of ``owner`` that are absent or take other parameters."""
     problems = find_signature_problems(owner, expected)
     if problems:
         raise EnvironmentMissing(*problems)
 
 
 def find_signature_problems(owner: Any, expected: Mapping[str, str]) -> list[Problem]:
-    """Find functions that are absent, or whose parameters differ in name, order or kind."""
     found = (_check_signature(owner, name, text) for name, text in expected.items())
     return [problem for problem in found if problem is not None]
 

@@ -22,10 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The implementation that serves an operator; in a fallback, the trainer's module and an empty ``version``.
-
-    ``provenance`` is RL-Kernel's own report, if RL-Kernel dispatched by contract.
-    """
+    """The implementation that serves an operator; in a fallback, the trainer's module and an empty ``version``."""
 
     op: str
     implementation: str
@@ -39,11 +36,7 @@ class OpsWriter:
     """The ops file of one rank, created by this process: one JSON object per line, each flushed."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Create the file.
-
-        Raises:
-            SpecError: the file already exists; lines of two processes must not mix.
-        """
+        """Raise SpecError if the file already exists: lines of two processes must not mix."""
         path = ops_file(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -67,10 +60,7 @@ class OpsWriter:
 
 
 class Ledger:
-    """Records each decision once, and the number of calls per operator; writes both to the ops file, if there is one.
-
-    ``own`` is the trainer's module, to which calls fall back.
-    """
+    """Records each decision once, and the number of calls per operator; calls fall back to the module ``own``."""
 
     def __init__(self, writer: OpsWriter | None, *, ops: Sequence[str], own: str, is_fallback_allowed: bool) -> None:
         self.decisions: list[Decision] = []
@@ -80,7 +70,6 @@ class Ledger:
         self._num_steps = 0
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write a line to the ops file, if there is one."""
         if self._writer is not None:
             self._writer.write(event, **fields)
 
@@ -108,15 +97,9 @@ class Ledger:
         self.write("decision", **{name: value for name, value in fields.items() if value is not None})
 
     def find_rl_kernel(self, op: str) -> Decision | None:
-        """Return the decision by which RL-Kernel serves ``op``; None if there is no such decision."""
         return next((item for item in self.decisions if item.op == op and item.is_rl_kernel), None)
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
-        """Record the reason why a call falls back.
-
-        Raises:
-            CheckFailed: the mode forbids fallbacks.
-        """
         if not self._is_fallback_allowed:
             problem = Problem(
                 op, f"a call cannot be served: {refusal}", expected="no fallback, because the mode is require"

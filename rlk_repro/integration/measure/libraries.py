@@ -1,6 +1,6 @@
-"""List the libraries that this training process has loaded.
+"""List the libraries that this training process has loaded, without importing a package.
 
-An unknown value is ``{"unknown": reason}``.  This module imports no package that the trainer has not imported.
+An unknown value is ``{"unknown": reason}``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ RL_KERNEL_EXTENSION: Final = "rl_engine._C"
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
-    """Return the versions of the loaded libraries, and hashes of some of their files, as plain JSON values."""
     return {
         "schema": SCHEMA,
         "python": sys.version.split()[0],
@@ -58,7 +57,6 @@ def _unknown(reason: str) -> dict[str, str]:
 
 
 def _find_nccl_version() -> Any:
-    """Return the version of NCCL (NVIDIA) or RCCL (AMD): torch asks the library itself."""
     try:
         return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
@@ -66,7 +64,7 @@ def _find_nccl_version() -> Any:
 
 
 def _find_cudnn_version() -> Any:
-    """Return cuDNN's version.  torch raises if another library, such as Transformer Engine, loaded an older cuDNN."""
+    """torch raises an error if another library, such as Transformer Engine, has loaded an older cuDNN."""
     try:
         return torch.backends.cudnn.version() or _unknown("torch was built without cuDNN")  # type: ignore[no-untyped-call]
     except RuntimeError as error:
@@ -74,7 +72,6 @@ def _find_cudnn_version() -> Any:
 
 
 def _find_loaded(maps: Path, wanted: re.Pattern[str]) -> Any:
-    """Return path and hash of each file that this process has mapped and whose path matches ``wanted``."""
     try:
         paths = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if wanted.search(line)}
         return [{"path": _name_file(path), "sha256": sha256_file(Path(path))} for path in sorted(paths)] or _unknown(
@@ -90,7 +87,7 @@ def _find_blas(configuration: str) -> Any:
 
 
 def _hash_sources(modules: Mapping[str, ModuleType], name: str) -> Any:
-    """Return git's hash of an imported package's Python files, which a manifest records as ``package_tree``."""
+    """A manifest records the same hash as ``package_tree``."""
     if name not in modules:
         return _unknown("not loaded")
     folders = list(getattr(modules[name], "__path__", ()))
@@ -115,6 +112,6 @@ def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
 
 
 def _name_file(path: str) -> str:
-    """Return the path from ``site-packages`` on, or only the file's name: other folders could identify the machine."""
+    """Return the path from ``site-packages`` on, or the file's name: other folders could identify the machine."""
     match = re.search(r"(?:site|dist)-packages/.*", path)
     return match[0] if match else Path(path).name

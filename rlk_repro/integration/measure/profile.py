@@ -1,7 +1,6 @@
 """Time a trainer's functions, forward and backward separately, and measure a step's peak memory.
 
-Timing leaves values and gradients bitwise equal.  Nothing waits for the device before the end of a step.  This module
-is not a profiler: the calls inside a timed function stay unknown.
+Timing leaves values and gradients bitwise equal.  Nothing waits for the device before the end of a step.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ class Timers:
 
 
 class HostClock:
-    """A clock of host time; once ``settle`` has been called, ``elapsed_s`` returns the seconds between two marks."""
-
     def mark(self) -> float:
         return time.perf_counter()
 
@@ -55,8 +52,7 @@ class HostClock:
 class DeviceClock:
     """A clock of device time, idle gaps included; a mark is an event on the current stream.
 
-    Events and torch's stream object are reused, because making such an object costs the host more time than recording
-    an event.
+    Events and torch's stream object are reused, because making one costs the host more time than recording an event.
     """
 
     def __init__(self) -> None:
@@ -165,8 +161,6 @@ class StepProfile:
             self._memory.reset()
 
     def run_in_phase(self, name: str, function: Callable[..., R]) -> Callable[..., R]:
-        """Wrap ``function`` to record the peak memory of its calls as the peak memory of the phase ``name``."""
-
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> R:
             with self.phase(name):
@@ -183,8 +177,7 @@ class StepProfile:
     def end_step(self) -> tuple[dict[str, float], dict[str, int]]:
         """Return the seconds per timer and the peak bytes since the last call, and reset both.
 
-        The timer ``step`` is the host time between two calls of this method, waiting included.  The first call
-        gives the time since this profile was made.
+        The timer ``step`` is the host time between two calls, waiting included.
         """
         now = time.perf_counter()
         for span in self._spans:
@@ -204,7 +197,7 @@ class StepProfile:
 
 
 class _BackwardSpan:
-    """Times the backward pass of one call; a second backward pass over the same graph gives a second interval."""
+    """A second backward pass over the same graph gives a second interval."""
 
     __slots__ = ("_begin", "_clock", "_end", "_intervals", "_name", "_num_left", "num_inputs")
 
@@ -216,10 +209,7 @@ class _BackwardSpan:
         self._num_left = 0
 
     def mark_input(self, value: Any) -> Any:
-        """Return a tensor's view, whose autograd node tells when the gradient is ready; return other values unchanged.
-
-        A function's output needs no view: a hook on the output's autograd node tells when the backward pass begins.
-        """
+        """The autograd node of a tensor's view tells when the gradient is ready."""
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value
         self.num_inputs += 1
@@ -243,7 +233,7 @@ class _BackwardSpan:
             self.close()
 
     def close(self) -> None:
-        """Record the interval, which ends at the last computed gradient: some inputs may never get a gradient."""
+        """Some inputs may never get a gradient, so the interval ends at the last computed gradient."""
         if self._begin is not None and self._end is not None:
             self._intervals.append((self._name, self._begin, self._end))
         self._begin = self._end = None
@@ -299,8 +289,6 @@ class DeviceMemory:
 
 
 class HostMemory:
-    """The peak resident memory of this process, as the Linux kernel counts it."""
-
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self._proc = proc
         self.is_per_step = False
@@ -313,7 +301,6 @@ class HostMemory:
             self.is_per_step = False
 
     def read_peaks(self) -> dict[str, int]:
-        """Return the peak memory in bytes; return an empty mapping where Linux's ``status`` file is absent."""
         try:
             status = (self._proc / "status").read_text()
         except OSError:

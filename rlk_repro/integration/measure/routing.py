@@ -45,7 +45,6 @@ class RouteCapture:
         return self._fault
 
     def _follow(self, layer: str, mlp: Any) -> Callable[[], object]:
-        """Watch the router of a layer's experts, if the layer has any, and return the function that ends the watch."""
         module = getattr(mlp, "router", None)
         if isinstance(module, torch.nn.Module):
             self._kept[layer] = []

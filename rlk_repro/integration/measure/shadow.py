@@ -1,8 +1,7 @@
 """Compute a microbatch of a baseline step by both routes, the trainer's and RL-Kernel's, and measure their difference.
 
-A step with this comparison is a shadow step.  The comparison uses detached logits, because a second backward pass
-through the model would add to the model's gradients.  The first rows of the logits go through both routes.  For all
-later rows the comparison uses the trainer's log-probs, so the loss is the whole loss of the microbatch.
+The comparison uses detached logits, because a second backward pass through the model would add to the model's
+gradients.  Only the first rows of the logits go through both routes; later rows use the trainer's log-probs.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ MAX_ERROR: Final = 300
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The arguments of the trainer's loss; ``call`` holds the arguments of the log-prob function."""
+    """``call`` holds the arguments of the log-prob function."""
 
     args: Any
     batch: Mapping[str, Any]
@@ -59,8 +58,6 @@ class _Microbatch:
 
 @dataclass
 class _Calls:
-    """Counts the calls that a comparison makes, separately from the calls of the step."""
-
     counts: dict[str, Count] = field(default_factory=dict)
 
     def count(self, op: str, count: Count) -> None:
@@ -73,7 +70,7 @@ class _Calls:
 class ShadowStep:
     """Compares the routes in each shadow step, for the first microbatch that computes gradients.
 
-    ``refusal`` is the reason why this run cannot compare.  With ``is_loss_routed`` an operator serves the whole loss.
+    With ``is_loss_routed`` an operator serves the whole loss.
     """
 
     def __init__(
@@ -111,7 +108,6 @@ class ShadowStep:
         return functools.update_wrapper(compute, function, updated=())
 
     def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's loss of a microbatch; in a shadow step, compare the routes after the call."""
         self._find_loss = function
 
         def compute(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any) -> Any:
@@ -133,7 +129,6 @@ class ShadowStep:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """During the block, record no times, memory or results, and save no tensors for the model's backward pass."""
         # without these hooks, activation recomputation would also count the tensors that the comparison saves
         keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         is_enabled = self._turn.is_enabled
@@ -144,7 +139,7 @@ class ShadowStep:
                 self._turn.is_enabled, self._turn.aside, self._answer = is_enabled, None, None
 
     def _compare(self, step: int, microbatch: _Microbatch) -> None:
-        """Write one record for each factor in ``SCALES``; either all ranks of a group compare, or none of them."""
+        """Either all ranks of a group compare, or no rank does."""
         problem = self._refusal
         for case in SCALES:
             if not self._refusal:
@@ -158,7 +153,7 @@ class ShadowStep:
             self._ledger.write("shadow", step=step, case=case, **({"error": problem} if problem else record))
 
     def _find_obstacle(self, microbatch: _Microbatch) -> str:
-        """Return why this rank cannot compare, or an empty text.  As a test, allocate the needed memory and free it."""
+        """As a test, allocate the needed memory and free it."""
         logits = microbatch.call["logits"]
         size = logits[: microbatch.num_rows].nbytes
         if self._is_loss_routed:
@@ -185,7 +180,6 @@ class ShadowStep:
         }
 
     def _compute(self, case: str, microbatch: _Microbatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Compute the microbatch by the enabled route; return its log-probs and gradients, and the loss."""
         rows = slice(microbatch.num_rows)
         mask = microbatch.call["log_prob_keep_mask"]
         leaf = _scale(microbatch.call["logits"].detach()[rows], case)
@@ -216,7 +210,7 @@ class ShadowStep:
 
 
 def _scale(logits: torch.Tensor, case: str) -> torch.Tensor:
-    """Return a tensor that needs a gradient: scaled logits, or for factor 1 a view of ``logits``."""
+    """For factor 1 the result is a view of ``logits``."""
     scaled = logits if case == AS_TRAINED else (logits.float() * SCALES[case]).to(logits.dtype)
     return scaled.detach().requires_grad_()
 
@@ -226,7 +220,7 @@ def _complete(rows: Any, whole: torch.Tensor | None) -> Any:
 
 
 def _hear_ranks(problem: str, call: Mapping[str, Any]) -> str:
-    """Return why this rank or another rank of the group cannot compare: if one rank cannot, no rank compares."""
+    """If one rank of the group cannot compare, no rank compares."""
     shard = Shard.of(call["tp_group"])
     if shard.size == 1:
         return problem
@@ -252,6 +246,5 @@ def _finite(value: torch.Tensor) -> float | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the class and the first line of an error."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}"[:MAX_ERROR]

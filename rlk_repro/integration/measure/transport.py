@@ -25,7 +25,6 @@ _MNNVL: Final = re.compile(r"NCCL INFO .*\bMNNVL [1-9]", re.M)
 
 
 def read_transport(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the transport that NCCL has chosen so far, or the reason why the transport is unknown."""
     pattern = (os.environ if environ is None else environ).get(LOG_VARIABLE)
     if not pattern:
         return {"unknown": f"{LOG_VARIABLE} is not set"}

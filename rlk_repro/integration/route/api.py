@@ -1,7 +1,6 @@
 """Define routes, by which RL-Kernel serves calls of a trainer's function, and wrap the function to use them.
 
-A fallback has a reason that was known before the call; an error inside an implementation never causes a fallback.  This
-folder needs only torch and the table of operators, so a trainer could adopt the folder unchanged.
+A fallback has a reason that was known before the call; an error inside an implementation never causes a fallback.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ Call: TypeAlias = Mapping[str, Any]
 class Route:
     """The route of one operator in one trainer.
 
-    ``refuse`` and ``run`` get the arguments of a call by name, defaults included.  ``refuse`` returns a reason to fall
-    back, or None.  ``run`` returns what the trainer's function would return.
+    ``refuse`` and ``run`` get the arguments of a call by name, defaults included.  ``run`` returns what the trainer's
+    function would return.
     """
 
     implementation: str
@@ -55,7 +54,6 @@ Claim: TypeAlias = tuple[Operator, Route | None]
 
 
 def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) -> Route | Refusal:
-    """Return the route of ``op``, or a refusal that says why RL-Kernel cannot serve ``op``."""
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal
@@ -82,20 +80,17 @@ class Count:
 
 
 class Recorder(Protocol):
-    """A record of the calls of operators and their results."""
-
-    def count(self, op: str, count: Count) -> None:
-        """Add ``count`` to the total counts of ``op``."""
+    def count(self, op: str, count: Count) -> None: ...
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
-        """Note the reason why a call falls back; raise an error if the mode forbids fallbacks."""
+        """Note why a call falls back; raise an error if the mode forbids fallbacks."""
 
 
 @dataclass
 class Turn:
-    """Whether RL-Kernel serves calls now; otherwise every call goes to the trainer's own function and is not counted.
+    """Whether RL-Kernel serves calls now; otherwise the trainer's own function serves them, and they are not counted.
 
-    While ``aside`` is set, calls are recorded in ``aside``, because these calls do not belong to the step.
+    ``aside``, if set, records the calls that do not belong to the step.
     """
 
     is_enabled: bool = True

@@ -1,7 +1,4 @@
-"""Describe the order of rows in a trainer's microbatch, and hold the microbatch whose loss is being computed.
-
-Routes start from the old policy's log-probs of the microbatch, which differ little from the current log-probs.
-"""
+"""Describe the order of rows in a trainer's microbatch, and hold the microbatch whose loss is being computed."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ import torch
 class RowLayout:
     """The layout of a microbatch without context parallelism: the rows of its samples follow one another.
 
-    In a sample of n tokens with a response of r tokens, rows n-r-1 to n-2 predict the response.  Each field holds the
-    name of a key of the batch; ``use_rollout_log_probs`` holds the name of the trainer's option.
+    In a sample of n tokens with a response of r tokens, rows n-r-1 to n-2 predict the response.  Each field names a key
+    of the batch, except ``use_rollout_log_probs``: it names the trainer's option.
     """
 
     total_lengths: str = "total_lengths"
@@ -34,7 +31,6 @@ class RowLayout:
         return batch.get(self.rollout_log_probs if is_rollouts else self.log_probs) or ()
 
     def pack_old(self, args: Any, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor | None:
-        """Return old log-probs [num_rows] float32, 0 outside responses; None if they are absent or have wrong sizes."""
         parts = self.find_old(args, batch)
         totals, responses = (batch.get(key) for key in (self.total_lengths, self.response_lengths))
         if not parts or not totals or not responses or sum(totals) > num_rows or responses != [len(p) for p in parts]:
@@ -44,7 +40,6 @@ class RowLayout:
         return self.pack(parts, batch, num_rows).float()
 
     def pack_tokens(self, batch: Mapping[str, Any], num_rows: int) -> torch.Tensor:
-        """Return [num_rows]: the response token that each row predicts, or 0 if the row predicts none."""
         responses = batch[self.response_lengths]
         parts = [one[len(one) - length :] for one, length in zip(batch[self.tokens], responses, strict=True)]
         return self.pack(parts, batch, num_rows)

@@ -1,9 +1,9 @@
 """Compute the whole policy loss by RL-Kernel's ``grpo_loss``, if its formula is exactly the trainer's loss.
 
-The trainer's own function still runs, without gradient, and computes the loss value and the metrics.  The operator
-computes only the gradient.  The operator takes the mean over all tokens.  To get the trainer's weighted sum from this
-mean, the advantages A are multiplied by the weights of the trainer's reducer: a positive factor of A is also a factor
-of min(rA, clip(r)A).  For the operator, each token is a sequence of its own.
+The trainer's own function computes the loss value and the metrics, and the operator computes only the gradient.  The
+operator takes the mean over all tokens, so the route multiplies the advantages A by the weights of the trainer's
+reducer: a positive factor of A is also a factor of min(rA, clip(r)A).  For the operator, each token is a sequence of
+its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rlk_repro.operators import Platform, Reason, Refusal
 
 
 def make_grpo_loss_route(context: RouteContext) -> Route | Refusal:
-    """Return the route for vime's ``policy_loss_function(args, batch, logits, sum_of_sample_mean)``."""
     loaded = load_operator("grpo_loss", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -77,7 +76,7 @@ def _compute_surrogate(
 
 
 def _find_weights(reducer: Any, response_lengths: Sequence[int], device: torch.device) -> Sequence[torch.Tensor]:
-    """Return the weight of each response token in the reducer, which is a weighted sum."""
+    """The reducer is a weighted sum, so its gradient gives the weight of each token."""
     tokens = torch.zeros(sum(response_lengths), device=device, requires_grad=True)
     with torch.enable_grad():
         (weights,) = torch.autograd.grad(reducer(tokens), tokens)

@@ -1,7 +1,6 @@
 """Define ``HiddenStates``, a tensor in the place of logits, which code may move and inspect but not compute with.
 
-The trainer passes this tensor from the output layer to the log-prob function, as the trainer would pass logits.  Every
-use other than a move, an inspection or ``sum`` raises an error.
+The trainer passes this tensor from the output layer to the log-prob function, as the trainer would pass logits.
 """
 
 from __future__ import annotations

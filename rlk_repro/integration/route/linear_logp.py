@@ -1,6 +1,5 @@
 """Compute log-probs by RL-Kernel's ``linear_logp`` from hidden states: whole logits never exist, forward or backward.
 
-The trainer's output layer passes its input on as ``HiddenStates``, and the route multiplies them by the layer's weight.
 Without logits no fallback is possible: a call that the route cannot serve stops the run in every mode.
 """
 

@@ -1,7 +1,7 @@
 """Compute log-probs over a vocabulary that may be split over ranks, with operators that know one rank's columns only.
 
-``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  Apart from ``logp``
-and ``ratio_kl``, the module computes with [T] vectors.  T is the number of packed rows, V is this rank's columns.
+``logp`` returns l = log_softmax(logits)[id]; ``ratio_kl`` returns exp(l - old), with gradient.  T is the number of
+packed rows, V is this rank's columns.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Shard:
 class Targets:
     """The token of each row, and ``columns``: the operators compute the log-probs of these columns within the shard.
 
-    If the vocabulary is not split, the columns are the tokens, and ``split`` is None.  If it is split, the log-prob of
-    any column gives the shard's normaliser.  A large logit loses the fewest digits to rounding, so ``columns``
-    holds the column of the largest of the first ``PROBED_COLUMNS`` logits.
+    If the vocabulary is not split, the columns are the tokens.  If it is split, the log-prob of any column gives the
+    shard's normaliser.  A large logit loses the fewest digits to rounding, so ``columns`` holds the column of the
+    largest of the first ``PROBED_COLUMNS`` logits.
     """
 
     columns: torch.Tensor
@@ -77,7 +77,7 @@ class Targets:
 class SplitTokens:
     """The tokens as columns of this shard; where another rank holds the token, the column is 0 and ``is_own`` false.
 
-    ``asked_logits`` are the logits of the columns whose log-prob the operators compute.
+    ``asked_logits`` are the logits of ``Targets.columns``.
     """
 
     columns: torch.Tensor
@@ -107,10 +107,9 @@ class Joined:
 
 
 def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Refuse values for which the kernels' result would differ from vime's.  All ranks of the group return the same
-    result.
+    """Refuse values for which the kernels' result would differ from vime's; all ranks of the group get the same answer.
 
-    The call waits for the device once, before the kernels are queued.
+    This check waits for the device once.
     """
     if not len(logits):
         return None
@@ -129,16 +128,13 @@ def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard)
 
 
 def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
-    """Refuse token ids outside the vocabulary; all ranks have equal ids.  This check of ids waits for the device."""
+    """Refuse token ids outside the vocabulary; this check waits for the device."""
     is_outside = (tokens < 0) | (tokens >= shard.size * logits.shape[1])
     return Refusal(Reason.FOREIGN_ID) if bool(is_outside.any()) else None
 
 
 class FirstCallCheck:
-    """Checks the values of each call until one call passes, because invalid logits appear in the first call of a run.
-
-    Later calls do not wait for the device; ``watch`` checks their results when the step ends.
-    """
+    """Checks the values of each call until one call passes: invalid logits appear in the first call of a run."""
 
     def __init__(self, find: ValueCheck = find_value_refusal) -> None:
         self._find, self._is_passed = find, False
@@ -200,8 +196,8 @@ def select_with_grad(
     """Return log-probs [T] with gradient to ``logits``, and entropies [T] without gradient.
 
     log_prob = old + log(ratio) for any ``old``.  With the log-prob itself as ``old`` the ratio is 1 up to rounding, so
-    exp and log lose nothing.  The pass that computes the entropy also gives the log-prob.  Without entropies, rows
-    whose ``hint`` [T] is near the log-prob use the hint as ``old``, which saves another read of the logits.
+    exp and log lose nothing.  Without entropies, rows whose ``hint`` [T] is near the log-prob use the hint as ``old``,
+    which saves a read of the logits.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
@@ -273,11 +269,10 @@ class _RatioLogProbs(torch.autograd.Function):
 def _mend_far_rows(
     ratio: torch.Tensor, old: torch.Tensor, logits: torch.Tensor, columns: torch.Tensor, logp_of_far: LogPOfRows
 ) -> torch.Tensor:
-    """Return ``old``; where ``old`` and the exact log-prob differ by more than ``NEAR``, return the exact log-prob.
+    """Return ``old``; where it differs from the exact log-prob by more than ``NEAR``, return the exact log-prob.
 
-    The operator's backward pass reads the ratio that it returned, and a normaliser that does not depend on ``old``.
-    In the corrected rows the ratio is set to 1, which makes the backward pass exact, even after an underflow;
-    ``can_mend`` tests the gradient.  The function does not wait for the device.
+    The operator's backward pass reads the ratio that it returned.  A ratio of 1 in the corrected rows makes the
+    backward pass exact, even after an underflow.
     """
     values = ratio.data
     is_near = (values > math.exp(-NEAR)) & (values < math.exp(NEAR))

@@ -25,7 +25,6 @@ class Moments(NamedTuple):
 
 
 def find_moments(logits: torch.Tensor) -> Moments:
-    """Return the largest logit, log-sum and entropy of each row of [T, V] logits, T > 0."""
     with torch.no_grad():
         if not logits.is_cuda:
             return Moments(*map(torch.cat, zip(*map(_moments, torch.split(logits, _ROWS)), strict=True)))
@@ -40,7 +39,7 @@ def _moments(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @functools.cache
 def _compile_moments() -> Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]]:
-    """Compile a function that reads the logits once and makes no [T, V] intermediates."""
+    """The compiled function reads the logits once and makes no [T, V] intermediates."""
     return torch.compile(_moments_by_blocks)
 
 

@@ -1,7 +1,6 @@
 """Find the installed RL-Kernel: its generation, its operators, and whether the table ``OPERATORS`` has their classes.
 
-RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.  So the
-registry's results are checked: the class must be in the table, and the compiled symbols must be in the extension.
+RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from rlk_repro.operators import OPERATORS, Reason, Refusal
 PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
-"""Modules of RL-Kernel's registry, one per generation, newest first; each resolves an operator's name to one class.
-
-Only the first module that exists is used: if its import fails, no older module is tried.
-"""
+"""Modules of RL-Kernel's registry, newest first; if the import of the first that exists fails, no other is tried."""
 CONTRACTS: Final = "rl_engine.contracts.operators.logprob"
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")
 _MAX_CHARS: Final = 300
@@ -53,7 +49,6 @@ class Provenance:
 
 
 def cut(text: object) -> str:
-    """Shorten a text from RL-Kernel to the largest length that a decision records."""
     return str(text)[:_MAX_CHARS]
 
 
@@ -77,7 +72,6 @@ class Contracts:
 
 
 def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
-    """Load RL-Kernel's object for an operator of the table ``OPERATORS``, or return a refusal."""
     if platform not in OPERATORS[name].implementations:
         return Refusal(Reason.PLATFORM, platform)
     found = _find_registry()
@@ -93,7 +87,6 @@ def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
 
 
 def load_contracts() -> Contracts | Refusal:
-    """Return the registry and contracts of RL-Kernel's later generation, or a refusal if it is not installed."""
     found = _find_registry()
     if isinstance(found, Refusal):
         return found
@@ -109,7 +102,6 @@ def load_contracts() -> Contracts | Refusal:
 
 
 def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
-    """Return why ``OPERATORS`` does not accept a class as operator ``name`` on a platform; None if accepted."""
     implementation = OPERATORS[name].find_implementation(platform, class_name)
     if implementation is None:
         return Refusal(Reason.NOT_ACCEPTED, f"{class_name}, because {_explain(name, platform)}")
@@ -165,7 +157,6 @@ def _find_registry() -> tuple[Any, str] | Refusal:
 
 
 def _explain(name: str, platform: str) -> str:
-    """Return a likely reason why RL-Kernel's registry chose no kernel."""
     wanted = [item for item in OPERATORS[name].implementations[platform] if item.symbols]
     if not wanted:
         return "RL-Kernel's kernels cannot be loaded on this machine"

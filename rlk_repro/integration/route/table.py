@@ -56,7 +56,7 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
-    """Return the operators, and the name of the source of the old log-probs."""
+    """The second result names the source of the old log-probs."""
     logp = load_operator("logp", platform)
     if isinstance(logp, Refusal):
         return Operators(ratio_kl=ratio_kl.op, logp=log_probs.select_by_moments), "torch"
@@ -71,10 +71,7 @@ def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators,
 
 
 def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
-    """Return a function that computes, by RL-Kernel's indexed kernel, the log-probs of rows where ``is_near`` is false.
-
-    The kernel starts one block of threads per row; a block whose index is -1 ends at once.
-    """
+    """The kernel starts one block of threads per row; a block whose index is -1 ends at once."""
 
     def find(logits: torch.Tensor, columns: torch.Tensor, is_near: torch.Tensor) -> torch.Tensor:
         rows = torch.arange(len(logits), device=logits.device)
@@ -85,7 +82,6 @@ def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
 
 
 def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
-    """Return the route for log-probs, with or without gradient, over any number of ranks, by RL-Kernel's dispatch."""
     found = VocabParallelLogp.find(context.case)
     if isinstance(found, Refusal):
         return found
@@ -95,10 +91,7 @@ def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
 def _make_route(
     name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: Check | None = None
 ) -> Route:
-    """Return a route that serves calls of vime's log-prob function: from logits [T, V] to log-probs [T, 1] and entropy.
-
-    ``check`` returns a refusal for invalid logits or tokens of a call with T > 0.
-    """
+    """The route serves calls of vime's log-prob function: from logits [T, V] to log-probs [T, 1] and entropy."""
     is_on_device = context.case.platform != Platform.CPU
     find_refusal = check or FirstCallCheck().find_refusal
 

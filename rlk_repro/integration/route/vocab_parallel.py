@@ -1,7 +1,6 @@
 """Compute log-probs by the dispatch of RL-Kernel's later generation, which handles ranks and gradients itself.
 
-The dispatch chooses an implementation by a contract, which states the shape of a call.  A contract can exclude padded
-columns from the softmax.  The trainer's loss includes padded columns, so the contract declares all columns real.
+The trainer's loss includes padded columns, so each contract declares all columns real.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a contract states about a call: its rows, this rank's columns, the dtype, the rank, the number of ranks."""
-
     num_rows: int
     num_columns: int
     dtype: torch.dtype
@@ -53,17 +50,12 @@ class Shape:
 
     @property
     def num_tiles(self) -> int:
-        """Number of equal tiles of the vocabulary, such that no tile lies on two ranks.
-
-        There are NUM_TILES tiles if the number of ranks and the columns of each rank allow this.
-        """
+        """Number of equal tiles of the vocabulary, such that no tile lies on two ranks; ``NUM_TILES`` if possible."""
         return self.size * math.gcd(self.num_columns, max(NUM_TILES // self.size, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatched:
-    """An operator that the table OPERATORS accepts on this platform, and the contract for which RL-Kernel chose it."""
-
     op: Any
     implementation: str
     contract: Any

@@ -1,7 +1,6 @@
 """Check RL-Kernel's results without waiting for the device, and report invalid results when the step ends.
 
-The cost is two reductions of a [T] vector per call.  The check finds values that cannot be log-probs, and token ids
-outside the vocabulary; it does not measure accuracy.
+The check finds values that cannot be log-probs, and token ids outside the vocabulary; it does not measure accuracy.
 """
 
 from __future__ import annotations
@@ -33,13 +32,11 @@ class Watch:
     _seen: list[_Seen] = field(default_factory=list)
 
     def add(self, op: str, tokens: torch.Tensor, num_columns: int, log_probs: torch.Tensor) -> None:
-        """Add the token ids and the log-probs of one call; neither tensor may be empty."""
         lowest, highest = torch.aminmax(tokens)
         self._seen.append(_Seen(op, num_columns, lowest, highest, log_probs.detach().amax()))
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Forget the calls that are made during the block."""
         kept, self._seen = self._seen, []
         try:
             yield
