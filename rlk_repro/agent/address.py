@@ -1,7 +1,6 @@
-"""Find the IPv4 address at which other nodes reach this node, without sending packets.
+"""Find the IPv4 address at which other nodes reach this node.
 
-A node has several interfaces, and many hosts map their own name to 127.0.0.1, so the address is that of the route to
-the other nodes.
+The address is that of the route to the other nodes, because many hosts map their own name to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 
 LOOPBACK: Final = "127.0.0.1"
 ELSEWHERE: Final = "192.0.2.1"
-"""No host has this address (RFC 5737), so the route to it is the default route.  No packet is sent to it."""
+"""No host has this address (RFC 5737), so the route to it is the default route."""
 _SIOCGIFADDR: Final = 0x8915
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
-    """Return the address of ``interface``; if it is None, return the source address of the route to ``others``.
-    Without a route to ``others``, return the address to which this node's name resolves.
+    """Return the address of ``interface``, or else of the route to ``others``, or else of this node's name.
 
     Raises:
         EnvironmentMissing: the interface is absent or has no address.
@@ -39,7 +37,6 @@ def is_loopback(address: str) -> bool:
 
 
 def read_interface(name: str) -> str:
-    """Return the address of a network interface; raise EnvironmentMissing where the interface has no address."""
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""Run one node agent from start to exit code: load the plan, refuse to start twice, and run as leader or follower."""
+"""Run one node's agent, as leader or follower."""
 
 from __future__ import annotations
 

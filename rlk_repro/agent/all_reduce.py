@@ -1,7 +1,4 @@
-"""Measure a short all-reduce over all ranks before the first trial, to find a slow or broken network.
-
-The leader writes an order to a file that the followers read.  The agent of each node starts that node's ranks.
-"""
+"""Measure a short all-reduce over all ranks before the first trial, to find a slow or broken network."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def measure_all_reduce(member: RayMember) -> list[Finding]:
 
 
 def find_obstacle(member: RayMember) -> str:
-    """Return why the agents skip the all-reduce; an empty text if they measure it."""
+    """Return why the all-reduce is skipped, or an empty text."""
     layout = member.plan.layout
     if layout.num_nodes * max(layout.gpus_per_node, 1) == 1:
         return "skipped: there is only one rank"
@@ -57,10 +54,9 @@ def find_obstacle(member: RayMember) -> str:
 
 
 def follow_all_reduce(member: RayMember, done: str = "") -> str:
-    """Run this node's ranks of the all-reduce once, as soon as the leader has written its order.
+    """Run this node's ranks once, after the leader has written its order; ``done`` is the previous call's result.
 
-    Return the address in the leader's order, or an empty text while there is no order.  ``done`` is the result of the
-    previous call; if it is not empty, the ranks have run and do not run again.
+    Return the address in the order, or an empty text while there is no order.
     """
     if done:
         return done
@@ -112,7 +108,6 @@ def _lead(member: RayMember) -> Fact:
 
 
 def _take_part(member: RayMember, head: str, find_trouble: Callable[[], str] = no_trouble) -> Outcome:
-    """Run this node's ranks of the all-reduce, in the trainers' environment, until they end or reach the time limit."""
     plan, run_dir, deadlines = member.plan, member.run_dir, member.parts.deadlines
     trainer = member.find_command(Use(trial=plan.trials[0].name))
     limits = StopTimes(time_limit_s=deadlines.all_reduce_s, grace_s=deadlines.grace_s)
@@ -154,10 +149,7 @@ def _record(member: RayMember, fact: Fact) -> None:
 
 
 def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
-    """Yield a finding if the measurement failed, or if the bandwidth is below the lowest accepted one.
-
-    On one node, a failed measurement is a warning only, because the trials may still succeed.
-    """
+    """A failed measurement on one node is a warning, because the trials may still succeed."""
     level = find_level(CHECK, plan.profile.preflight)
     if not isinstance(fact, dict):
         if plan.layout.num_nodes == 1 and level is Level.BLOCKING:
@@ -171,7 +163,9 @@ def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
 
 
 def find_floor(plan: Plan) -> float | None:
-    """Return the lowest accepted bandwidth in GB/s, or None if the job uses only some of a node's GPUs."""
+    """Return the lowest accepted bandwidth in GB/s; None without a limit, or if the job uses only some of a node's
+    GPUs.
+    """
     floors, layout = plan.hardware.all_reduce, plan.layout
     if floors is None or layout.gpus_per_node < plan.hardware.gpus_per_node:
         return None

@@ -1,4 +1,4 @@
-"""Budget the time of one allocation: decide whether the next pair fits, and whether the time limit ended the work."""
+"""Decide whether the next pair fits into an allocation, and whether the time limit ended the work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OutOfTime(RlkReproError):
 
 
 class Budget:
-    """The time left in an allocation.  The last pair must end by ``until`` (Unix seconds); 0 means no limit."""
+    """The time left in an allocation: the last pair must end by ``until`` (Unix seconds); 0 means no limit."""
 
     def __init__(self, until: float) -> None:
         self._until = until
@@ -32,7 +32,7 @@ class Budget:
         self._is_out = False
 
     def begin(self, pair: str) -> None:
-        """Begin a pair.  The first pair always begins, because a short allocation would otherwise run no pair.
+        """Begin a pair; the first pair always begins, because a short allocation would otherwise run no pair.
 
         Raises:
             OutOfTime: a new pair does not fit.

@@ -1,4 +1,4 @@
-"""Run the agent of a follower node: describe and watch the node, keep Ray running, end when the leader ends."""
+"""Run the agent of a follower node until the leader ends."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from rlk_repro.rundir.state import read_state
 
 def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> int:
     """Follow the leader and return the exit code: 0, or 128 + n after signal n.
-
-    The leader decides whether this node's findings stop the run.
 
     Raises:
         EnvironmentMissing: the leader shows no sign of life.
@@ -47,7 +45,7 @@ def follow_leader(plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -
 
 
 def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> list[Finding]:
-    """Check that this node sees a file of the leader, so that both nodes share the run directory."""
+    """Return a blocking finding unless this node sees a file of the leader in the run directory."""
     leader, deadline_s = place.nodes[0], parts.deadlines.followers_s
 
     def is_there() -> bool:
@@ -63,10 +61,7 @@ def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> 
 
 
 def _follow(member: RayMember, ray: RayFollower) -> float:
-    """Follow the leader until it ends or a signal arrives.  Return 0.
-
-    If the leader shows no sign of life for too long, return the seconds since its last sign.
-    """
+    """Return 0 after the leader's end or a signal; for a lost leader, the seconds since its last sign of life."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
     all_reduce = ""

@@ -1,6 +1,6 @@
 """Sample the state of GPUs at low cost: by NVML on NVIDIA, by the kernel's files on AMD.
 
-``rlk_repro.probes`` reads the properties of a GPU that do not change.  A value that a device does not report is None.
+A value that a device does not report is None.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from rlk_repro.rundir.manifest import Unknown
 
 
 class Sensors(Protocol):
-    """The sensors of all GPUs of one vendor."""
-
     def read(self) -> list[dict[str, Any]]:
         """Return the current values of each GPU."""
 
@@ -46,7 +44,7 @@ NVIDIA_QUESTIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class NvidiaSensors:
-    """Read the GPUs by NVML, which stays initialised.  The values of a GPU that falls off the bus are None."""
+    """Read the GPUs by NVML; the values of a GPU that falls off the bus are None."""
 
     def __init__(self, pynvml: Any) -> None:
         self._lib = pynvml
@@ -78,7 +76,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs.  Each call reads the throttling of one GPU only, because amdsmi takes 0.1 s for it."""
+    """Read the GPUs from sysfs; each call reads the throttling of one GPU only, because amdsmi takes 0.1 s for it."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root
@@ -116,7 +114,6 @@ class AmdSensors:
         return None if isinstance(value, Unknown) else value * scale
 
     def _read_throttling(self, handle: Any) -> list[str] | None:
-        """Return the active throttling reasons under amdsmi's names (``prochot_thrm``, ``ppt_pwr``)."""
         try:
             status = self._lib.amdsmi_get_violation_status(handle)  # type: ignore[union-attr]
         except (self._lib.AmdSmiException, AttributeError):  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Write the agent's own log, ``agent.jsonl``: each event with its time, and each error with its traceback.
+"""Write the agent's own log, ``agent.jsonl``.
 
 An error that ends a phase is recorded and not raised, so the run directory is always packed.
 """
@@ -39,10 +39,7 @@ class PhaseEnd:
 
 
 class Journal:
-    """Append the events of one agent until the run directory is sealed.
-
-    ``redact`` removes secrets from a text.
-    """
+    """Append the events of one agent until the run directory is sealed."""
 
     def __init__(self, run_dir: RunDir, allocation: str, node: str, redact: Callable[[str], str]) -> None:
         self._run_dir = run_dir
@@ -50,7 +47,7 @@ class Journal:
         self._redact = redact
 
     def keep_room(self) -> None:
-        """Reserve disk space for the last message.  The journal frees the reserved space when the disk is full.
+        """Reserve disk space for the messages that follow when the disk is full.
 
         Raises:
             Unwritable: the disk has no space.
@@ -71,12 +68,12 @@ class Journal:
             stream.write(f"{line}\n".encode())
 
     def clean(self, text: str) -> str:
-        """Prepare a text for the record: remove secrets, and replace this machine's folders by names."""
+        """Remove secrets from a text, and replace this machine's folders by names."""
         return hide_places(self._redact(text), self._run_dir.root)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseEnd]:
-        """Record the start and the end of a phase.  An error in the phase is recorded and not raised."""
+        """Record the start and the end of a phase; an error in the phase is recorded and not raised."""
         phase = PhaseEnd()
         started = time.monotonic()
         self.record("begin", phase=name)
@@ -91,9 +88,8 @@ class Journal:
             self.record("end", phase=name, duration_s=time.monotonic() - started)
 
     def record_error(self, phase: str, error: BaseException) -> None:
-        """Write an error to standard error, and to the journal unless the run directory is sealed.
-
-        An error that rlk-repro does not define is a bug, so it is written with its traceback.
+        """Write an error to standard error and to the journal; an error that rlk-repro does not define has its
+        traceback.
         """
         is_known = isinstance(error, RlkReproError)
         text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))

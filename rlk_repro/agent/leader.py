@@ -59,7 +59,7 @@ MAX_FAILED_FIRST: Final = 4
 
 
 class Leader:
-    """One leading agent.  ``run`` is called once, in the main thread, while the run directory is locked."""
+    """The leading agent: ``run`` is called once, in the main thread, while the run directory is locked."""
 
     def __init__(self, plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> None:
         self._plan = plan
@@ -113,7 +113,7 @@ class Leader:
         return Pulse(self._run_dir.pulse(self._place.node), self._parts.deadlines.pulse_s)
 
     def _run_steps(self) -> tuple[int, str]:
-        """Return the agent's exit code and message.  After a failed step, only wait for all followers to end."""
+        """Return the agent's exit code and message."""
         steps: tuple[tuple[str, Callable[[], None]], ...] = (
             ("scheduler records", self._clean_records),
             ("set aside", self._set_aside),
@@ -149,7 +149,6 @@ class Leader:
             self._journal.record("set aside", trial=name)
 
     def _check_fitness(self) -> None:
-        """Check plan and nodes; raise SpecError for an impossible plan, EnvironmentMissing after a blocking finding."""
         self._progress.enter(Phase.PREFLIGHT)
         problems = self._parts.workload.find_problems(self._plan)
         if problems:
@@ -178,7 +177,6 @@ class Leader:
         return [node for node in self._place.followers if has_ended(self._run_dir, node, self._place.allocation)]
 
     def _collect_follower(self, node: str) -> list[Finding]:
-        """Wait for a follower's preflight record and return its findings; a missing record is a blocking finding."""
         read = partial(read_preflight, self._run_dir, node, self._place.allocation)
         deadlines = self._parts.deadlines
         pulse = Listener(self._run_dir.pulse(node))
@@ -224,11 +222,6 @@ class Leader:
 
     @contextmanager
     def _serve(self, use: Use, command: Command) -> Iterator[Service]:
-        """Keep Ray up on all nodes if the command needs Ray, and record findings about the nodes.
-
-        Raises:
-            EnvironmentMissing: Ray cannot be started, or a node was lost.
-        """
         try:
             with self._ray.serve(use, command) as service:
                 yield service
@@ -268,11 +261,6 @@ class Leader:
             self._note([Finding(Level.WARNING, where, "no other run", ", ".join(found))])
 
     def _require_one_that_ends_well(self) -> None:
-        """Stop the run if every trial so far failed, because later trials would very likely fail too.
-
-        Raises:
-            CheckFailed: the first trials all failed.
-        """
         folders = [self._run_dir.trial(trial.name) for trial in self._plan.trials]
         statuses = {folder.name: read_exit(folder).status for folder in folders}
         ended = {name: status for name, status in statuses.items() if status is not TrialStatus.MISSING}
@@ -284,7 +272,6 @@ class Leader:
             )  # fmt: skip
 
     def _wait_until_idle(self, trial: Trial) -> None:
-        """Wait until the GPUs are idle.  GPUs that stay busy become a finding; the run continues."""
         if self._plan.num_gpus == 0:
             return
         busy = preflight.wait_until_idle(self._parts.busy_gpus, self._stop.wait, self._parts.deadlines.idle_s)

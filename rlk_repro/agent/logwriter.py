@@ -1,8 +1,6 @@
-"""Write a trainer's output as it arrives: without secrets, and with a time stamp on every physical line.
+"""Write a trainer's output as it arrives: without secrets, and with a time stamp on every line.
 
-A line feed ends a line; a carriage return does not.  Memory is bounded: an endless line is written in pieces, and no
-piece ends inside a secret.  A whole line is held back if the next line may continue a secret.  A last line without line
-feed is written without line feed, so a reader sees that the line was cut off.
+Memory is bounded: an endless line is written in pieces, and no piece ends inside a secret.
 """
 
 from __future__ import annotations
@@ -25,11 +23,10 @@ _KEY_HINT: Final = b"PRIVATE KEY-----"
 
 
 class LogWriter:
-    """Append to one log file.
+    """Append to one log file; a failed write raises Unwritable.
 
-    ``scrub`` removes secrets from whole lines.  ``now`` gives the time stamp.  ``find_open`` returns the number of
-    bytes that can be written now; the bytes after them may begin a secret.  ``tail`` holds the last 64 KiB, scrubbed
-    and without time stamps.  A failed write raises Unwritable.
+    ``find_open`` returns how many bytes can be written now; the bytes after them may begin a secret.  ``tail`` holds
+    the last 64 KiB, without secrets and time stamps.
     """
 
     def __init__(

@@ -32,10 +32,9 @@ POLL_S = 0.5
 def describe_node(
     plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop, known: Iterable[Finding] = ()
 ) -> list[Finding]:
-    """Write this node's manifest and preflight record.
+    """Write this node's manifest and preflight record, and return the findings, ``known`` first.
 
-    Move the files of an earlier agent to ``earlier/<n>/``, and report which facts of the node have changed since then.
-    ``known`` are findings that this agent has already made.
+    The files of an earlier agent move to ``earlier/<n>/``; facts that changed since then become findings.
     """
     before = preflight.ClockReading.read()
     node = run_dir.node(place.node)
@@ -57,7 +56,7 @@ def describe_node(
 
 
 def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
-    """Add facts about the run directory's file system to a manifest; only a job's manifest has these facts."""
+    """Add the facts of the run directory's file system, which only a job's manifest has."""
     facts = folder.probe_folder(run_dir.root)
     return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
 
@@ -75,7 +74,7 @@ def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Fin
 
 
 def load_manifest(path: Path) -> Manifest | None:
-    """Load a node's manifest; return None if the node's agent has not written it."""
+    """Return a node's manifest, or None if the node's agent has not written it."""
     try:
         return Manifest.load(path)
     except BundleUnreadable:

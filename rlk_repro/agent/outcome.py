@@ -23,10 +23,7 @@ _OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills() -> int | None:
-    """Return the kernel's count of processes killed for lack of memory, or None if the kernel gives no count.
-
-    The count is that of this control group, or that of this machine if the group has no count.
-    """
+    """Return the kernel's count of out-of-memory kills in this control group, or on this machine; None if unknown."""
     for path in (_EVENTS, _VMSTAT):
         try:
             found = _OOM_KILL.search(path.read_bytes())
@@ -38,10 +35,9 @@ def count_oom_kills() -> int | None:
 
 
 def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus, str]:
-    """Return a trial's status, and the reason for it.
+    """Return a trial's status and the reason for it; ``tail`` is the end of the trial's log.
 
-    ``tail`` is the end of the log.  ``has_oom_kill`` is true if the kernel killed a process for lack of memory.  A
-    trainer that exits with 0 after SIGTERM has not finished its trial.
+    A trainer that exits with 0 after SIGTERM has not finished its trial.
     """
     how = f"exit code {ended.code}" if ended.signal is None else f"killed by {ended.signal.name}"
     match ended.cause:

@@ -19,7 +19,7 @@ from rlk_repro.workloads.api import TrialCommands
 
 
 class Role(StrEnum):
-    """Role of an agent.  The leader runs the trials; a follower describes and watches its node."""
+    """The leader runs the trials; a follower describes and watches its node."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -27,10 +27,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
-    """The place of one agent among the nodes of a job.
+    """The place of one agent among a job's ``nodes``, of which the first is the leader.
 
-    The first of ``nodes`` is the leader.  All agents of one allocation have the same ``allocation``.  The last pair
-    must have ended at ``until`` (Unix seconds); 0 means that the allocation has no time limit.
+    The last pair must end by ``until`` (Unix seconds); 0 means no limit.
     """
 
     node: str
@@ -48,7 +47,7 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Return an agent's place among the job's nodes.  ``allocation`` may be None if the job has one node.
+    """Return an agent's place; only a job with one node may lack an ``allocation``.
 
     Raises:
         SpecError: a name is invalid or repeated, ``node`` is not in ``nodes``, or several nodes lack an allocation id.
@@ -71,10 +70,10 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """How long the agent waits: for a trainer after SIGTERM, for idle GPUs, for the agents of other nodes, for Ray.
+    """The agent's time limits in seconds; 0 as ``all_reduce_s`` skips the all-reduce.
 
     An agent counts as lost if its pulse file does not change for ``lost_s``; shared file systems show a change within
-    one minute.  ``all_reduce_s`` is the time limit of the all-reduce before the trials; 0 skips it.
+    one minute.
     """
 
     grace_s: float = 20.0

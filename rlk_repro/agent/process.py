@@ -1,8 +1,4 @@
-"""Run one trainer to its end under the guard process: stream its output, enforce its time limit, end its processes.
-
-This module knows nothing about trials, pairs or run directories.  When ``run_guarded`` returns or raises, no
-descendant of the trainer is left.
-"""
+"""Run one trainer to its end under the guard process."""
 
 from __future__ import annotations
 
@@ -46,8 +42,7 @@ class StopTimes:
 class Ended:
     """How a process ended: its exit ``code`` or the ``signal`` that killed it; ``cause`` is set if the agent ended it.
 
-    ``num_leftovers`` descendants outlived the process and were killed.  ``trouble`` is the reason that ``find_trouble``
-    gave.
+    ``num_leftovers`` descendants outlived the process and were killed.
     """
 
     code: int | None
@@ -74,10 +69,8 @@ def run_guarded(
 ) -> Ended:
     """Run ``argv`` until it ends, its time limit passes, the agent must stop, or ``find_trouble`` gives a reason.
 
-    Args:
-        see_output: called with blocks of standard output and standard error, merged, as they arrive.
-        see_pid: called once with the pid of the process group, which is also the id of its session.
-        find_trouble: called about every second; if it returns a text, the process is ended.
+    No descendant is left when this function returns or raises.  ``see_pid`` gets the pid of the process group, which is
+    also its session id.  ``find_trouble`` is called about every second.
 
     Raises:
         EnvironmentMissing: the Python that runs the guard cannot be started.
@@ -141,7 +134,6 @@ class _Group:
         )
 
     def _check_time(self) -> None:
-        """Send SIGTERM when there is a cause to end the process, and SIGKILL ``grace_s`` seconds later."""
         if self._guarded.status is not None:
             return
         is_late = time.monotonic() >= self._deadline
@@ -164,7 +156,6 @@ class _Group:
         return Cause.TROUBLE if self._trouble else None
 
     def _read(self, until: float) -> None:
-        """Wait for output, the guard's message, a signal or the deadline, whichever comes first."""
         wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guarded.fileno(), self._output.fileno()
         watched = [wake_fd]
         watched += [guard_fd] if self._guarded.status is None else []

@@ -1,4 +1,4 @@
-"""Write the leading agent's progress to ``.state.json``: each new phase and trial at once, and steps less often."""
+"""Write the leading agent's progress to ``.state.json``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class ProgressWriter:
             self._write(dataclasses.replace(self._state, step=step, step_time_s=step_time_s, eta_s=eta_s))
 
     def _estimate_s(self, step: int | None, step_time_s: float | None) -> float | None:
-        """Estimate the remaining seconds from the finished trials, or from the last step if no trial has finished."""
         num_steps = self._state.num_steps
         done = 0.0 if step is None else (step + 1) / num_steps
         if self._durations_s:

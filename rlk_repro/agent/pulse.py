@@ -1,6 +1,6 @@
-"""Show that each agent or pod of a job still runs: each agent or pod keeps changing a file on the shared file system.
+"""Show that each agent or pod of a job still runs: it keeps changing a file on the shared file system.
 
-The clocks of two machines are never compared: a listener measures with its own clock how long a file has not changed.
+A listener uses only its own clock, because the clocks of two machines differ.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ class Pulse:
 
 
 class Listener:
-    """Measure for how long a pulse file has not changed, counted from its last change or from the first reading.
-
-    ``has_heard`` is true once the file has changed.
-    """
+    """Measure for how many seconds a file has not changed; ``has_heard`` is true once the file has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

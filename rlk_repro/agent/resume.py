@@ -1,7 +1,7 @@
-"""Find the pairs that an earlier agent completed, and move the trials of all other pairs out of the way.
+"""Find the pairs and sessions that an earlier agent completed.
 
-A pair is complete when both trials ended by themselves in one allocation.  The trials of an incomplete pair or
-session are moved to ``interrupted/<n>/`` as evidence and run again.
+A pair is complete when both trials ended by themselves in one allocation.  The trials of an incomplete pair or session
+move to ``interrupted/<n>/`` and run again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import NodeDir, RunDir, TrialDir, next_number
 from rlk_repro.rundir.results import TrialStatus
 
-# A trial with one of these statuses ended by itself and is a result.  Other statuses say nothing about the variant.
+# a trial with another status says nothing about its variant
 RESULTS: Final = frozenset({TrialStatus.OK, TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMEOUT})
 
 
@@ -30,10 +30,7 @@ def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:
 
 
 def set_aside(plan: Plan, run_dir: RunDir) -> list[str]:
-    """Move the trials of incomplete pairs and sessions to ``interrupted/<n>/``; return their names.
-
-    If this process is killed, the next call moves the trials that were not moved yet.
-    """
+    """Move the trials of incomplete pairs and sessions to ``interrupted/<n>/``; return their names."""
     folders = [run_dir.trial(trial.name) for trial in find_open_trials(plan, run_dir)]
     attempt = next_number(run_dir.interrupted)
     moves = [(old.path, run_dir.interrupted_trial(attempt, old.name).path) for old in folders if old.path.exists()]
@@ -63,7 +60,7 @@ def _is_whole(folders: list[TrialDir]) -> bool:
 
 
 def _rename_in_telemetry(run_dir: RunDir, names: dict[str, str]) -> None:
-    """Rename trials in telemetry, because samples of a trial's first run must not count for the trial's second run."""
+    """Samples of a trial's first run must not count for the trial's second run."""
     for node in run_dir.node_dirs():
         if node.telemetry.is_file():
             data = node.telemetry.read_bytes()

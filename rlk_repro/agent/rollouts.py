@@ -27,9 +27,6 @@ def store_rollouts(
 ) -> None:
     """Store the rollouts of a seed and record their hashes, unless the recorded files exist unchanged.
 
-    Args:
-        run: executes a command and writes its output to a file.
-
     Raises:
         CheckFailed: the command failed or did not write all files, or recorded files changed.
     """
@@ -59,8 +56,8 @@ def count_stored(run_dir: RunDir) -> int:
 def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: RolloutDir) -> Iterator[list[str]]:
     """Make a folder with one stored rollout for each rollout of a session; yield the names of these stored rollouts.
 
-    In each half of a block, both variants train on the same stored rollouts.  For a rollout outside all blocks, the
-    trainer gets one of the largest files, because the warm-up must run the largest tensor shapes in both variants.
+    For a rollout outside all blocks, the trainer gets one of the largest files, because the warm-up must run the
+    largest tensor shapes in both variants.
 
     Raises:
         CheckFailed: a stored rollout is missing.

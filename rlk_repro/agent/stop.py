@@ -53,7 +53,7 @@ class Stop:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT inside the block.  Only the main thread may call this."""
+        """Handle SIGTERM and SIGINT inside the block; only the main thread may call this."""
         previous = {number: signal.getsignal(number) for number in SIGNALS}
         previous_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         try:

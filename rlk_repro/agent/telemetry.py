@@ -1,6 +1,6 @@
-"""Sample the node's activity into ``telemetry.jsonl``, from a thread of the agent. logs/telemetry.py reads the file.
+"""Sample the node's activity into ``telemetry.jsonl``, from a thread of the agent.
 
-CPU and memory are those of the trial's processes without the guard process.  100 % CPU is one core.
+CPU and memory are those of the trial's processes; 100 % CPU is one core.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Current:
 class ProcessSampler:
     """Read CPU and resident memory of the processes with one session id (setsid).
 
-    To find the session's processes, the sampler must read all of /proc, so it looks for new processes only every
-    ``RESCAN_S`` seconds.
+    To find new processes, the sampler reads all of /proc, so it looks for them only every ``RESCAN_S`` seconds.
     """
 
     def __init__(self) -> None:
@@ -111,7 +110,7 @@ class Sampler:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether the last line of the file is cut off because an agent was killed while it wrote."""
+    """Whether the last line is cut off, because an agent was killed while it wrote."""
     with path.open("rb") as stream:
         if stream.seek(0, os.SEEK_END) == 0:
             return False

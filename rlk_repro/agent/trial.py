@@ -1,7 +1,4 @@
-"""Run one command of the plan and record it: command, environment, log, and how it ended.
-
-The leading agent decides the order of trials and what happens between trials.
-"""
+"""Run one command of the plan and record it: command, environment, log, and how it ended."""
 
 from __future__ import annotations
 
@@ -34,8 +31,6 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of one command."""
-
     status: TrialStatus
     reason: str
     ended: Ended
@@ -66,10 +61,9 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
-    """Functions that are called while a command runs.
+    """Functions that are called while a command runs; ``see_output`` gets whole log lines without secrets.
 
-    ``see_output`` gets whole log lines without secrets; ``see_pid`` gets the id of the process group.  ``find_trouble``
-    returns a reason to end the command, or an empty text.  ``settle`` returns the final outcome.
+    ``find_trouble`` returns why the command must end, or an empty text; ``settle`` returns the final outcome.
     """
 
     see_output: Callable[[bytes], object] = lambda _: None
@@ -89,7 +83,7 @@ def run_trial(
     watch: TrialWatch,
     service_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
-    """Run one trial in its new folder.  ``exit.json`` is written last, and never in part.
+    """Run one trial in its new folder; ``exit.json`` is written last, and never in part.
 
     ``service_env`` holds variables of this allocation, such as addresses; they are not recorded.
 

@@ -26,7 +26,7 @@ SIZES: Final = tuple(2**10 * GROWTH**number for number in range(5))
 NUM_WARMUPS: Final = 2
 NUM_REPEATS: Final = 5
 BUDGET_S: Final = 60.0
-"""Limit in seconds for all messages.  On a slow network, messages that would exceed this limit are left out."""
+"""On a slow network, messages that would exceed this time are left out."""
 TIMEOUT: Final = timedelta(seconds=120)
 
 
@@ -78,7 +78,6 @@ def _time_one(message: torch.Tensor) -> float:
 
 
 def _take_slowest(seconds: float, device: torch.device) -> float:
-    """Return the highest value of all ranks; all ranks get the same value."""
     highest = torch.tensor([seconds], dtype=torch.float64, device=device)
     distributed.all_reduce(highest, op=distributed.ReduceOp.MAX)
     return float(highest.item())

@@ -20,8 +20,6 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Failure:
-    """The status of an attempt to measure that gave no number, and the reason."""
-
     status: OperatorStatus
     reason: str
 
@@ -60,5 +58,4 @@ class Attempts:
 
 
 def shorten_line(text: str) -> str:
-    """Return a text as one line of limited length."""
     return " ".join(text.split())[:MAX_REASON]

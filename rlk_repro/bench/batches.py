@@ -1,7 +1,7 @@
 """Make random packed batches in the form that vime's loss functions take.
 
-The same seed and rank give the same bytes in every process.  The CPU draws the values of each token, which are equal on
-all ranks.  The device draws the logits, which differ between ranks.
+The same seed and rank give the same bytes in every process.  The values of each token are equal on all ranks; the
+logits differ.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from rlk_repro.refengine.core import cut_responses
 
 # Megatron-LM's default of --make-vocab-size-divisible-by
 VOCABULARY_MULTIPLE: Final = 128
-# Standard deviations of two random changes: a policy update changes the logit of a sampled token, and the rollout's
-# kernels change the token's log-prob. With these values a few percent of the ratios are clipped, and log-probs differ
-# as they do between engines.
+# standard deviations; with these values, a few percent of the ratios are clipped, and log-probs differ as they do
+# between engines
 UPDATE_SPREAD: Final = 0.2
 ROLLOUT_SPREAD: Final = 0.02
 MASKED_FRACTION: Final = 0.1
@@ -55,8 +54,7 @@ class BatchShape:
 class LogitsBatch:
     """Logits [1, T, V / ranks] float32 that require a gradient, and the ``batch`` with the tokens of the same T rows.
 
-    ``batch`` holds the results of a rollout, but not the trainer's own log-probs.  The methods change
-    only the logits of sampled tokens, and do not wait for the device.
+    The methods change only the logits of sampled tokens, and do not wait for the device.
     """
 
     def __init__(self, logits: torch.Tensor, batch: dict[str, Any], taken: Taken) -> None:
@@ -79,10 +77,9 @@ class LogitsBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """The logit of each row's next token, [T].
+    """The logit of each row's next token, [T]; ``rows`` and ``columns`` are the indices of the logits on this rank.
 
-    ``rows`` and ``columns`` are the indices of the logits that are on this rank.  ``noise`` yields [T] standard normal
-    numbers for each change of logits or log-probs.
+    ``noise`` yields [T] standard normal numbers for each change of logits or log-probs.
     """
 
     logits: torch.Tensor
@@ -97,8 +94,7 @@ class Taken:
 def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> LogitsBatch:
     """Make the random microbatch that follows from a key such as (seed, rollout, step, number).
 
-    The logits of sampled tokens are raised, so that the probabilities of these tokens spread around 0.7 as in real
-    samples.  Logits of tokens that were not sampled are standard normal.
+    The logits of sampled tokens are raised: as in real samples, the probabilities of these tokens spread around 0.7.
     """
     generator = torch.Generator().manual_seed(make_seed(*key))
     batch, targets = _make_batch(shape, device, generator)
@@ -163,10 +159,7 @@ def split_tokens(num_tokens: int, num_samples: int, generator: torch.Generator) 
 
 
 def find_normaliser(logits: torch.Tensor, temperature: float, group: Any) -> torch.Tensor:
-    """Return log of the sum of exponentials of each row [T], over the columns of all ranks, a few rows at a time.
-
-    The function uses plain torch, and no code of a variant under test.
-    """
+    """Return each row's log of the sum of exponentials [T], over the columns of all ranks, by plain torch only."""
     own = torch.cat([(rows / temperature).logsumexp(-1) for rows in torch.split(logits, ORACLE_ROWS)])
     if distributed.get_world_size(group) == 1:
         return own

@@ -1,7 +1,4 @@
-"""Define the cases of the operator tier: their tensors, and the least time that any implementation could take.
-
-The cases do not depend on the implementations.
-"""
+"""Define the cases of the operator tier: their tensors, and the least time that any implementation could take."""
 
 from __future__ import annotations
 
@@ -84,7 +81,7 @@ class CaseTensors:
 
     @cached_property
     def leaves(self) -> tuple[torch.Tensor, ...]:
-        """The case's logits, or hidden states and weight, as views that share memory with the case's tensors.
+        """Views of the case's logits, or of its hidden states and weight.
 
         The views require gradients only if the case needs gradients, because some kernels overwrite an input that
         requires a gradient.
@@ -93,7 +90,7 @@ class CaseTensors:
         return tuple(tensor.detach().requires_grad_(needs_grad(self.case)) for tensor in given)
 
     def derive(self) -> None:
-        """Compute the derived tensors now, so that no timed call computes a derived tensor."""
+        """Compute the derived tensors now, so that no timed call computes them."""
         tensors = [*self.leaves, self.rows, self.weights, self.advantages]
         if self.case.operator in POLICY_OPERATORS:
             tensors.append(self.old_log_probs)

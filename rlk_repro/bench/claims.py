@@ -1,8 +1,7 @@
 """Measure one published claim: ``python -m rlk_repro.bench.claims`` with a task on standard input.
 
-The process prints one line about itself, then one line per cell, and flushes each line.  If the process is killed,
-``rlk_repro.claims.processes`` finds the reason.  Inputs are random; shapes, dtypes and method are those of the claim.
-The process gives no verdict, and prints no path of the machine.
+The process prints one line about itself, then one line per cell.  Inputs are random; shapes, dtypes and method are
+those of the claim.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ def _describe(device: torch.device) -> dict[str, Any]:
 
 
 def _measure_row(task: Task, row: str, cells: Sequence[Cell], attempts: Attempts) -> Iterator[Measurement]:
-    """Measure the cells of one row of a claim's table on the same inputs, which are freed before the next row."""
     torch.manual_seed(SEED)
     inputs = attempts.attempt(partial(make_inputs, task, row))
     for cell in cells:
@@ -161,7 +159,6 @@ def _find_obstacle(implementation: str, device: torch.device) -> str | None:
 
 
 def make_inputs(task: Task, row: str) -> Inputs:
-    """Make random inputs of the operator on the device."""
     shape, device, dtype = task.shapes[row], torch.device(task.device), getattr(torch, task.dtype)
     if task.operator == "linear-logp":
         return {

@@ -1,7 +1,6 @@
-"""Run implementations on the cases of a suite, and log one line per cell: the result of an implementation on a case.
+"""Run implementations on the cases of a suite, and log one line per implementation and case (a cell).
 
-An error becomes the status of its cell, and the other implementations are still measured.  Every case is tried, even if
-a failure is likely; only the run's own memory limit can block a case before an attempt.
+An error becomes the status of its cell, and the other implementations are still measured.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def log_record(event: str, **fields: Any) -> None:
 
 
 class Harness:
-    """Runs the cases one after the other, each with new tensors, and inside a case its implementations one by one."""
+    """Runs the cases one after the other, each with new tensors and with one implementation at a time."""
 
     def __init__(
         self,
@@ -145,7 +144,7 @@ def _describe_timing(timing: Timing | Failure) -> dict[str, Any]:
 
 
 def _describe_check(check: Accuracy | Failure | None, kernels: tuple[str, ...]) -> dict[str, Any]:
-    """Return the record of a check; numbers that are not finite make its status ``failed``."""
+    """Numbers that are not finite make the status ``failed``."""
     status, reason = OperatorStatus.PASSED, ""
     error = gradient_error = is_repeatable = None
     if isinstance(check, Failure):

@@ -1,7 +1,4 @@
-"""Define an implementation for the harness: a call bound to the tensors of a case, or why such a call is impossible.
-
-The implementations themselves are in ``references``, ``rl_kernel`` and ``peers``.
-"""
+"""Define an implementation for the harness: a call bound to the tensors of a case, or why such a call is impossible."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Time calls, measure their memory, list their kernels, and measure a device's highest bandwidth and arithmetic rate.
-
-The caller gives the functions to measure.  Each timed call gives one sample.  No call is both timed and profiled.
-"""
+"""Time calls, measure their memory, list their kernels, and measure a device's bandwidth and arithmetic rate."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ MAX_KERNEL_NAME: Final = 160
 
 
 def make_device(name: str, rank: int = 0) -> torch.device:
-    """Return the device of a rank, and make the device current.  On a CPU, switch torch's compiler off.
+    """Return the device of a rank, and make the device current.
 
-    On a CPU, compiling takes longer than the calls, and runs on a CPU get no verdict on speed.
+    On a CPU, torch's compiler is switched off, because compiling takes longer than the calls.
     """
     if name == "cpu":
         torch._dynamo.config.disable = True  # noqa: SLF001  the setting that torch documents
@@ -51,14 +48,9 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     """Call ``function`` ``warmup`` times untimed, then ``repeats`` times timed; each result is deleted at once.
 
     On a GPU, events on the current stream give the device time.  The time of a launch does not count: the host launches
-    a call while the device runs the previous call.  One more untimed call keeps the device busy during the launch
-    of the first timed call.  Caches are not flushed between calls.  The tensors of a case take gigabytes, and a
-    device's last-level cache has tens of MiB, so a call finds little of the previous call's data in the cache.  A case
-    that fits into the cache is measured with a warm cache.  The peak memory is that of torch's allocator during these
-    calls, minus the bytes that were allocated before.  Garbage collection is off, as in ``timeit``.
-
-    Raises:
-        torch.OutOfMemoryError, or any error of ``function``.
+    a call while the device runs the previous call.  Caches are not flushed, so a case that fits into the last-level
+    cache is measured with a warm cache.  The peak memory is that of torch's allocator during these calls, minus the
+    bytes that were allocated before.  Garbage collection is off, as in ``timeit``.
     """
     for _ in range(warmup):
         function()
@@ -70,7 +62,7 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     try:
         before = _reset_peak(device) if is_device else 0
         if is_device:
-            function()
+            function()  # keeps the device busy during the launch of the first timed call
         marks = [_mark_call(function, clock) for _ in range(repeats)]
         clock.settle()
         peak = torch.cuda.max_memory_allocated(device) - before if is_device else None
@@ -81,7 +73,6 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -128,8 +119,7 @@ class Rates:
 def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
     """Measure bandwidth with a large buffer, and arithmetic with large random matrices; the fastest calls count.
 
-    The bandwidth is the higher rate of two calls: a copy (bytes read and written) and a sum (bytes read).  If only the
-    copy were measured, an operator that only reads could exceed the measured bandwidth.
+    The bandwidth is the higher rate of a copy and a sum: an operator that only reads could exceed the rate of a copy.
     """
     flops = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
     return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)

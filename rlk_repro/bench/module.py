@@ -1,7 +1,6 @@
 """Run vime's own log-prob and policy loss functions on random batches: ``python -m rlk_repro.bench.module``.
 
-The calls and log lines are those of vime's training, without a model, an optimizer or a rollout engine.  Each tensor
-parallel rank is a process; only the process of rank 0 prints.
+The calls and log lines are those of vime's training, without a model, an optimizer or a rollout engine.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
 
 
 def load_vime_loss() -> ModuleType:
-    """Return vime's loss module; importing it imports Megatron-LM's core.
+    """Return vime's loss module.
 
     Raises:
         EnvironmentMissing: vime, Megatron-LM or a package that they import is absent.
@@ -156,10 +155,10 @@ def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
 
 
 class Phases:
-    """Sum the seconds of each phase over its calls.  Nothing waits for the device before ``settle``.
+    """Sum the seconds of each phase over its calls; nothing waits for the device before ``settle``.
 
-    A phase starts on a busy device, as after a model's forward pass, so the host issues calls ahead of the device.
-    The ranks of ``group`` begin a phase together: waiting for another rank's batch does not count.
+    A phase starts on a busy device, as after a model's forward pass, so the host issues calls ahead of the device.  The
+    ranks of ``group`` begin a phase together: waiting for another rank's batch does not count.
     """
 
     def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: StepProfile | None) -> None:
@@ -295,7 +294,6 @@ class ModuleBench:
 
     @torch.no_grad()
     def _find_log_probs(self, microbatch: LogitsBatch) -> list[torch.Tensor]:
-        """Compute the log-probs of responses by the call that vime makes in its passes without gradient."""
         _, found = self.loss.get_log_probs_and_entropy(
             microbatch.logits.detach(),
             args=self.args,
@@ -318,7 +316,7 @@ class ModuleBench:
         return reducer
 
     def _make_rollout_metrics(self, batches: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """Make the log line ``rollout N``: means over samples; a per-token value is first averaged in its sample."""
+        """A per-token value is first averaged in its sample, then over samples."""
         responses = [length for batch in batches for length in batch["response_lengths"]]
         totals = [length for batch in batches for length in batch["total_lengths"]]
         metrics = {"response_lengths": statistics.fmean(responses), "total_lengths": statistics.fmean(totals)}

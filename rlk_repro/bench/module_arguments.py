@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from rlk_repro.spec.workloads import ModuleBatch, ModuleLoss
 
+DESCRIPTION: Final = "Time vime's log-prob and policy loss functions on random batches."
 # defaults of vime 1fc199d9 that no flag of this process changes
 FIXED: Final[dict[str, Any]] = {
     "allgather_cp": False,
@@ -28,7 +29,7 @@ FIXED: Final[dict[str, Any]] = {
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags and ``FIXED``, as one namespace for vime's loss functions."""
-    parser = argparse.ArgumentParser("python -m rlk_repro.bench.module", description=__doc__)
+    parser = argparse.ArgumentParser("python -m rlk_repro.bench.module", description=DESCRIPTION)
     parser.add_argument("--seed", type=int, default=1234, help="seed of all batches")
     parser.add_argument("--num-rollout", type=int, default=3, help="number of rollouts, each with its log lines")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda also means AMD GPUs")
@@ -41,7 +42,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _add_setting(parser: argparse.ArgumentParser, flag: str, field: FieldInfo) -> None:
-    """Add the flag of a workload's setting; for a bool, the flag has no value and means True."""
     kind: Any = field.annotation
     choices = get_args(kind)
     if kind is bool:

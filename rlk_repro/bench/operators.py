@@ -1,7 +1,6 @@
 """Run every case of a suite with every implementation and print log lines: ``python -m rlk_repro.bench.operators``.
 
-A sweep times every implementation on every case, and does nothing else.  After the last sweep, each implementation's
-values are checked and its kernels are listed.
+A sweep times every implementation on every case; values are checked and kernels listed after the last sweep.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """List implementations by other projects, if installed: torch, torch.compile, Liger, cut-cross-entropy.
 
-These implementations show how much time and memory other projects need for a case; no comparison of variants uses them.
+No comparison of variants uses these implementations.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def _compute_losses(logits: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
 
 @functools.cache
 def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compile a function separately for each shape, for up to ``MAX_RECOMPILES`` shapes in one process.
-
-    With ``fullgraph`` torch raises an error after too many shapes; without it torch would silently run uncompiled code.
+    """With ``fullgraph``, torch raises an error after too many shapes; without it, torch would silently run uncompiled
+    code.
     """
     config: Any = torch._dynamo.config  # noqa: SLF001  torch documents these settings and offers no other way to them
     for name in ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit"):
@@ -71,7 +70,7 @@ def _build_compiled(inputs: CaseTensors) -> Ready | Blocked:
 
 
 def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Blocked:
-    """Build a call of a cross-entropy per row, which is the negative log-prob."""
+    """The cross-entropy of a row is its negative log-prob."""
     function = find_attribute(path)
     if isinstance(function, Blocked):
         return function
@@ -91,7 +90,6 @@ def _build_liger(inputs: CaseTensors) -> Ready | Blocked:
 
 
 def _build_torch_linear(inputs: CaseTensors) -> Ready | Blocked:
-    """Build a call of torch's own chunked loss, ``linear_cross_entropy``."""
     options = find_attribute("torch.nn.LinearCrossEntropyOptions")
     if isinstance(options, Blocked):
         return Blocked(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")

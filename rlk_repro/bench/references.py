@@ -27,10 +27,7 @@ _COLUMNS_PER_CHUNK: Final = 16384
 
 
 def _build_vime(inputs: CaseTensors, *, with_entropy: bool) -> Ready | Blocked:
-    """Build a call of vime's functions with the arguments that vime's loss passes, for one rank.
-
-    The entropy is only a metric: vime computes it by default, and without gradient.
-    """
+    """The entropy is only a metric: vime computes it by default, and without gradient."""
     select = find_attribute(f"{VIME_MODULE}.calculate_log_probs_and_entropy")
     policy_loss = find_attribute(f"{VIME_MODULE}.compute_policy_loss")
     if isinstance(select, Blocked):
@@ -133,7 +130,6 @@ def _find_values(inputs: CaseTensors, rows: torch.Tensor, logits: torch.Tensor) 
 
 
 def _find_whole_loss(inputs: CaseTensors) -> torch.Tensor:
-    """Return the loss over all wanted rows, computed a few rows at a time."""
     parts = [
         (_find_values(inputs, rows, _find_logits(inputs, rows)) * inputs.weights[rows]).sum()
         for rows in torch.split(inputs.rows, _ROWS_PER_CHUNK)

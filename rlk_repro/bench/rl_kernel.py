@@ -1,7 +1,6 @@
 """List RL-Kernel's operators as implementations: the registry's choice, and its plain PyTorch classes.
 
-An operator counts as fused only if the table ``OPERATORS`` accepts its class, and its compiled symbols exist.  The
-names of the kernels that run are recorded separately.
+An operator counts as fused only if the table ``OPERATORS`` accepts its class, and its compiled symbols exist.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 
 def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
-    """Build the operator that RL-Kernel's registry returns for the case, if ``OPERATORS`` accepts its class."""
     case, operator = inputs.case, OPERATORS[inputs.case.operator]
     platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
     if platform not in operator.implementations:
@@ -92,7 +90,6 @@ def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None
 
 
 def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
-    """Build a call of the class at ``path``, whatever RL-Kernel's registry would choose."""
     found = find_attribute(path)
     if isinstance(found, Blocked):
         return found

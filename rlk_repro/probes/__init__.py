@@ -1,4 +1,4 @@
-"""Probes collect the facts of a node.  Each section of the manifest has one module; ``node`` calls all probes.
+"""Each probe collects the facts of one section of a node's manifest.
 
-A probe reads files below ``root`` and runs tools on PATH.  A missing file or tool causes no error.
+A probe reads files below ``root`` and runs tools on PATH; a missing file or tool causes no error.
 """

@@ -1,12 +1,8 @@
 """Find the commit of a git checkout, and whether the checkout's files are those of the commit.
 
-A checkout is not trusted: its configuration, attributes and hooks can start programs.  So git never runs in the
-checkout and never reads its configuration.  Git runs in an empty repository that uses the checkout's objects, and
-only lists files: those of the commit, and other files that git does not ignore.  This module hashes the files.
-
-An unpacked archive has no commit, but git's hash of its files can be computed.
-
-The reason for an unknown fact contains no path: a path can hold a user name, and the reason goes into bundles.
+A checkout is not trusted: its configuration, attributes and hooks can start programs.  So git runs only in an empty
+repository that uses the checkout's objects.  The reason for an unknown fact contains no path, because a path can hold a
+user name.
 """
 
 from __future__ import annotations
@@ -95,10 +91,7 @@ def unknown_checkout(reason: str) -> dict[str, Fact]:
 
 
 def read_checkout(folder: Path) -> Checkout | Unknown:
-    """Read the checkout that a folder belongs to.
-
-    A folder that its repository ignores, such as site-packages in a .venv, belongs to no checkout.
-    """
+    """Read the checkout that a folder belongs to; a folder that git ignores, such as .venv, belongs to no checkout."""
     if not folder.is_dir():
         return Unknown("its folder is absent")
     try:
@@ -141,7 +134,6 @@ def _find_repository(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _read_head(own: Path, common: Path) -> str | None:
-    """Return the checked-out commit: HEAD names it, or names a branch whose commit git keeps in a file."""
     text = _read_start(own / "HEAD")
     for _ in range(_MOST_REFERENCES):
         if _COMMIT.fullmatch(text):
@@ -199,10 +191,7 @@ def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, 
 
 
 def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
-    """Return a patch: ``git apply`` turns the commit's files into those of this checkout.
-
-    The patch covers only ``names``, which are files and folders.
-    """
+    """Return a patch from the commit to the present ``names``, which are files and folders."""
     found = read_checkout(folder)
     if isinstance(found, Unknown):
         return found
@@ -237,10 +226,7 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _read_link(folder: Path, recorded: str) -> str:
-    """Return the commit of a repository inside the checkout.
-
-    If files of the inner repository were changed, return their hash.  If its folder is empty, return ``recorded``.
-    """
+    """Return the commit of an inner repository, or the hash of its changed files; ``recorded`` for an empty folder."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded
     facts = probe_checkout(folder) if (folder / ".git").exists() else {}

@@ -29,7 +29,6 @@ SECTION: Final = "code"
 
 
 def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    """Return every fact of the section ``code``."""
     variables = os.environ if environ is None else environ
     commits = _recorded_commits(root)
     return {
@@ -63,7 +62,7 @@ def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mappin
     """Return version, commit and hashes of the files of one code base.
 
     The commit comes from the checkout, otherwise from the record of the installation, otherwise from the image's
-    record.  ``tree`` is the hash of all sources.  ``package_tree`` is the hash of the files that Python imports.
+    record.  ``tree`` is the hash of all sources; ``package_tree`` is the hash of the files that Python imports.
     """
     distribution = find_distribution(source)
     version: Fact = Unknown(f"no distribution named {' or '.join(source.distributions)}")
@@ -117,13 +116,12 @@ def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unkno
 
 
 def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> str:
-    """Return the variable that names the package's checkout, or ``installed`` if no variable does."""
     named = environ.get(source.variable)
     return source.variable if named and package.resolve().is_relative_to(Path(named).resolve()) else "installed"
 
 
 def _holds(distribution: metadata.Distribution, package: Path) -> bool:
-    """Whether pip installed this copy of the package.  Python may import another copy, which is earlier on the path."""
+    """Whether pip installed this copy of the package: Python may import another copy."""
     return Path(str(distribution.locate_file(package.name))).resolve() == package.resolve()
 
 
@@ -139,7 +137,6 @@ def _recorded_commits(root: Path) -> dict[str, str]:
 
 
 def find_distribution(source: CodeSource) -> metadata.Distribution | None:
-    """Return the first of ``source.distributions`` that is installed, or None."""
     for name in source.distributions:
         try:
             return metadata.distribution(name)

@@ -1,7 +1,6 @@
-"""Find the container and the image of this process, from what the process can see inside the container.
+"""Find the container and the image of this process.
 
-No image can hold its own digest.  The digest comes from a variable of the process that started the container, or from
-the record that this tool's launcher mounts.  If the variable and the record give no digest, the digest is unknown.
+No image can hold its own digest, so the digest comes from a variable or from the record that the launcher mounts.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ GROUP_RUNTIMES: Final = ("kubernetes", "podman", "docker", "containerd")
 
 
 def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    """Return every fact of the section ``container``."""
     variables = os.environ if environ is None else environ
     runtime = find_runtime(root, variables)
     record = load_provenance(root)

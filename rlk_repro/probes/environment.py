@@ -1,7 +1,4 @@
-"""Select the environment variables that influence a run.
-
-An allow-list names these variables; values are recorded without secrets and without the user's identity.
-"""
+"""Select the environment variables that influence a run, by an allow-list."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ PRIVATE: Final = re.compile(
 
 
 def probe(_root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Fact]:
-    """Return every fact of the section ``environment``: variables from ``environ`` (default: this process)."""
     return dict(select(os.environ if environ is None else environ))
 
 

@@ -1,7 +1,6 @@
-"""Describe RL-Kernel's compiled extension: its presence, its hash and its operators.  No probe imports the extension.
+"""Describe RL-Kernel's compiled extension without importing it.
 
-Without the extension RL-Kernel runs plain PyTorch and only logs a message, so a record must show whether the extension
-is present.
+Without the extension, RL-Kernel runs plain PyTorch and only logs a message, so a record must show its presence.
 """
 
 from __future__ import annotations
@@ -57,10 +56,7 @@ def find_bound_names(data: bytes) -> list[str]:
 
 
 def list_device_code(file: Path) -> list[str] | Unknown:
-    """Return the GPUs for which an extension holds machine code (``sm_90``) or intermediate code (``compute_90``).
-
-    CUDA's ``cuobjdump`` lists the code in an extension.  Machines without CUDA's compiler often lack ``cuobjdump``.
-    """
+    """Return the GPUs for which an extension holds machine code (``sm_90``) or intermediate code (``compute_90``)."""
     tool = next((name for name in CUOBJDUMP if shutil.which(name)), None)
     if tool is None:
         return Unknown("cuobjdump is not on PATH")

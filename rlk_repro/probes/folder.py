@@ -1,7 +1,4 @@
-"""Find facts of the run directory's file system: its type, free space, clock, and the time that writing a file takes.
-
-Only manifests of jobs have this section, because a job measures in its run directory.
-"""
+"""Find facts of the run directory's file system: its type, free space, clock, and the time to write a file."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
-    """Return the type of the file system that holds ``path``.
-
-    The deepest mount point above ``path`` counts; if it is mounted several times, the last mount counts.
-    """
+    """Return the type of the file system that holds ``path``: that of the last mount at the deepest mount point."""
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [
         (len(Path(point).parts), kind)

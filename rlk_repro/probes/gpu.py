@@ -1,6 +1,6 @@
 """Collect the facts of section ``gpu`` for GPUs of every vendor, and find the processes that use the GPUs now.
 
-A GPU that has no driver is still on the PCI bus; the section then says that the driver is missing.
+A GPU without a driver is still on the PCI bus; the section then says that the driver is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_VENDOR: Final = "none"
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
-    """Return every fact of the section ``gpu``.  On a machine without a GPU the vendor is ``none`` and the count 0."""
+    """Return the facts of all GPUs; on a machine without a GPU, the vendor is ``none`` and the count 0."""
     nvidia = gpu_nvidia.probe(root)
     if not isinstance(nvidia, Unknown):
         return nvidia

@@ -1,7 +1,6 @@
 """Collect the facts of section ``gpu`` on AMD from the kernel's files: KFD's topology and the devices in sysfs.
 
-Every container that may use the GPUs has these files.  Reading files needs no library and cannot hang.  This module
-asks amd-smi only for a product name that the board does not hold.
+Every container that may use the GPUs has these files, and reading them cannot hang.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ AMD_SMI: Final = ("amd-smi", "static", "--asic", "--bus", "--json")
 
 @dataclass(frozen=True, kw_only=True)
 class KfdGpu:
-    """One GPU as ROCm counts GPUs.  A device in a partitioned mode counts as several GPUs."""
+    """One GPU as ROCm counts GPUs: a device in a partitioned mode counts as several GPUs."""
 
     node: int
     gpu_id: int | Unknown
@@ -57,7 +56,7 @@ def probe(root: Path = Path("/")) -> dict[str, Fact] | Unknown:
 
 
 def read_use(root: Path = Path("/")) -> list[GpuUse] | Unknown:
-    """Return memory and processes of every AMD GPU.  The process ids are those of the host."""
+    """Return memory and processes of every AMD GPU; the process ids are those of the host."""
     gpus = find_gpus(root)
     pids = [name for name in list_names(root, f"{KFD}/proc") if name.isdigit()]
     return [
@@ -194,7 +193,6 @@ def _properties(root: Path, path: str) -> dict[str, int]:
 
 
 def _named(devices: list[dict[str, Any]]) -> list[dict[str, Fact]]:
-    """Fill in each missing product name, which amd-smi lists by the device's PCI address."""
     unnamed = [device for device in devices if isinstance(device["name"], Unknown)]
     names = derive(ask(AMD_SMI), parse_product_names) if unnamed else {}
     missing = Unknown("the board and amd-smi give no product name")

@@ -1,7 +1,4 @@
-"""Collect the facts of section ``gpu`` on NVIDIA: from NVML if its Python package is installed, else from nvidia-smi.
-
-Other facts (container toolkit, IMEX channels, forward-compatibility library) come from files and tools.
-"""
+"""Collect the facts of section ``gpu`` on NVIDIA: from NVML if nvidia-ml-py is installed, else from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ def _complete(root: Path, found: dict[str, Fact]) -> dict[str, Fact]:
 
 
 def _compat_libcuda(root: Path) -> str | Unknown:
-    """Return the version of CUDA's forward-compatibility library, which may replace the driver's own ``libcuda``."""
+    """CUDA's forward-compatibility library may replace the driver's own ``libcuda``."""
     names = [name for name in list_names(root, COMPAT_FOLDER) if re.fullmatch(r"libcuda\.so\.\d+\.\d+.*", name)]
     return names[0].removeprefix("libcuda.so.") if names else Unknown(f"{COMPAT_FOLDER} holds no libcuda.so")
 
@@ -90,7 +87,6 @@ def _container_toolkit() -> str | Unknown:
 
 
 def _cdi_versions(root: Path) -> list[Any] | Unknown:
-    """Return the CDI versions of the files that describe devices for containers on this node."""
     versions = set()
     for folder in CDI_FOLDERS:
         for name in list_names(root, folder):

@@ -1,7 +1,4 @@
-"""Find facts of the machine apart from GPUs and network: kernel, processor, memory, limits, control group.
-
-The probe reads files below ``root``.  Limits, page size and glibc version are those of this process.
-"""
+"""Find facts of the machine apart from GPUs and network: kernel, processor, memory, limits, control group."""
 
 from __future__ import annotations
 
@@ -62,7 +59,6 @@ NETWORK_FILESYSTEMS: Final = {
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
-    """Return every fact of the section ``host``."""
     return {**_system(root), **_processor(root), **_memory(root), **_control_group(root), **_moment(root)}
 
 
@@ -162,7 +158,7 @@ def find_trainers(root: Path) -> list[Any]:
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
     """List other work of rlk-repro on this machine: each agent by its run id, a check of claims as ``claims check``.
 
-    Agents of this process's own run do not count, because they may share a node, as in a test of several nodes.
+    Other agents of this process's own run do not count, because they may share a machine.
     """
     commands = {
         int(pid): text.split("\0") for pid in list_names(root, "/proc") if pid.isdigit()

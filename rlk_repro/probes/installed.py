@@ -1,6 +1,6 @@
 """Find an installed package's commit and changed files from the records of pip and of this tool's installer.
 
-``tools/rl_kernel`` writes the build record.  This module reads the record and imports no package.
+``tools/rl_kernel`` writes the build record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlk_repro.base.files import sha256_bytes
 from rlk_repro.rundir.manifest import Fact, Unknown
 
 BUILD_RECORD: Final = "rlk_repro_build.json"
-"""File name of the build record in pip's ``.dist-info`` folder.  Pip's RECORD lists it, so pip also removes it."""
+"""The build record's name in pip's ``.dist-info`` folder; pip's RECORD lists the file, so pip also removes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,6 @@ def probe_clock() -> dict[str, Fact]:
 
 
 def read_timex(data: bytes) -> dict[str, Fact]:
-    """Read, from the kernel's structure ``timex``, whether the clock is synchronized and how large its error may be."""
     _, _, _, max_error_us, _, status = TIMEX.unpack_from(data)
     is_synchronized = not status & UNSYNCHRONISED
     error: Fact = round(max_error_us / 1e6, 3) if is_synchronized else Unknown("this clock is not synchronized")

@@ -1,7 +1,4 @@
-"""Find facts of the network: interfaces, InfiniBand and RoCE devices, and kernel modules.  No address is recorded.
-
-Interfaces of container runtimes are left out, because they appear and disappear with pods.
-"""
+"""Find facts of the network, but no addresses: interfaces, InfiniBand and RoCE devices, and kernel modules."""
 
 from __future__ import annotations
 
@@ -19,8 +16,9 @@ NET: Final = "/sys/class/net"
 INFINIBAND: Final = "/sys/class/infiniband"
 VERBS: Final = "/dev/infiniband"
 OPENS: Final = "opens"
-ACTIVE: Final = "ACTIVE"
 # the driver's name for the state of a port that can transfer data
+ACTIVE: Final = "ACTIVE"
+# interfaces of container runtimes appear and disappear with pods
 PLUMBING: Final = re.compile(
     r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
 )
@@ -28,7 +26,6 @@ MODULES: Final = ("nvidia_peermem", "nv_peer_mem", "gdrdrv", "mlx5_core", "bnxt_
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
-    """Return every fact of the section ``network``."""
     interfaces = [name for name in list_names(root, NET) if not PLUMBING.fullmatch(name)]
     devices = list_names(root, INFINIBAND)
     return {
@@ -70,10 +67,7 @@ def _rdma_device(root: Path, name: str) -> dict[str, Fact]:
 
 
 def _open_verbs(root: Path, name: str) -> str:
-    """Open an RDMA device and return ``opens``, or the reason why it does not open.
-
-    A container sees all devices in /sys, but can open only the devices that it was given.
-    """
+    """A container sees all devices in /sys, but can open only the devices that it was given."""
     found = list_names(root, f"{INFINIBAND}/{name}/device/infiniband_verbs")
     if not found:
         return "no verbs device"
@@ -113,5 +107,4 @@ def _module(root: Path, name: str) -> str | Unknown:
 
 
 def _after_colon(text: str) -> str:
-    """Return the text after the colon: ``4: ACTIVE`` becomes ``ACTIVE``."""
     return text.rpartition(":")[2].strip()

@@ -18,5 +18,4 @@ PROBES: Final[dict[str, Callable[[Path], Section]]] = {
 
 
 def probe_node(node_name: str, *, root: Path = Path("/")) -> Manifest:
-    """Return the manifest of this node with all sections."""
     return Manifest(node=node_name, sections={name: probe(root) for name, probe in PROBES.items()})

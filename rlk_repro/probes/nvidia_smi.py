@@ -1,7 +1,6 @@
-"""Read NVIDIA GPUs from nvidia-smi's CSV output if NVML's Python package is missing; read the GPUs' topology.
+"""Read NVIDIA GPUs from nvidia-smi's CSV output, with the fact names of module ``nvml``.
 
-The facts have the same names as in module ``nvml``.  The query names only fields that every driver knows: a driver
-refuses the whole query for one unknown field.  Facts that the query does not name come only from NVML.
+The query names only fields that every driver knows: a driver refuses the whole query for one unknown field.
 """
 
 from __future__ import annotations

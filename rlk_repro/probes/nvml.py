@@ -1,7 +1,4 @@
-"""Read NVIDIA GPUs from NVML with the optional package nvidia-ml-py.  An unknown fact has NVML's error as its reason.
-
-The caller passes the module ``pynvml``, so that tests can pass another one.
-"""
+"""Read NVIDIA GPUs from NVML with the optional package nvidia-ml-py (module ``pynvml``)."""
 
 from __future__ import annotations
 
@@ -68,7 +65,7 @@ def _ecc_errors(nvml: Any, gpu: Any, kind: int) -> int:
 
 
 def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
-    """Count the NVLinks in use.  For a link that this GPU does not have, NVML returns an error."""
+    """For a link that this GPU does not have, NVML returns an error."""
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states: list[int | Unknown] = [
         _ask(nvml, lambda module, link: module.nvmlDeviceGetNvLinkState(gpu, link), link) for link in links
@@ -78,10 +75,7 @@ def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
-    """Return the GPU's registration with the NVLink fabric.  GPUs of one NVLink domain share cluster and clique.
-
-    The driver fills in status, cluster and clique only after the registration is complete.
-    """
+    """GPUs of one NVLink domain share cluster and clique; the driver sets both only after a complete registration."""
     info = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
     state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else str(info.state)
@@ -186,10 +180,7 @@ def read_use(nvml: Any) -> list[GpuUse]:
 
 
 def given_handles(nvml: Any) -> list[tuple[int, Any]]:
-    """Return the number and the handle of each GPU of this job that NVML can open.
-
-    A GPU that fell off the bus is missing here; preflight finds the wrong count.
-    """
+    """Return the number and the handle of each GPU of this job; a GPU that fell off the bus is missing."""
     count = _ask(nvml, lambda module, _: module.nvmlDeviceGetCount(), None)
     handles = []
     for index in range(0 if isinstance(count, Unknown) else count):

@@ -1,7 +1,4 @@
-"""Read facts from files below a root folder and from tools.  A fact that cannot be read is Unknown, with a reason.
-
-This module only reads; each probe interprets what it read.
-"""
+"""Read facts from files below a root folder and from tools; a fact that cannot be read is Unknown, with a reason."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ Gpu = TypeVar("Gpu")
 
 
 def select_given(gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, object]]) -> list[Gpu]:
-    """Select the ``gpus`` that ``CUDA_VISIBLE_DEVICES`` lists by number or uuid.
+    """Return the ``gpus`` of this job; ``identify`` returns the number and the uuid of a GPU.
 
-    ``identify`` returns the number and the uuid of a GPU.  As in CUDA, an entry that is neither number nor uuid ends
-    the list, and a uuid may be shortened.  If the list names no GPU of the machine, all GPUs are selected.  GPUs and
-    numbers are in the driver's order, which is CUDA's order if all GPUs of a node are of one kind.
+    As in CUDA, an entry that is neither number nor uuid ends the list, and a uuid may be shortened.  If the list names
+    no GPU of the machine, all GPUs are selected.  GPUs and numbers are in the driver's order, which is CUDA's order if
+    all GPUs of a node are of one kind.
     """
     listed = os.environ.get(NAME)
     if listed is None:

@@ -1,7 +1,6 @@
 """A preflight check is a pure function: it reads a node's facts and returns complaints.
 
-A check's policy sets the level of its complaints: info, warning or blocking.  A check ignores an unknown fact; the
-manifest gives the reason why the fact is unknown.
+A check ignores an unknown fact; the manifest says why the fact is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ OTHER_POLICIES: Final[dict[CheckName, Policy]] = {
 
 
 class Complaint(NamedTuple):
-    """One problem that a check found.  The check's policy decides the level of the finding."""
+    """One problem that a check found; the check's policy decides the level of the finding."""
 
     where: str
     expected: str
@@ -58,7 +57,7 @@ class Situation:
         return self.manifest.sections.get(section, {}).get(name, Unknown("not recorded"))
 
     def mapping(self, section: str, name: str) -> dict[str, Any]:
-        """Return a fact that is a mapping; return an empty mapping if the fact is unknown."""
+        """Return a fact that is a mapping, or an empty mapping if the fact is unknown."""
         value = self.fact(section, name)
         return value if isinstance(value, dict) else {}
 
@@ -78,8 +77,6 @@ Judge: TypeAlias = Callable[[Situation], Iterable[Complaint]]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A named check, the runs that it applies to, and its default policy."""
-
     name: CheckName
     scope: Scope
     policy: Policy
@@ -87,7 +84,7 @@ class Check:
 
 
 def judge_node(checks: Iterable[Check], situation: Situation) -> Iterator[Finding]:
-    """Run every check that applies to this plan.  Each complaint becomes a finding with the check's level."""
+    """Yield a finding for each complaint of the checks that apply to this plan."""
     for check in checks:
         if situation.has(check.scope):
             level = LEVELS[situation.limits.policy.get(check.name, check.policy)]

@@ -1,7 +1,6 @@
-"""Check whether this node can run the plan.  A check returns findings and never raises an error.
+"""Run the preflight checks of one node; a check returns findings and never raises an error.
 
-The checks read the hardware from the node's manifest, so preflight and bundle use the same facts.  This module has the
-checks that every job needs; ``rlk_repro.agent.preflight.checks`` has the checks whose level a profile may change.
+This module has the checks that every job needs; module ``checks`` lists those whose level a profile may change.
 """
 
 from __future__ import annotations
@@ -138,24 +137,19 @@ def read_free_memory(path: Path = _MEMINFO) -> int | None:
 
 
 def check_modules(names: Iterable[str], trainer_path: str = "") -> Iterator[Finding]:
-    """Check that this Python has the modules that the trainer needs."""
     for name in names:
         if not is_found(name, trainer_path):
             yield Finding(Level.BLOCKING, f"python module {name}", "installed", "missing")
 
 
 def check_programs(names: Iterable[str]) -> Iterator[Finding]:
-    """Check that this node has the programs that trials start."""
     for name in names:
         if shutil.which(name) is None:
             yield Finding(Level.BLOCKING, f"program {name}", "on PATH", "missing")
 
 
 def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
-    """Check that the trainer of the enabled variant will find RL-Kernel, without importing RL-Kernel.
-
-    RL-Kernel may still be unable to serve an operator; the trainer then stops before its first step.
-    """
+    """Check that the trainer of the enabled variant will find RL-Kernel, without importing RL-Kernel."""
     if not plan.needs_rl_kernel:
         return
     if plan.run.rl_kernel.commits is not None:
@@ -190,7 +184,7 @@ def _trainer_path(plan: Plan) -> str:
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
-    """Check that the machine and its GPUs match the plan; count only the GPUs that the manifest describes."""
+    """Check that the machine and its GPUs match the plan."""
     machine = manifest.sections.get("host", {}).get("machine")
     if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
         yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)
@@ -215,7 +209,7 @@ def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Ite
 
 
 def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Check the size of GPU memory, because products with one name differ: an A100 has 40 GB or 80 GB."""
+    """GPUs with one name differ in memory: an A100 has 40 GB or 80 GB."""
     where, expected = "gpu.devices.memory_total_mib", f"{expected_gib:g} GiB ± {MEMORY_TOLERANCE:.0%}"
     for found in sorted({item.get("memory_total_mib", Unknown("not recorded")) for item in devices}, key=str):
         if isinstance(found, Unknown):
@@ -227,11 +221,10 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
 def check_pins(
     stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
 ) -> Iterator[Finding]:
-    """Check that this node has the sources that the stack pins, because a bundle must not name an unconfirmed pin.
+    """Check that this node has the sources that the stack pins; ``patched`` pins must have upstream's patch.
 
-    ``patched`` names the pins whose sources must have upstream's patch.  If a commit is unknown, the source
-    files must have the hash of the pinned commit's files.  Changed sources also pass if they equal the stack's patched
-    files, or if the record of the node's image lists the same changes.
+    Sources without a known commit pass if their files have the hash of the pinned commit's files.  Changed sources pass
+    if they equal the stack's patched files, or if the record of the node's image lists the same changes.
     """
     code = manifest.sections.get("code", {})
     for name, pin in stack.pins.items():
@@ -276,9 +269,9 @@ def check_idle(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -
 def wait_until_idle(
     busy_gpus: Callable[[], list[GpuUse] | Unknown], wait: Callable[[float], bool], deadline_s: float
 ) -> list[GpuUse] | Unknown:
-    """Wait for idle GPUs and return the GPUs that stay busy: a driver may free a killed process's memory late.
+    """Return the GPUs that stay busy until the deadline: a driver may free a killed process's memory late.
 
-    ``wait`` sleeps for some seconds; this function returns as soon as ``wait`` returns True.
+    ``wait`` sleeps for some seconds, and returns True to end the wait.
     """
     until = time.monotonic() + deadline_s
     pause_s = 0.1

@@ -1,4 +1,4 @@
-"""List the preflight checks that have a policy: one tuple per module, one line per check (docs/preflight.md)."""
+"""List the preflight checks that have a policy (docs/preflight.md)."""
 
 from typing import Final
 

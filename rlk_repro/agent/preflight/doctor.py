@@ -1,7 +1,6 @@
-"""Find out whether this machine can run rlk-repro, and what would improve it; name one next step per problem.
+"""Find out whether this machine can run rlk-repro, and name one next step per problem.
 
-``look_around`` collects the facts that no manifest holds; ``diagnose`` evaluates all facts.  The doctor changes nothing
-and submits nothing.
+The doctor changes nothing and submits nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Answer):
-    """One result about this machine.  ``advice`` is the next step; it is empty if ``status`` is ok."""
+    """One result about this machine; ``advice`` is the next step, and is empty if ``status`` is ok."""
 
     name: str
     status: Health
@@ -90,10 +89,7 @@ Judge: TypeAlias = Callable[[Situation, Surroundings], Diagnosis]
 
 
 def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
-    """Collect the facts that ``diagnose`` needs: disk, tools, modules, GPU use and the clock.
-
-    Modules are located but not imported.  ``clients`` are programs that submit jobs to clusters, such as ``sbatch``.
-    """
+    """Collect the facts that no manifest holds; ``clients`` are programs that submit jobs, such as ``sbatch``."""
     existing = _find_existing(runs_root.absolute())
     return Surroundings(
         disk_free_bytes=shutil.disk_usage(existing).free,
@@ -112,10 +108,7 @@ def _find_existing(path: Path) -> Path:
 
 
 def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:
-    """Return the results about this machine, then a summary of the preflight checks, then each failed check.
-
-    ``hardware`` describes the machine as it should be.
-    """
+    """Return the results about this machine, then a summary of the preflight checks, then each failed check."""
     devices = manifest.sections.get("gpu", {}).get("devices")
     layout = Layout(gpus_per_node=len(devices) if isinstance(devices, list) else 0)
     node = Situation(manifest=manifest, hardware=hardware, layout=layout, limits=Preflight())

@@ -1,4 +1,4 @@
-"""Check GPUs in preflight: driver, memory errors, links, modes and visible devices.  The checks are pure functions."""
+"""Check GPUs in preflight: driver, memory errors, links, modes and visible devices."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ def check_driver(situation: Situation) -> Iterator[Complaint]:
 
 
 def find_toolkit(packages: dict[str, Any], of_image: Fact) -> str | None:
-    """Return the CUDA version: of PyTorch's build (``2.9.0+cu130``), else of the CUDA runtime, else of the image.
-
-    An image that installs CUDA outside Python names its CUDA version in the variable ``CUDA_VERSION``.
-    """
+    """Return the CUDA version: of PyTorch's build (``2.9.0+cu130``), else of the CUDA runtime, else of the image."""
     built = re.search(r"\+cu(\d+)(\d)$", str(packages.get("torch", "")))
     if built:
         return f"{built[1]}.{built[2]}"
@@ -71,7 +68,7 @@ def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_links(situation: Situation) -> Iterator[Complaint]:
-    """Check that every link between the GPUs is up.  With one GPU per node, a job uses no GPU link."""
+    """Check that every link between the GPUs is up; a job with one GPU per node uses no such link."""
     expected, devices = situation.hardware.links_per_gpu, situation.devices
     if expected == 0 or situation.layout.gpus_per_node < 2 or not devices:
         return
@@ -144,11 +141,11 @@ def check_alike(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_visibility(situation: Situation) -> Iterator[Complaint]:
-    """Check the lists of visible devices.
+    """Check the lists of visible devices: on AMD, Ray does not start where those of HIP, ROCr and CUDA disagree.
 
-    On AMD, Ray does not start where the lists of HIP, ROCr and CUDA disagree.  On NVIDIA, a trainer with inference
-    servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and counts a server's GPUs upwards from the server's first GPU.
-    If the GPU numbers have a gap, the trainer would use a GPU that the job does not own.
+    On NVIDIA, a trainer with inference servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and counts a server's GPUs
+    upwards from the server's first GPU.  If the GPU numbers have a gap, the trainer would use a GPU that the job does
+    not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: situation.fact("environment", name) for name in VISIBILITY}

@@ -1,4 +1,4 @@
-"""Check processor, memory limits, clocks and the run directory's file system in preflight, by pure functions."""
+"""Check processor, memory limits, clocks and the run directory's file system in preflight."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_scratch(situation: Situation) -> Iterator[Complaint]:
 
 
 def check_open_files(situation: Situation) -> Iterator[Complaint]:
-    """Check the hard limit of open files. Where the agent starts Ray, it raises the soft limit up to the hard limit."""
+    """Check the hard limit of open files: where the agent starts Ray, it raises the soft limit up to the hard limit."""
     return _require_least("host.limits.nofile.hard", _limit(situation, "nofile", "hard"), MIN_OPEN_FILES)
 
 

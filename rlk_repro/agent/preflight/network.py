@@ -1,4 +1,4 @@
-"""Check the network between nodes, and the facts that all nodes of a job must share.  The checks are pure functions."""
+"""Check the network between nodes, and the facts that all nodes of a job must share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def check_rdma_ports(situation: Situation) -> Iterator[Complaint]:
 
 
 def list_ports(situation: Situation) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each InfiniBand or RoCE port of this node, with the port's name in the manifest."""
     return network.list_ports(situation.mapping("network", "rdma_devices"))
 
 
@@ -101,7 +100,7 @@ def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Fi
 
 
 def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Finding]:
-    """Check IMEX channels: a node of an NVLink domain needs a channel to reach the memory of the other nodes."""
+    """A node of an NVLink domain needs an IMEX channel to reach the memory of the other nodes."""
     domains = Counter(filter(None, map(find_domain, manifests)))
     for manifest in manifests:
         domain = find_domain(manifest)
@@ -121,7 +120,6 @@ def find_domain(manifest: Manifest) -> str | None:
 
 
 def _has_channels(manifest: Manifest) -> bool:
-    """Whether a node has IMEX channels; only nodes of a rack-scale domain have them."""
     return isinstance(manifest.sections.get("gpu", {}).get("imex_channels"), int)
 
 

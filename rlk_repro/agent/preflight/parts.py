@@ -42,7 +42,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding]:
-    """Check the number of rollouts: a trainer may take rollout 0 in place of a missing rollout, without an error."""
+    """A trainer may take rollout 0 in place of a missing rollout, without an error."""
     stored = found.get(ROLLOUTS)
     if stored is None:
         return
@@ -54,10 +54,7 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
 
 
 def record_prepared(plan: Plan, run_dir: RunDir) -> None:
-    """Write the records of the prepared files into ``prepared.json``, and copy the rollouts that the bundle will hold.
-
-    ``submit`` may have written the records already.
-    """
+    """Write ``prepared.json``, unless ``submit`` has written it, and copy the rollouts that the bundle will hold."""
     folders = list_run_folders(plan, run_dir)
     if not folders:
         return

@@ -1,8 +1,7 @@
-"""Import modules and report all missing modules at once.  This is a script that uses the standard library only.
+"""Print a JSON list of the modules that ``python try_import.py NAME…`` cannot find; use the standard library only.
 
-Call: ``python try_import.py NAME…``.  An empty module replaces each missing module, so the import goes on and finds
-the next missing module.  The last line of standard output is a JSON list of the missing modules.  Any other error ends
-this process as it would end the trainer.
+An empty module replaces each missing module, so the import goes on and finds the next missing module.  Any other error
+ends this process as it would end the trainer.
 """
 
 from __future__ import annotations

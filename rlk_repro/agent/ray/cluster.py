@@ -1,4 +1,4 @@
-"""The leader's work with Ray: start Ray on all nodes before a command, end Ray after the command, report what failed.
+"""Start Ray on all nodes before a command, and end Ray after the command.
 
 The loss of a node says nothing about the variant, so the trial counts as interrupted.  If Ray ends while the node's
 agent still runs, the trial may be the cause, so the trial counts as failed.
@@ -35,11 +35,7 @@ CENSUS_S: Final = (5.0, 60.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What a command needs from a Ray cluster.
-
-    ``env`` holds the variables by which the command finds the cluster.  ``find_trouble`` returns why the command must
-    be ended.  ``settle`` corrects the command's outcome if a node was lost.
-    """
+    """What a command needs from Ray: its variables, a reason to end the command, and a correction of the outcome."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     find_trouble: Callable[[], str] = no_trouble
@@ -47,10 +43,7 @@ class Service:
 
 
 class RayClusters:
-    """Start a new Ray cluster for each command.
-
-    ``lost`` maps each node that can run no more commands to the reason.
-    """
+    """Start a new Ray cluster for each command; ``lost`` maps each lost node to the reason."""
 
     def __init__(self, member: RayMember, record: Callable[..., object]) -> None:
         self.lost: dict[str, str] = {}
@@ -90,7 +83,7 @@ class RayClusters:
             self.lost |= cluster.lost
 
     def take_findings(self) -> list[Finding]:
-        """Return the findings since the last call: nodes that did not join, and GPUs that were busy after Ray ended."""
+        """Return the findings since the last call."""
         found, self._findings = self._findings, []
         return found
 
@@ -116,11 +109,6 @@ class _Cluster:
         return SETTINGS | self._member.make_env(self._seat, self._command) | {"RAY_ADDRESS": self._order.head}
 
     def bring_up(self) -> None:
-        """Start Ray; return when every node has joined, or when a signal asks the agent to stop.
-
-        Raises:
-            EnvironmentMissing: a node is lost, or did not join in time.
-        """
         until = time.monotonic() + self._member.parts.deadlines.ray_up_s
         self._write_token()
         self._give(Want.JOIN)
@@ -136,7 +124,6 @@ class _Cluster:
             raise EnvironmentMissing(*absent)
 
     def find_trouble(self) -> str:
-        """Return why the trial cannot continue (a node was lost, or Ray ended on a node), or an empty text."""
         self._own.keep(is_joining=False)
         if not self._own.is_up:
             self._ended[self._member.place.node] = self._own.reason
@@ -149,13 +136,12 @@ class _Cluster:
         return self._describe_trouble()
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """End the cluster and name a lost node in the outcome, because the trainer's log seldom names the node."""
+        """Name a lost node in the outcome, because the trainer's log seldom names the node."""
         self.find_trouble()
         self.take_down()
         return outcome.with_trouble(self._describe_trouble(), is_interrupted=bool(self.lost))
 
     def take_down(self) -> None:
-        """End Ray on the followers, then on the head.  A signal to the agent ends the wait for the followers."""
         if self.down_s is not None:
             return
         started = time.monotonic()
@@ -217,10 +203,6 @@ class _Cluster:
         return f"no sign of life for {silence_s:.0f} s" if silence_s > self._member.parts.deadlines.lost_s else ""
 
     def _find_absent(self, until: float) -> list[Problem]:
-        """Return one problem for each node whose Ray did not join the cluster.
-
-        If every node reports that its Ray is up, Ray's head is asked which nodes are absent.
-        """
         place = self._member.place
         reports = {node: self._read_report(node) for node in place.followers}
         reasons = {node: "no report" if report is None else report.reason for node, report in reports.items()}

@@ -10,7 +10,7 @@ from rlk_repro.agent.ray.node import RayNode
 
 
 class RayFollower:
-    """Follow the leader's orders each time ``step`` is called.  After the block, Ray has ended on this node."""
+    """Follow the leader's orders each time ``step`` is called; after the block, Ray has ended on this node."""
 
     def __init__(self, member: RayMember) -> None:
         self._member = member
@@ -52,7 +52,7 @@ class RayFollower:
         return member.make_node(member.make_seat(address, order.head), order.use)
 
     def _take_down(self, condition: Condition = Condition.DOWN) -> None:
-        """End Ray and report that Ray is down, even if Ray was never up: the leader waits for the report."""
+        """Report that Ray is down even if Ray was never up: the leader waits for the report."""
         if self._order is None:
             return
         reason, busy = "", tuple[str, ...]()

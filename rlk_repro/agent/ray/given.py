@@ -1,7 +1,6 @@
-"""Use the Ray cluster that KubeRay keeps up for a whole allocation.  The agents must not restart Ray's head.
+"""Use the Ray cluster that KubeRay keeps up for a whole allocation.
 
-Ray starts before the first trial, so Ray's workers do not inherit a trial's environment.  The Ray job of each trial
-passes the trial's environment to the workers as Ray's runtime environment.
+Its workers start before the first trial, so each trial passes its environment to them as Ray's runtime environment.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ PAUSE_S: Final = 1.0
 
 
 class GivenRay:
-    """The leader's access to a Ray cluster that was up before the leader started.
-
-    ``find_left`` names the nodes whose agents have ended.
-    """
+    """A Ray cluster that was up before the leader; ``find_left`` names the nodes whose agents have ended."""
 
     def __init__(
         self,
@@ -79,17 +75,16 @@ class GivenRay:
         return found
 
     def _find_trouble(self) -> str:
-        """Name the nodes whose agents have ended because their pods were evicted, or return an empty text."""
         self.lost |= dict.fromkeys(self._find_left(), "the node's agent has ended")
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
-        """If a trial failed because a node was lost, record the trial as interrupted: its variant is not the cause."""
+        """A trial that failed because a node was lost counts as interrupted: its variant is not the cause."""
         trouble = "" if outcome.status is TrialStatus.OK else self._find_trouble()
         return outcome.with_trouble(trouble, is_interrupted=True)
 
     def _wait_for_nodes(self) -> None:
-        """Wait until all nodes have joined Ray: pods start at different times, and each pod then starts Ray."""
+        """Pods start at different times, and each pod then starts Ray."""
         until = time.monotonic() + self._deadline_s
         known: tuple[str, ...] = ()
         while len(known) < self._num_nodes:

@@ -1,4 +1,4 @@
-"""Compute how Ray is started on one node: ports, arguments, environment.  ``ray/node.py`` starts Ray."""
+"""Compute how Ray is started on one node: ports, arguments, environment."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class RaySeat:
-    """The place of one node in a Ray cluster.  ``index`` 0 is Ray's head; ``head`` is the address:port of Ray's head.
-
-    Where Ray's client is installed, the head starts a server for the client, with an explicit port, because Ray may
-    otherwise take an ephemeral port.  Without Ray's client, Ray refuses the option that sets this port.
-    """
+    """The place of one node in a Ray cluster; ``index`` 0 is Ray's head, and ``head`` is its address and port."""
 
     index: int
     node: str
@@ -60,6 +56,7 @@ class RaySeat:
     def head_ports(self) -> dict[str, int]:
         if not self.is_head:
             return {}
+        # Ray refuses the client's port where its client is missing, and else may take an ephemeral port for it
         names = HEAD_PORTS if self.has_client else HEAD_PORTS[:-1]
         return {name: self.first_port + number for number, name in enumerate(names)}
 
@@ -98,7 +95,7 @@ def find_store_bytes(shm_bytes: int, memory_bytes: int) -> int:
 
 
 def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
-    """Return the command line of ``ray start``, which stays in the foreground.  Workers get free ports from Linux."""
+    """Return the command line of ``ray start``, which stays in the foreground."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style", "record"]
     argv += ["--log-color", "false", "--node-ip-address", seat.address, "--node-name", seat.node]
     argv += ["--num-gpus", str(seat.num_gpus), "--temp-dir", temp_dir]
@@ -113,9 +110,9 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
 
 
 def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the variables of this allocation: the path of Ray's token, and addresses of nodes.
+    """Return the path of Ray's token and the addresses of nodes as variables.
 
-    ``address_names`` are the variables from which the trainer reads the address of its node.
+    The trainer reads the address of its node from ``address_names``.
     """
     return {
         "RAY_AUTH_MODE": "token",

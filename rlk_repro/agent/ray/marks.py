@@ -18,11 +18,7 @@ SCHEMA: Final = 1
 
 
 class Want(StrEnum):
-    """What a follower must do with Ray.
-
-    ``join``: start Ray, and restart Ray if it ends.  ``hold``: keep Ray running, but do not restart Ray if it ends,
-    because all nodes have joined.  ``down``: end Ray.
-    """
+    """``join``: start Ray, and restart Ray if it ends.  ``hold``: do not restart Ray, because all nodes have joined."""
 
     JOIN = "join"
     HOLD = "hold"
@@ -40,7 +36,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What Ray is used for: a trial, given by its name, or the stored rollouts of a seed."""
+    """What Ray is used for: a trial, or the stored rollouts of a seed."""
 
     trial: str | None = None
     seed: int | None = None
@@ -51,7 +47,9 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class RayOrder:
-    """The leader's order.  ``number`` counts the allocation's Ray clusters; ``head`` is Ray's head (address:port)."""
+    """The leader's order; ``number`` counts the allocation's Ray clusters, and ``head`` is the address:port of Ray's
+    head.
+    """
 
     allocation: str
     number: int
@@ -66,7 +64,9 @@ class RayOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A follower's report.  ``reason``: why Ray ended or does not start.  ``busy``: GPUs in use after Ray ended."""
+    """A follower's report: ``reason`` says why Ray ended or does not start, and ``busy`` names GPUs in use after its
+    end.
+    """
 
     allocation: str
     number: int

@@ -26,7 +26,7 @@ SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (only the folder's size is read
 
 @dataclass(frozen=True, kw_only=True)
 class RayMember:
-    """What an agent needs for its work with Ray: plan, run directory, the agent's place, and functions to call."""
+    """What an agent needs for its work with Ray."""
 
     plan: Plan
     run_dir: RunDir
@@ -56,7 +56,7 @@ class RayMember:
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Prepare, but do not start, Ray on this node.  Ray's workers get the environment of ``use``'s command."""
+        """Prepare, but do not start, Ray on this node; its workers get the environment of ``use``'s command."""
         command = self.find_command(use)
         env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines
@@ -66,7 +66,7 @@ class RayMember:
         return render_env(seat, str(self.run_dir.ray_token.absolute()), command.address_names)
 
     def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
-        """End Ray on this node and collect Ray's logs.  Return the GPUs that are still busy after ``idle_s``."""
+        """End Ray on this node, collect its logs, and return the GPUs that are still busy after ``idle_s``."""
         node.end()
         scrubber = Scrubber.from_environment(named=self.find_command(order.use).from_env.values())
         node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)

@@ -1,7 +1,6 @@
-"""Run Ray on this node during one command: start Ray, end all its processes, and collect its logs.
+"""Run Ray on this node during one command.
 
-Only processes that this node's agent started are ended: all of them descend from one guard.  ``ray stop`` is never
-called, because it ends every Ray on the machine.
+``ray stop`` is never called, because it ends every Ray on the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _LEFT_AFTER_S: Final = 60.0
 
 
 class RayNode:
-    """The process ``ray start --block`` and its guard.  Until all nodes have joined, Ray is restarted if it ends."""
+    """The process ``ray start --block`` and its guard."""
 
     def __init__(self, seat: RaySeat, env: Mapping[str, str], *, retry_s: float, grace_s: float) -> None:
         self.reason = ""
@@ -64,7 +63,7 @@ class RayNode:
         return None if self._guarded is None else self._guarded.pid
 
     def keep(self, *, is_joining: bool) -> None:
-        """Find out whether Ray has ended; if ``is_joining``, restart it.  While Ray is not up, ``reason`` says why."""
+        """Find out whether Ray has ended; if ``is_joining``, restart Ray.  While Ray is not up, ``reason`` says why."""
         if self.is_up:
             return
         if self._guarded is not None:
@@ -107,7 +106,7 @@ class RayNode:
         return f"ray start ended with {guarded.code or 0}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
 
     def _find_logs(self) -> Iterator[tuple[Path, Path]]:
-        """Yield the log of ``ray start`` and each log file of Ray's last start, with its path in the record."""
+        """Yield each log file and its path in the record."""
         if self._log.is_file():
             yield self._log, Path(START_LOG)
         for latest in sorted(self._folder.glob("*/session_latest"), key=lambda path: path.lstat().st_mtime)[-1:]:
@@ -158,7 +157,6 @@ def _is_free(port: int) -> bool:
 
 
 def _read_end(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bytes:
-    """Read the last bytes of a file, from the beginning of a line."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
