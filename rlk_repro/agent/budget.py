@@ -15,8 +15,6 @@ EARLY_S: Final = 90.0
 
 
 class OutOfTime(RlkReproError):
-    """The next pair does not fit into the remaining time of this allocation."""
-
     exit_code = 75
     title = "out of time"
 

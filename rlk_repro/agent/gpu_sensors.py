@@ -15,11 +15,9 @@ from rlk_repro.rundir.manifest import Unknown
 
 
 class Sensors(Protocol):
-    def read(self) -> list[dict[str, Any]]:
-        """Return the current values of each GPU."""
+    def read(self) -> list[dict[str, Any]]: ...
 
-    def close(self) -> None:
-        """Release the driver."""
+    def close(self) -> None: ...
 
 
 def open_sensors(root: Path = Path("/")) -> Sensors | None:
@@ -44,8 +42,6 @@ NVIDIA_QUESTIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class NvidiaSensors:
-    """Read the GPUs by NVML; the values of a GPU that falls off the bus are None."""
-
     def __init__(self, pynvml: Any) -> None:
         self._lib = pynvml
         self._gpus: list[tuple[int, Any]] = []

@@ -26,13 +26,10 @@ RESERVE_BYTES: Final = 256 << 10
 
 @dataclass(kw_only=True)
 class PhaseEnd:
-    """One phase of the agent's work, and the error that ended it."""
-
     error: Exception | None = None
 
     @property
     def exit_code(self) -> int:
-        """The agent's exit code for the phase's error; 0 without an error."""
         if self.error is None:
             return 0
         return self.error.exit_code if isinstance(self.error, RlkReproError) else EXIT_BUG
@@ -73,7 +70,6 @@ class Journal:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[PhaseEnd]:
-        """Record the start and the end of a phase; an error in the phase is recorded and not raised."""
         phase = PhaseEnd()
         started = time.monotonic()
         self.record("begin", phase=name)

@@ -64,7 +64,6 @@ class LogWriter:
         return self._write(end) if end else b""
 
     def close(self) -> None:
-        """Write all lines that were held back, and sync them to disk."""
         if self._stream.closed:
             return
         with self._stream:

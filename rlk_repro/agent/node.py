@@ -62,7 +62,6 @@ def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
 
 
 def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
-    """Find the facts of this node that differ from those that an earlier agent recorded."""
     before = load_manifest(earlier.manifest)
     return [item for item in diff_manifests(before, manifest) if item.level is not Level.INFO] if before else []
 

@@ -23,8 +23,6 @@ _TROUBLE_S: Final = 1.0
 
 
 class Cause(StrEnum):
-    """The reason why the agent ended a process."""
-
     TIMEOUT = "timeout"
     INTERRUPT = "interrupt"
     TROUBLE = "trouble"
@@ -69,8 +67,8 @@ def run_guarded(
 ) -> Ended:
     """Run ``argv`` until it ends, its time limit passes, the agent must stop, or ``find_trouble`` gives a reason.
 
-    No descendant is left when this function returns or raises.  ``see_pid`` gets the pid of the process group, which is
-    also its session id.  ``find_trouble`` is called about every second.
+    No descendant is left when this function returns or raises.  ``see_pid`` gets the process group's pid;
+    ``find_trouble`` is called about every second.
 
     Raises:
         EnvironmentMissing: the Python that runs the guard cannot be started.

@@ -46,7 +46,6 @@ class ProgressWriter:
         self._durations_s.append(duration_s)
 
     def see_output(self, block: bytes) -> None:
-        """Find the finished steps in a block of the trainer's log, and write the last step to ``.state.json``."""
         if b"'perf/step_time'" not in block:
             return
         found = list(_STEP.finditer(block))

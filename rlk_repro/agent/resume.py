@@ -24,13 +24,11 @@ def find_whole_pairs(plan: Plan, run_dir: RunDir) -> set[str]:
 
 
 def find_open_trials(plan: Plan, run_dir: RunDir) -> list[Trial]:
-    """Return the trials of all pairs and sessions that are not complete, in plan order."""
     whole = find_whole_pairs(plan, run_dir)
     return [trial for trial in plan.trials if trial.pair not in whole]
 
 
 def set_aside(plan: Plan, run_dir: RunDir) -> list[str]:
-    """Move the trials of incomplete pairs and sessions to ``interrupted/<n>/``; return their names."""
     folders = [run_dir.trial(trial.name) for trial in find_open_trials(plan, run_dir)]
     attempt = next_number(run_dir.interrupted)
     moves = [(old.path, run_dir.interrupted_trial(attempt, old.name).path) for old in folders if old.path.exists()]

@@ -45,7 +45,6 @@ class Outcome:
         return replace(self, status=status, reason=reason)
 
     def to_json(self, allocation: str) -> dict[str, Any]:
-        """Return the content of ``exit.json``."""
         return {
             "schema": EXIT_SCHEMA,
             "status": self.status.value,
@@ -89,7 +88,6 @@ def run_trial(
 
     Raises:
         SpecError: a variable of ``from_env`` is not set.
-        FileExistsError: the trial already has a folder.
     """
     env = resolve_env(command, os.environ)
     with writing(folder.path):

@@ -25,8 +25,6 @@ class Failure:
 
 
 class Attempts:
-    """Runs actions on one device, and turns their errors into failures."""
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._failures = find_failures()

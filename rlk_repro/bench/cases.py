@@ -125,11 +125,7 @@ class CaseTensors:
 
 
 def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTensors:
-    """Make the case's random tensors from the seed, equal for every implementation, sweep and process.
-
-    Raises:
-        torch.OutOfMemoryError: the case's tensors do not fit into memory.
-    """
+    """Make the case's random tensors from the seed, equal for every implementation, sweep and process."""
     source = torch.Generator(device).manual_seed(seed)
     num_samples, _, _ = _split_rows(case)
     dtype, num_tokens, vocab_size = find_dtype(case), case.num_tokens, case.vocab_size

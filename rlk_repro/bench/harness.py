@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class BoundCell:
-    """An implementation bound to the tensors of a case."""
-
     ready: Ready
     call: Call
 
@@ -40,8 +38,6 @@ def log_record(event: str, **fields: Any) -> None:
 
 
 class Harness:
-    """Runs the cases one after the other, each with new tensors and with one implementation at a time."""
-
     def __init__(
         self,
         suite: OperatorsWorkload,

@@ -28,8 +28,6 @@ class Ready:
 
 @dataclass(frozen=True)
 class Blocked:
-    """The reason why an implementation cannot be measured here."""
-
     reason: str
 
 

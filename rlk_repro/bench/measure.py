@@ -50,7 +50,7 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     On a GPU, events on the current stream give the device time.  The time of a launch does not count: the host launches
     a call while the device runs the previous call.  Caches are not flushed, so a case that fits into the last-level
     cache is measured with a warm cache.  The peak memory is that of torch's allocator during these calls, minus the
-    bytes that were allocated before.  Garbage collection is off, as in ``timeit``.
+    bytes that were allocated before.
     """
     for _ in range(warmup):
         function()
@@ -110,8 +110,6 @@ def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The highest rates measured on the device: bytes moved per second, and operations per second by dtype."""
-
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
 

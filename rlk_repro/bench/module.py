@@ -83,18 +83,11 @@ def start_log(*, is_quiet: bool) -> None:
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning as one line that names the file without its folder."""
     del line
     return f"{Path(filename).name}:{lineno}: {category.__name__}: {message}\n"
 
 
 def run(args: argparse.Namespace, rank: int = 0) -> None:
-    """Run all rollouts.
-
-    Raises:
-        EnvironmentMissing: the device or the trainer's code is absent, or RL-Kernel is required and cannot run.
-        CheckFailed: the gradient norm is not a finite number.
-    """
     device = make_device(args.device, rank)
     loss_module = load_vime_loss()
     from rlk_repro.integration.vime import install_loss
@@ -119,10 +112,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
 
 
 def load_vime_loss() -> ModuleType:
-    """Return vime's loss module.
-
-    Raises:
-        EnvironmentMissing: vime, Megatron-LM or a package that they import is absent.
+    """Import vime's loss module; raise EnvironmentMissing if vime, Megatron-LM or one of their requirements is absent.
     """
     require_importable(VIME, MEGATRON)
     try:
@@ -194,7 +184,6 @@ def keep_busy(cycles: int) -> None:
 
 
 def find_cycles_per_ms() -> float:
-    """Return the number of clock cycles in 1 ms of the device, measured while the device is busy."""
     clock, cycles = DeviceClock(), 10_000_000
     keep_busy(cycles)  # the first call loads the kernel
     begin = clock.mark()
@@ -229,8 +218,6 @@ class OptimizerStep:
 
 
 class ModuleBench:
-    """Makes the loss calls of one rank, rollout after rollout."""
-
     def __init__(
         self,
         args: argparse.Namespace,
@@ -255,7 +242,6 @@ class ModuleBench:
         )
 
     def train(self, rollout_id: int) -> None:
-        """Run every optimizer step of one rollout, then print its log lines."""
         args = self.args
         steps = [OptimizerStep() for _ in range(args.num_steps_per_rollout)]
         for number, step in enumerate(steps):

@@ -61,13 +61,6 @@ def _parse_suite(text: str) -> OperatorsWorkload:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run all sweeps, then the checks.
-
-    Raises:
-        SpecError: the suite names an implementation that does not exist.
-        EnvironmentMissing: the device is absent.
-        CheckFailed: an implementation left the device unusable.
-    """
     implementations = list_implementations(args.suite)
     device = make_device(args.device)
     cases = expand_grids(args.suite.grids)
@@ -90,11 +83,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def list_implementations(suite: OperatorsWorkload) -> tuple[BenchedImplementation, ...]:
-    """Return the implementations of the suite's operators: those that the suite names, or all.
-
-    Raises:
-        SpecError: no operator of the suite has an implementation of this name.
-    """
+    """Return the implementations of the suite's operators: those that the suite names, or all."""
     operators = {grid.operator for grid in suite.grids}
     known = [item for item in (*list_references(), *list_operators(), *list_peers()) if item.operator in operators]
     menu = ", ".join(dict.fromkeys(item.name for item in known))

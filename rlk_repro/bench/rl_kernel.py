@@ -102,7 +102,6 @@ def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: 
 
 
 def list_operators() -> Iterator[BenchedImplementation]:
-    """Yield every way to call RL-Kernel, operator by operator."""
     for name, method in LOGP_METHODS.items():
         build = partial(_build_resolved, use=partial(_select, method), method=method)
         yield BenchedImplementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)

@@ -1,6 +1,6 @@
 """Find which code runs: Python, the installed packages, rlk-repro, and the sources that a stack pins.
 
-This module imports no package that it describes.  The trainer itself records which libraries a rank loaded.
+This module imports no package that it describes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ def probe_source(source: CodeSource, environ: Mapping[str, str], commits: Mappin
 
 
 def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
-    """Return how RL-Kernel was built, as its installer recorded it."""
     package, distribution = find_package(RL_KERNEL, environ), find_distribution(RL_KERNEL)
     is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
     record = load_build_record(distribution) if is_installed else None

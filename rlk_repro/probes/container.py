@@ -69,7 +69,6 @@ def find_record(root: Path = Path("/")) -> str:
 
 
 def load_provenance(root: Path) -> dict[str, Any] | Unknown:
-    """Load the record that says what was built into the image or the environment."""
     path = find_record(root)
     return derive(read_text(root, path), lambda text: _parse_object(text, path))
 

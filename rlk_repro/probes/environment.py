@@ -36,7 +36,7 @@ def probe(_root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> 
 
 
 def select(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to record, sorted.  A value that looks like a secret becomes ``<redacted>``."""
+    """Return the variables to record, sorted; a value that looks like a secret becomes ``<redacted>``."""
     names = sorted(name for name in environ if _is_wanted(name))
     return {
         name: REDACTED if looks_secret(name, environ[name]) else hide_places(scrub(environ[name])) for name in names

@@ -26,7 +26,6 @@ BUILD_NAMES: Final = ("TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH", "RL_KERNEL_RE
 
 
 def probe_extension(package: Path | Unknown) -> dict[str, Fact]:
-    """Return facts of the file ``_C*.so`` in the folder of the package ``rl_engine``."""
     if isinstance(package, Unknown):
         return _absent(package, package)
     files = find_extensions(package)
@@ -67,7 +66,6 @@ def list_device_code(file: Path) -> list[str] | Unknown:
 
 
 def build_variables(environ: Mapping[str, str]) -> dict[str, Fact] | Unknown:
-    """Return the variables of an environment that influence RL-Kernel's build."""
     names = sorted(name for name in environ if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES))
     found: dict[str, Fact] = {name: environ[name] for name in names}
     return found or Unknown("no variable of RL-Kernel's build is set")

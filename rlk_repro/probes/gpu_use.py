@@ -13,10 +13,7 @@ IDLE_MEMORY_MIB: Final = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """The memory in use on one GPU, and the processes that use the GPU.
-
-    In a container, some processes may be missing or may have the host's process ids.
-    """
+    """In a container, some processes may be missing or may have the host's process ids."""
 
     index: int
     memory_used_mib: float | Unknown

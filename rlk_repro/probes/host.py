@@ -149,7 +149,6 @@ def _control_group(root: Path) -> dict[str, Fact]:
 
 
 def find_trainers(root: Path) -> list[Any]:
-    """Return the names of the processes of Ray and of engines that this process can see, each name once."""
     pids = [name for name in list_names(root, "/proc") if name.isdigit()]
     names = {read_text(root, f"/proc/{pid}/comm") for pid in pids}
     return sorted(name for name in names if isinstance(name, str) and TRAINERS.fullmatch(name))

@@ -25,8 +25,6 @@ BUILD_RECORD: Final = "rlk_repro_build.json"
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedRepair:
-    """A named change that was made to one source file before the build."""
-
     name: str
     file: str
     before_sha256: str
@@ -35,10 +33,10 @@ class AppliedRepair:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """The sources and build settings of an installed RL-Kernel.  A record holds no paths and no times, so equal builds
-    have equal records.
+    """The sources and build settings of an installed RL-Kernel.
 
-    ``tree`` is git's hash of the sources before the ``repairs``.  ``commit`` is None if the commit is unknown.
+    A record holds no paths and no times, so equal builds have equal records.  ``tree`` is git's hash of the sources
+    before the ``repairs``.
     """
 
     schema: int = 1
@@ -66,7 +64,6 @@ def load_build_record(distribution: metadata.Distribution | None) -> BuildRecord
 
 
 def probe_installed(distribution: metadata.Distribution, module: str) -> dict[str, Fact]:
-    """Return the facts ``commit``, ``is_dirty``, ``diff_sha256`` and ``tree`` of an installed package."""
     record = load_build_record(distribution)
     commit = record.commit if record else _find_commit(distribution)
     facts: dict[str, Fact] = {

@@ -19,7 +19,6 @@ UNSYNCHRONISED: Final = 0x40  # STA_UNSYNC
 
 
 def probe_clock() -> dict[str, Fact]:
-    """Return the facts ``clock_is_synchronized`` and ``clock_max_error_s`` (in seconds)."""
     buffer = ctypes.create_string_buffer(TIMEX_BYTES)
     try:
         answer = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)

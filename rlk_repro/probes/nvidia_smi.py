@@ -61,7 +61,6 @@ NVML_ONLY: Final = ("throttle_reasons", "remapped_rows", "fabric", "nvlinks_up")
 
 
 def read_system() -> dict[str, Fact]:
-    """Return the version of the driver, and the CUDA version that the driver supports."""
     version = derive(ask([TOOL, "--version"]), _find_cuda)
     return {"driver": derive(_query("driver_version"), lambda rows: rows[0][0]), "cuda_driver_version": version}
 
@@ -77,7 +76,6 @@ def read_devices() -> list[dict[str, Fact]] | Unknown:
 
 
 def read_use() -> list[GpuUse] | Unknown:
-    """Return memory and processes of every GPU that this job was given."""
     rows = _query("index", "uuid", "memory.used")
     apps = _table(ask([TOOL, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits"]))
     processes = [row for row in ([] if isinstance(apps, Unknown) else apps) if len(row) == 2 and row[1].isdigit()]

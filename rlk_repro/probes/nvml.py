@@ -142,7 +142,6 @@ def session(nvml: Any) -> Iterator[Unknown | None]:
 
 
 def load_pynvml() -> Any | None:
-    """Return the module ``pynvml``, or None if nvidia-ml-py is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -151,7 +150,6 @@ def load_pynvml() -> Any | None:
 
 
 def read_system(nvml: Any) -> dict[str, Fact]:
-    """Return the version of the driver, and the CUDA version that the driver supports, such as ``13.0``."""
     version = _ask(nvml, lambda module, _: module.nvmlSystemGetCudaDriverVersion_v2(), None)
     return {
         "driver": _ask(nvml, lambda module, _: _text(module.nvmlSystemGetDriverVersion()), None),
@@ -160,7 +158,6 @@ def read_system(nvml: Any) -> dict[str, Fact]:
 
 
 def read_devices(nvml: Any) -> list[dict[str, Fact]]:
-    """Return every fact of every GPU that this job was given, in the driver's order."""
     return [
         {"index": index, **{name: _ask(nvml, question, gpu) for name, question in QUESTIONS.items()}}
         for index, gpu in given_handles(nvml)
@@ -168,7 +165,6 @@ def read_devices(nvml: Any) -> list[dict[str, Fact]]:
 
 
 def read_use(nvml: Any) -> list[GpuUse]:
-    """Return memory and processes of every GPU that this job was given."""
     return [
         GpuUse(
             index=index,

@@ -44,8 +44,6 @@ class Scope(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The input of a check: the facts of one node, and the requirements of the plan."""
-
     manifest: Manifest
     hardware: Hardware
     layout: Layout
@@ -57,7 +55,6 @@ class Situation:
         return self.manifest.sections.get(section, {}).get(name, Unknown("not recorded"))
 
     def mapping(self, section: str, name: str) -> dict[str, Any]:
-        """Return a fact that is a mapping, or an empty mapping if the fact is unknown."""
         value = self.fact(section, name)
         return value if isinstance(value, dict) else {}
 

@@ -46,8 +46,6 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReading:
-    """UTC and the monotonic clock, read at the same time."""
-
     unix_s: float
     monotonic_s: float
 
@@ -57,7 +55,6 @@ class ClockReading:
 
 
 def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUse] | Unknown) -> list[Finding]:
-    """Run every check of this node before the first trial."""
     limits = plan.profile.preflight
     situation = Situation(
         manifest=manifest,
@@ -94,7 +91,6 @@ def find_pinned(plan: Plan) -> Stack:
 
 
 def check_writable(run_dir: RunDir) -> Iterator[Finding]:
-    """Check that a file can be created where trials write."""
     try:
         run_dir.trials.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=run_dir.trials, prefix=".partial-") as stream:
@@ -184,7 +180,6 @@ def _trainer_path(plan: Plan) -> str:
 
 
 def check_hardware(hardware: Hardware, num_gpus: int, manifest: Manifest) -> Iterator[Finding]:
-    """Check that the machine and its GPUs match the plan."""
     machine = manifest.sections.get("host", {}).get("machine")
     if hardware.machine != "any" and isinstance(machine, str) and machine != hardware.machine:
         yield Finding(Level.BLOCKING, "host.machine", hardware.machine, machine)
@@ -281,7 +276,6 @@ def wait_until_idle(
 
 
 def preflight_record(node: str, allocation: str, findings: Iterable[Finding]) -> dict[str, Any]:
-    """Return the content of ``preflight.json``."""
     return {
         "schema": SCHEMA,
         "node": node,

@@ -10,5 +10,4 @@ CHECKS: Final[tuple[Check, ...]] = (*gpu.CHECKS, *host.CHECKS, *network.CHECKS)
 
 
 def default_policies() -> dict[CheckName, Policy]:
-    """Return the default policy of every check; a profile can replace it."""
     return {**OTHER_POLICIES, **{check.name: check.policy for check in CHECKS}}

@@ -73,8 +73,6 @@ class Diagnoses(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """Facts about this machine that its manifest does not hold."""
-
     disk_free_bytes: int
     can_make_runs: bool
     tools: frozenset[str]

@@ -13,7 +13,6 @@ from rlk_repro.rundir.manifest import Fact, Unknown
 
 # oldest driver branch of each CUDA major version; within a major version, older drivers run newer minor versions
 DRIVER_FLOORS: Final = {11: 450, 12: 525, 13: 580}
-# the packages of the CUDA runtime that PyTorch's wheels install
 CUDA_RUNTIME: Final = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
 VISIBILITY: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 HARDWARE_SLOWDOWN: Final = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")

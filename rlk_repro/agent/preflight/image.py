@@ -13,7 +13,7 @@ from rlk_repro.rundir.manifest import Manifest
 
 
 def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Check the image or environment of this node; a run without GPUs may use any image or environment."""
+    """A run without GPUs may use any image or environment."""
     platform = plan.hardware.image_platform
     is_container = manifest.sections.get("container", {}).get("is_container") is True
     is_meant = platform in plan.stack.locks or (is_container and platform in plan.stack.images)

@@ -25,8 +25,6 @@ class Placeholder(types.ModuleType):
 
 
 class Placeholders(MetaPathFinder, Loader):
-    """An import hook that replaces missing packages and all their submodules."""
-
     def __init__(self) -> None:
         self.names: list[str] = []
 

@@ -83,7 +83,6 @@ class RayClusters:
             self.lost |= cluster.lost
 
     def take_findings(self) -> list[Finding]:
-        """Return the findings since the last call."""
         found, self._findings = self._findings, []
         return found
 

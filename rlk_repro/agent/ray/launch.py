@@ -110,10 +110,7 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
 
 
 def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the path of Ray's token and the addresses of nodes as variables.
-
-    The trainer reads the address of its node from ``address_names``.
-    """
+    """Return Ray's token path and the nodes' addresses as variables; ``address_names`` get the address of this node."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_path,

@@ -84,13 +84,11 @@ def write_mark(path: Path, mark: RayOrder | Report) -> None:
 
 
 def read_order(path: Path, allocation: str) -> RayOrder | None:
-    """Read the leader's order; None until the leader of this allocation has written an order."""
     value = _read(path, allocation)
     return None if value is None else RayOrder.from_json(value)
 
 
 def read_report(path: Path, allocation: str, number: int) -> Report | None:
-    """Read a node's report; None until the node has reported about this cluster."""
     value = _read(path, allocation)
     return None if value is None or value["number"] != number else Report.from_json(value)
 

@@ -26,8 +26,6 @@ SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (only the folder's size is read
 
 @dataclass(frozen=True, kw_only=True)
 class RayMember:
-    """What an agent needs for its work with Ray."""
-
     plan: Plan
     run_dir: RunDir
     place: NodePlace

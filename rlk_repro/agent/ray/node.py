@@ -59,11 +59,10 @@ class RayNode:
 
     @property
     def session(self) -> int | None:
-        """The session id of Ray's processes; None while there is no such process."""
         return None if self._guarded is None else self._guarded.pid
 
     def keep(self, *, is_joining: bool) -> None:
-        """Find out whether Ray has ended; if ``is_joining``, restart Ray.  While Ray is not up, ``reason`` says why."""
+        """Find out whether Ray has ended and, if ``is_joining``, restart it; while Ray is down, ``reason`` says why."""
         if self.is_up:
             return
         if self._guarded is not None:
@@ -75,7 +74,6 @@ class RayNode:
             self._start()
 
     def end(self) -> None:
-        """Ask Ray to end, wait for the grace time, then kill the processes that remain."""
         if self._guarded is not None:
             self._guarded.end(self._grace_s)
             self._guarded = None
