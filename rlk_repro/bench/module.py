@@ -112,8 +112,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
 
 
 def load_vime_loss() -> ModuleType:
-    """Import vime's loss module; raise EnvironmentMissing if vime, Megatron-LM or one of their requirements is absent.
-    """
+    """Import vime's loss module; raise EnvironmentMissing if vime, Megatron-LM or a requirement is absent."""
     require_importable(VIME, MEGATRON)
     try:
         return importlib.import_module(LOSS_MODULE)
