@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests import ROOT
-from tests.docs.test_docs import CLAIMS, TABLE, claims_table, command_table
+from tests.docs.test_docs import TABLE, command_table
 from tests.logs.test_vime_metrics import metrics_page
 from tests.support.example_files import write_digests
 from tests.support.kube import examples as k8s_examples
@@ -21,8 +21,6 @@ def main() -> None:
     (ROOT / "docs" / "metrics.md").write_text(metrics_page())
     (ROOT / "docs" / "vime-workload.md").write_text(runs_page())
     write_pages()
-    claims = ROOT / "docs" / "claims.md"
-    claims.write_text(CLAIMS.sub(lambda _: f"<!-- claims -->\n{claims_table()}<!-- /claims -->", claims.read_text()))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,12 @@ import pytest
 from typer.main import get_command
 
 from rlk_repro.bundle.verify import verify
-from rlk_repro.claims.files import Claim, MeasureCheck, load_claims
 from rlk_repro.cli import app
 from tests import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"")
 BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-CLAIMS = re.compile(r"<!-- claims -->\n(.*?)<!-- /claims -->", re.DOTALL)
 TABLE = re.compile(r"<!-- commands -->\n(.*?)<!-- /commands -->", re.DOTALL)
 
 
@@ -59,24 +57,6 @@ def test_the_command_table_equals_the_programs_help() -> None:
     match = TABLE.search((ROOT / "docs" / "commands.md").read_text())
     assert match is not None
     assert match.group(1) == command_table()
-
-
-def claims_table() -> str:
-    rows = (
-        f"| `{claim.claim}` | {claim.title} | {claim.testbed.gpu} | {claim.source} | {check_word(claim)} |"
-        for claim in load_claims()
-    )
-    return "\n".join(["| claim | what | published on | where | check |", "|---|---|---|---|---|", *rows, ""])
-
-
-def check_word(claim: Claim) -> str:
-    return "measured" if isinstance(claim.check, MeasureCheck) else f"not runnable: {claim.check.reason}"
-
-
-def test_the_table_of_claims_equals_the_files() -> None:
-    match = CLAIMS.search((ROOT / "docs" / "claims.md").read_text())
-    assert match is not None
-    assert match.group(1) == claims_table()
 
 
 def test_the_readme_is_short() -> None:
