@@ -1,7 +1,6 @@
 """Check whether this container is the image that its record describes: ``python -m rlk_repro.image_check``.
 
-The last step of an image's build runs this check; node agents run it at their start; users can run it too.  The exit
-code is 0 if the container is that image, 1 if it differs, and 3 outside images of rlk-repro.
+The exit code is 0 if the container is that image, 1 if it differs, and 3 outside images of rlk-repro.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Name RL-Kernel's operators, and define each operator's calls, platforms and RL-Kernel classes.
+"""RL-Kernel's operators: the calls that each operator serves, its platforms and its RL-Kernel classes.
 
-For an unknown name RL-Kernel returns a native operator (plain PyTorch), so the returned class is always checked.  Plans
-and trainers call the same ``find_refusal``, so a dry run shows what a trainer will do.  This module imports no torch.
+For an unknown name RL-Kernel returns a native operator (plain PyTorch), so the returned class is always checked.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 OPS_SCHEMA: Final = 1
-"""Format version of the ops files that trainers write and ``logs.ops`` reads."""
 
 
 class Platform(StrEnum):
@@ -22,7 +20,7 @@ class Platform(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why an operator does not run.  An operator is refused before a call, never because of an error in the call."""
+    """The reasons to refuse an operator before a call; an error in a call is never a reason."""
 
     PLATFORM = "has no accepted implementation on this platform"
     TENSOR_PARALLEL = "needs the whole vocabulary on one rank"
@@ -48,8 +46,6 @@ class Reason(StrEnum):
 
 
 class Calls(StrEnum):
-    """Which calls of a trainer's function an operator serves: those with gradient, those without, or all."""
-
     NO_GRAD = "without gradient"
     GRAD = "with gradient"
     ALL = "all"
@@ -68,9 +64,8 @@ class Refusal:
 class Implementation:
     """An operator class of RL-Kernel; ``backend`` is its name in RL-Kernel's ``OpBackend`` or dispatch.
 
-    ``symbols`` are compiled functions that must exist; ``kernels`` are substrings of the class's kernel names.
-    A native implementation is plain PyTorch: it shows that the operator was invoked, but supports no speed verdict.
-    With ``needs_whole_vocabulary``, the implementation uses its kernels only if each rank holds the whole vocabulary.
+    ``symbols`` are compiled functions that must exist; ``kernels`` are substrings of the class's kernel names.  A
+    native implementation is plain PyTorch and supports no speed verdict.
     """
 
     class_name: str
@@ -98,8 +93,6 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What decides whether an operator can run.  Without ``has_output_layer`` there is no model; logits are random."""
-
     platform: str
     tensor_parallel: int = 1
     context_parallel: int = 1
@@ -132,7 +125,6 @@ def _needs_one_rank(case: Case) -> Refusal | None:
 
 
 def _needs_plain_loss(case: Case) -> Refusal | None:
-    """Refuse a loss that ``grpo_loss`` does not compute: an asymmetric clip, KL from stored log-probs, added terms."""
     if not case.loss.is_clip_symmetric:
         return Refusal(Reason.LOSS_OPTIONS, "asymmetric clip")
     if case.loss.kl_loss_type is not None:
@@ -161,10 +153,7 @@ def _needs_no_temperature(case: Case) -> Refusal | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One operator, which serves ``calls`` of the trainer's ``function``.
-
-    ``implementations`` holds, by platform, the classes that count as RL-Kernel; other platforms have no class.
-    """
+    """An operator; ``implementations`` holds, by platform, the classes that count as RL-Kernel."""
 
     name: str
     covers: str
@@ -179,7 +168,7 @@ class Operator:
         return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
 
     def find_implementation(self, platform: str, name: str) -> Implementation | None:
-        """Return the accepted implementation whose class or backend has this name; None if no implementation has it."""
+        """Return the accepted implementation whose class or backend has this name, or None."""
         accepted = self.implementations.get(platform, ())
         return next((item for item in accepted if name in {item.class_name, item.backend}), None)
 
@@ -299,8 +288,6 @@ DEFAULT_OPS: Final = tuple(name for name, operator in OPERATORS.items() if not o
 
 @dataclass(frozen=True, kw_only=True)
 class Eligibility:
-    """Whether ``op`` may run in a layout; ``refusal`` says why it may not."""
-
     op: str
     refusal: Refusal | None = None
 
@@ -325,7 +312,6 @@ def find_refusal(op: str, case: Case) -> Refusal | None:
 
 
 def find_split_refusal(implementations: Sequence[Implementation], case: Case) -> Refusal | None:
-    """Return a refusal if the vocabulary is split and no implementation accepts a split vocabulary; otherwise None."""
     if case.tensor_parallel == 1 or not all(item.needs_whole_vocabulary for item in implementations):
         return None
     what = f"{implementations[0].class_name} is plain PyTorch with tensor parallel size {case.tensor_parallel}"
@@ -375,7 +361,7 @@ def _has_reference_pass(options: Mapping[str, Any]) -> bool:
 
 
 def has_old_policy_pass(options: Mapping[str, Any]) -> bool:
-    """Whether vime runs an old-policy pass; it runs no such pass with one step per rollout or in fine-tuning."""
+    """Whether vime runs an old-policy pass with these options."""
     has_stored = options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics")
     if has_stored or not options.get(_ADVANTAGES, True):
         return False

@@ -1,7 +1,6 @@
-"""Make a plan, which holds all values that follow from run, stack, hardware, profile and flags.
+"""A plan holds all values that follow from run, stack, hardware, profile and flags.
 
-The same inputs always give the same two hashes.  ``experiment_hash`` covers all that is measured, but not the
-profile, so a replay at another site has the same hash.  ``plan_hash`` also covers the profile.
+``experiment_hash`` covers all that is measured.  ``plan_hash`` also covers the profile, which differs at another site.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ _RUN_ID: Final = "run_id"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One execution of one variant.
+    """One execution of one variant, or one session, whose variant is ``crossover``.
 
-    ``is_control`` marks the trials of a pair that compares baseline with baseline.  A session is a single trial: its
-    variant is ``crossover``, and no other trial belongs to its pair.
+    ``is_control`` marks the trials of a pair that compares baseline with baseline.
     """
 
     index: int
@@ -59,10 +57,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The resolved values of one submission.
-
-    ``sources`` maps the dotted path of a value in the run to the file or flag that the value came from.
-    """
+    """The values of one submission; ``sources`` maps the dotted path of each run value to its file or flag."""
 
     run: Run
     stack: Stack
@@ -74,20 +69,14 @@ class Plan:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """The trials in the order that they run."""
         return tuple(order_trials(self.run, has_enabled=ENABLED in self.variants))
 
     @property
     def has_enabled(self) -> bool:
-        """Whether any trial runs the enabled variant; a plan of control pairs alone has no such trial."""
         return any(trial.variant != BASELINE for trial in self.trials)
 
     @property
     def needs_rl_kernel(self) -> bool:
-        """Whether any trial uses RL-Kernel.
-
-        A plan with control pairs only, or with a switch other than RL-Kernel, may have no such trial.
-        """
         return any(self.run.has_rl_kernel(trial.variant) for trial in self.trials)
 
     @property
@@ -100,7 +89,6 @@ class Plan:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The operators that the enabled variant requests on this hardware."""
         if self.run.switch is not None:
             return ()
         return self.run.rl_kernel.ops_on.get(self.hardware.hardware, self.run.rl_kernel.ops)
@@ -124,7 +112,6 @@ class Plan:
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """The measured experiment, as plain JSON values."""
         return {
             "run": dump_model(self.run),
             "stack": dump_model(self.stack),
@@ -143,7 +130,6 @@ class Plan:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 
     def groups(self) -> dict[str, list[Trial]]:
-        """Return the trials of each pair and of each session, by the name of the pair or session."""
         grouped: dict[str, list[Trial]] = {}
         for trial in self.trials:
             grouped.setdefault(trial.pair, []).append(trial)
@@ -165,7 +151,6 @@ class Plan:
         return ordered
 
     def eligibilities(self) -> list[Eligibility]:
-        """Return for each requested operator whether the operator may run in this layout, and the reason if not."""
         case = Case(
             platform=self.hardware.platform,
             tensor_parallel=self.layout.tensor_parallel,
@@ -177,7 +162,7 @@ class Plan:
         return [Eligibility(op=op, refusal=find_refusal(op, case)) for op in self.ops]
 
     def expected_minutes(self) -> float | None:
-        """The estimated minutes of all trials; None if the run has no estimate for this hardware and these steps."""
+        """Return the estimated minutes of all trials; None without an estimate for this hardware and these steps."""
         minutes = self.run.expected_minutes.get(self.hardware.hardware)
         names = {"warmup_steps", "scored_steps", *Measure.of_crossover} - FREE_RULES
         names |= set() if self.run.expected_session_minutes else {DESIGN}
@@ -189,12 +174,10 @@ class Plan:
 
     @property
     def time_limit_min(self) -> float:
-        """The time limit of one trial, or of one session in the crossover design."""
         return self.run.find_limit_min(self.hardware.hardware)
 
     @property
     def storing_limit_min(self) -> float:
-        """The time limit of a live run that stores rollouts for the trials."""
         return self.run.find_storing_limit_min(self.hardware.hardware)
 
     @property
@@ -204,12 +187,11 @@ class Plan:
 
     @property
     def all_limits_min(self) -> float:
-        """The sum of the time limits of all trials or sessions and of the live runs that store rollouts."""
         return len(self.trials) * self.time_limit_min + self.num_stores * self.storing_limit_min
 
     @property
     def group_limit_min(self) -> float:
-        """The time limit of one pair of trials or one session, which always run in one allocation."""
+        """The time limit of one pair or session, which always runs in one allocation."""
         return max(map(len, self.groups().values())) * self.time_limit_min
 
     def to_json(self) -> dict[str, Any]:
@@ -228,11 +210,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Any, where: str = "plan.json") -> Plan:
-        """Rebuild a plan and check both hashes.
-
-        Raises:
-            BundleUnreadable: fields are missing or wrong, the schema is newer, or the hashes do not fit the content.
-        """
+        """Rebuild a plan; raise BundleUnreadable if it is no valid plan or does not fit its hashes."""
         check_schema(where, value, SCHEMA)
         try:
             record = PlanRecord.model_validate_json(json.dumps(value))
@@ -283,7 +261,6 @@ class PlanRecord(BaseModel):
 
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
-    """Refuse a plan that breaks the rules for run files, or whose trials or hashes do not follow from its values."""
     problems = [*find_layout_problems(plan.run, plan.hardware), *find_variant_problems(plan.run, plan.variants)]
     for path, what, got, expected in run_problems(plan.run):
         problems.append(Problem(f"run.{'.'.join(path)}", what, got=got, expected=expected))
@@ -310,10 +287,7 @@ def make_record(plan: Plan, run_id: str) -> dict[str, Any]:
 
 
 def find_run_id(record: Any, folder_name: str) -> str:
-    """Return the run id that a plan file records, or the name of the run's folder if the file has no usable id.
-
-    The file records the id so that an analysis does not change when the run directory is moved, renamed or unpacked.
-    """
+    """Return the run id that a plan file records, or the folder's name if the file has no usable id."""
     run_id = record.get(_RUN_ID) if isinstance(record, Mapping) else None
     if not isinstance(run_id, str) or not run_id.isprintable() or "/" in run_id or run_id in {"", ".", ".."}:
         return folder_name
@@ -357,9 +331,9 @@ def make_plan(
 
 
 def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
-    """Yield the trials in order: one session after the other, or pairs in ABBA order.
+    """Yield the sessions in order, or the pairs in ABBA order, which reverses every second pair of a kind.
 
-    In ABBA order every second pair of a kind is reversed.  Control pairs are spread evenly among the other pairs.
+    Control pairs are spread evenly among the other pairs.
     """
     measure = run.measure
     if measure.design == CROSSOVER:

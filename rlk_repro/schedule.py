@@ -1,7 +1,7 @@
 """Choose the variant of each rollout of a session (design ``crossover``) from the seed, always in the same way.
 
-A session warms up both variants, then runs its blocks, then its shadow steps.  A block is four periods of one variant
-each, ABBA or BAAB.  Only the last rollout of a period is scored, because the first rollout includes the switch.
+A block is four periods of one variant each, ABBA or BAAB.  Only the last rollout of a period is scored, because the
+first rollout includes the switch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 ORDERS: Final = ("ABBA", "BAAB")
 SHADOW: Final = "s"
 LETTERS: Final[dict[str, Variant]] = {"b": "baseline", "e": "enabled", SHADOW: "baseline"}
-"""The variant that each letter of a schedule's text stands for."""
 _LABELS: Final = {"A": "b", "B": "e"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Four periods, labelled A or B.  In a control block the baseline runs in every period."""
+    """Four periods, labelled A or B; in a control block the baseline runs in all four."""
 
     order: str
     is_control: bool
@@ -32,10 +31,9 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One rollout of a session.  ``block`` is its block's number, ``label`` A or B; both are empty outside blocks.
+    """One rollout of a session; ``block`` (a number) and ``label`` (A or B) are empty outside blocks.
 
-    In lanes with stored rollouts, ``stored`` is the number of the stored rollout that the trainer trains on; without a
-    number the trainer takes one of the largest stored rollouts.
+    ``stored`` is the number of the stored rollout that the trainer trains on; None means one of the largest.
     """
 
     letter: str
@@ -51,8 +49,6 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """All rollouts of one session."""
-
     num_warmup: int
     blocks: tuple[Block, ...]
     period_steps: int
@@ -65,7 +61,6 @@ class Schedule:
 
     @cached_property
     def steps_of_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """The numbers of each block's rollouts, in the order they run."""
         steps: list[list[int]] = [[] for _ in self.blocks]
         for step, rollout in enumerate(self.rollouts):
             if rollout.block is not None:
@@ -103,12 +98,12 @@ class Schedule:
 
     @property
     def text(self) -> str:
-        """The schedule as text for the trainer, one letter per rollout."""
+        """The schedule as text, one letter per rollout."""
         return "".join(rollout.letter for rollout in self.rollouts)
 
 
 def make_schedule(measure: Measure, seed: int) -> Schedule:
-    """Make the schedule of the session with this seed.  Control blocks are spread evenly among the other blocks."""
+    """Make the schedule of this seed's session; control blocks are spread evenly among the other blocks."""
     slots = [
         ((number + 0.5) / len(orders), is_control, order)
         for is_control, count in ((False, measure.blocks), (True, measure.control_blocks))
@@ -125,7 +120,7 @@ def make_schedule(measure: Measure, seed: int) -> Schedule:
 
 
 def _draw_orders(seed: int, count: int, kind: str) -> list[str]:
-    """Draw the order of each block: as many ABBA as BAAB, or one more of either; each arrangement is equally likely."""
+    """Draw as many ABBA as BAAB blocks, or one more of either; each arrangement is equally likely."""
     digests = [hashlib.sha256(f"{seed} {kind} {number}".encode()).digest() for number in range(count + 1)]
     first = digests.pop()[0] % 2
     orders = [""] * count

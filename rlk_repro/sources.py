@@ -9,11 +9,9 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSource:
-    """The names of one code base.
+    """One code base: its name in pins, in the manifest's section ``code``, and in reports (``title``).
 
-    ``pin`` is the name among a stack's pins, ``section`` the name in a manifest's section ``code``, and ``title`` the
-    name in reports.  The environment variable ``variable`` holds the path of a checkout.  An environment
-    variable whose name begins with one of ``prefixes`` changes what the code does.
+    ``variable`` holds the path of a checkout; variables that begin with one of ``prefixes`` change what the code does.
     """
 
     pin: str
@@ -56,8 +54,6 @@ OURSELVES: Final = CodeSource(
 )
 
 PINNED: Final = (VIME, MEGATRON, RL_KERNEL)
-"""The code bases that a stack pins."""
 SECTIONS: Final[Mapping[str, str]] = {source.pin: source.section for source in PINNED}
-"""The manifest's section for each pinned code base, by the name of its pin."""
 CITED: Final = (VIME, RL_KERNEL, OURSELVES)
 """The code bases whose commits a report names beside its result."""

@@ -1,7 +1,4 @@
-"""Make a tokenizer whose tokens are the 256 bytes and three chat marks, so that it can encode every text.
-
-transformers' AutoTokenizer reads the tokenizer's files.
-"""
+"""Make a tokenizer whose tokens are the 256 bytes and three chat marks, so that it can encode every text."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ _TEMPLATE: Final = (
 
 
 def tokenizer_files() -> dict[str, dict[str, Any]]:
-    """Return the contents of the tokenizer's files, by file name."""
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     vocabulary |= {text: token_id for token_id, text in _MARKS.items()}
     config = {
@@ -75,11 +71,7 @@ def make_tokenizer(
 
 
 def _byte_characters() -> list[str]:
-    """Return a printable character for each byte, as byte-level BPE writes it.
-
-    A byte that is not printable gets a character from code point 256 on.  The three printable ranges are those of
-    https://github.com/openai/gpt-2/blob/master/src/encoder.py.
-    """
+    """These are the characters of https://github.com/openai/gpt-2/blob/master/src/encoder.py."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters = []
     num_others = 0

@@ -1,8 +1,7 @@
 """Record the files of a prepared folder, and compare the folder with its record.
 
 The record is written last, so a folder with a record is complete.  The quick check reads all sizes, all small files,
-and the first and last MiB of large files.  The quick check finds a changed header and a file that was cut off.  The
-full check reads every byte.
+and the first and last MiB of large files.  The full check reads every byte.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from rlk_repro.base.findings import Finding, Level
 
 SCHEMA: Final = 1
 END_BYTES: Final = 1 << 20
-# The quick check reads files up to this size completely, such as configurations, indices and tokenizers.
 SMALL_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """The size and hashes of one file.  ``ends_sha256`` covers the first and the last MiB, or all of a small file."""
+    """One file; ``ends_sha256`` covers the first and the last MiB, or all of a small file."""
 
     size_bytes: int
     sha256: str
@@ -34,7 +32,6 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path, sha256: str | None = None) -> FileRecord:
-        """Return the size and hashes of a file; a ``sha256`` that the caller knows is not computed again."""
         size_bytes = path.stat().st_size
         digest = sha256_file(path) if sha256 is None else sha256
         return cls(size_bytes=size_bytes, sha256=digest, ends_sha256=hash_ends(path, size_bytes, digest))
@@ -47,13 +44,10 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The record of one prepared folder.
+    """The record of one prepared folder: a model, checkpoint, data set or set of rollouts.
 
-    Attributes:
-        kind: model, checkpoint, data or rollouts.
-        name: the name of the folder.
-        source: repository and revision, or the recipe that made the folder.
-        made: the command that made the folder, and the commits of its tools; empty without a command.
+    ``source`` is the repository and revision, or the recipe.  ``made`` is the command that made the folder, if any, and
+    the commits of its tools.
     """
 
     kind: str
@@ -68,7 +62,6 @@ class Contents:
 
     @property
     def digest(self) -> str:
-        """The sha256 of the lines that ``sha256sum`` prints for the files in the order of their names."""
         return digest_of({name: item.sha256 for name, item in self.files.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -109,11 +102,7 @@ def record_path(folder: Path) -> Path:
 
 
 def load_contents(folder: Path) -> Contents | None:
-    """Load the record of a folder, or return None if the folder was never finished.
-
-    Raises:
-        BundleUnreadable: the file beside the folder is not a record.
-    """
+    """Load the record of a folder; return None if the folder was never finished."""
     path = record_path(folder)
     if not path.is_file() or not folder.is_dir():
         return None
@@ -121,7 +110,6 @@ def load_contents(folder: Path) -> Contents | None:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Describe every file below a folder, by relative path; this reads all files completely."""
     return {name: FileRecord.of(folder / name) for name in list_files(folder)}
 
 
@@ -160,11 +148,7 @@ def parts_json(parts: Mapping[str, Contents]) -> dict[str, Any]:
 
 
 def load_parts(path: Path) -> dict[str, Contents]:
-    """Load the records in a run's ``prepared.json``; the result is empty without such a file.
-
-    Raises:
-        BundleUnreadable: the file cannot be read.
-    """
+    """Load the records in a run's ``prepared.json``; the result is empty without such a file."""
     value = _load_records(path).get("parts", {}) if path.is_file() else {}
     if not isinstance(value, dict):
         raise BundleUnreadable(Problem(str(path), "holds no records of prepared folders", got=value))
@@ -176,7 +160,6 @@ def _load_records(path: Path) -> Any:
 
 
 def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
-    """Load the record of each folder that is complete, by kind."""
     found = ((kind, load_contents(folder)) for kind, folder in folders.items())
     return {kind: contents for kind, contents in found if contents is not None}
 
@@ -184,8 +167,7 @@ def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:
     """Yield the differences between the folders of two runs; different weights or data are blocking findings.
 
-    The bytes of a converted checkpoint depend on the tool's threads.  So two checkpoints count as equal if the
-    same commits of the tools converted the same weights with the same arguments.
+    The bytes of a converted checkpoint depend on the tool's threads, so only the sources of checkpoints are compared.
     """
     for kind in sorted(recorded.keys() | here.keys()):
         was, now = recorded.get(kind), here.get(kind)

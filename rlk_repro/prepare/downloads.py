@@ -1,7 +1,4 @@
-"""Limit a download: only https or the requested address, no internal address, and a limited size.
-
-A server is not trusted: it could redirect to any address, or send data without end.
-"""
+"""Limit a download, because a server could redirect to any address or send data without end."""
 
 from __future__ import annotations
 
@@ -25,19 +22,17 @@ _PLAIN: Final = frozenset({"", "identity"})
 
 
 class _RedirectRefused(OSError):
-    """A server redirected to an address that is not allowed."""
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Limits of a download: ``limit`` bytes from the address ``asked``.  ``what`` names the download in messages."""
-
     asked: str
     what: str
     limit: int
 
     def check_address(self, url: str) -> None:
-        """Check an address; raise OSError if a redirect may not lead there."""
+        """Raise OSError if a redirect may not lead to this address."""
         if _origin(url) == _origin(self.asked):
             return
         if urlsplit(url).scheme != "https":
@@ -46,12 +41,11 @@ class Bounds:
             raise _RedirectRefused(f"redirected to {url}, an address of this machine or its network")
 
     def check_size(self, num_bytes: int) -> None:
-        """Check a number of bytes; raise BundleUnreadable if it exceeds the limit."""
         if num_bytes > self.limit:
             self._refuse(f"over {format_bytes(num_bytes)}")
 
     def check_headers(self, headers: Any) -> None:
-        """Check a response's headers; raise BundleUnreadable if the response is too large or compressed."""
+        """Raise BundleUnreadable if a response is too large or compressed."""
         packing = headers.get("content-encoding") or ""
         if packing.lower() not in _PLAIN:
             self._refuse(f"compressed as {packing}")
@@ -78,16 +72,12 @@ def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
     opener = urllib.request.build_opener(_Redirects(bounds))
     with opener.open(bounds.asked, timeout=TIMEOUT_S) as answer:
         bounds.check_headers(answer.headers)
-        yield cast("IO[bytes]", _Counted(answer, bounds))  # the caller uses only the stream's method read
+        yield cast("IO[bytes]", _Counted(answer, bounds))
 
 
 @contextmanager
 def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
-    """During the block, apply the limits to every request and redirect of huggingface_hub's client.
-
-    Raises:
-        EnvironmentMissing: huggingface_hub is older than version 1.0 and has no hook for these checks.
-    """
+    """During the block, apply the limits to all requests of huggingface_hub's client, which must be 1.0 or newer."""
     before = getattr(session, "event_hooks", None)
     if before is None:
         where = "python module huggingface_hub"

@@ -1,6 +1,6 @@
 """Fetch a repository file by file into a work folder.
 
-A journal lists the files whose hash was checked.  After a kill, at most one file is incomplete and is fetched again.
+A journal lists the files whose hash was checked, so that after a kill at most one file is fetched again.
 """
 
 from __future__ import annotations
@@ -29,31 +29,17 @@ _ATTEMPTS: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """Fetches one repository from the first of ``origins`` that has it."""
-
     repository: Repository
     origins: Sequence[Origin]
 
     def find(self, work: WorkDir) -> tuple[Origin, Listing]:
-        """Return the first origin that has the repository, and the list of the repository's files.
-
-        If the run pins no commit, the commit of an earlier attempt is used again.
-
-        Raises:
-            EnvironmentMissing: no origin has the repository, or the hub cannot be reached.
-            SpecError: the hub has no such repository or commit.
-        """
+        """If the run pins no commit, the commit of an earlier attempt is used again."""
         begun = work.path / _REVISION
         revision = begun.read_text() if begun.is_file() else self.repository.revision
         return find_listing(self.origins, dataclasses.replace(self.repository, revision=revision))
 
     def run(self, work: WorkDir, tell: Callable[[str], object]) -> Made:
-        """Fetch all files that are still missing.
-
-        Raises:
-            EnvironmentMissing: no origin has the repository, or the connection broke.
-            BundleUnreadable: a file was fetched twice, and both times its hash was wrong.
-        """
+        """Fetch all missing files; raise BundleUnreadable if a file's hash was wrong twice."""
         origin, listing = self.find(work)
         write_text(work.path / _REVISION, listing.revision)
         verified = _load_journal(work)
@@ -88,7 +74,7 @@ class Fetch:
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return the file's sha256, and a text that names a wrong size or hash; the text is empty for a correct file.
+    """Return the file's sha256, and its wrong size or hash; the text is empty for a correct file.
 
     Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """
@@ -111,7 +97,7 @@ def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
 
 
 def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
-    """Move a checked file to its place, and then add it to the journal; both are on disk when the function returns."""
+    """When this function returns, the file is in its place and in the journal, both on disk."""
     target = work.files / name
     target.parent.mkdir(parents=True, exist_ok=True)
     record = FileRecord.of(path, sha256)
@@ -127,7 +113,7 @@ def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
 
 
 def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
-    """Load the records of checked files whose size did not change.  Incomplete lines of the journal are ignored."""
+    """A killed process may leave an incomplete line, which is ignored."""
     path = work.path / _JOURNAL
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else ():

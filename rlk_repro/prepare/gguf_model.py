@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 RECIPE: Final = 1
-"""Version of the recipe: increase this number when the same GGUF file gives other bytes."""
+"""Increase this version when the same GGUF file gives other bytes."""
 _TOP: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -43,12 +43,7 @@ _TOKENIZER: Final = ("gpt2", "smollm")
 
 
 def write_model(gguf_file: Path, folder: Path) -> None:
-    """Write all files of the model into ``folder``.
-
-    Raises:
-        EnvironmentMissing: the package ``gguf`` cannot be imported.
-        BundleUnreadable: the file is not a Llama model, or has a tokenizer or tensor of an unsupported kind.
-    """
+    """Write all files of the model; raise BundleUnreadable if the file is no Llama model of a supported kind."""
     try:
         from gguf import GGUFReader
     except (ImportError, RuntimeError) as error:  # gguf imports mistral-common, which may raise RuntimeError
@@ -98,7 +93,7 @@ def _map_name(name: str, where: str) -> str:
 
 
 def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
-    """Return a ``config.json`` that versions 4 and 5 of transformers can read."""
+    """Versions 4 and 5 of transformers can read this configuration."""
     hidden, heads = facts["llama.embedding_length"], facts["llama.attention.head_count"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -129,7 +124,7 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
 
 
 def _tokenizer_files(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the files of a byte-level BPE tokenizer with one token per digit, which GGUF calls ``smollm``."""
+    """Make a byte-level BPE tokenizer with one token per digit, which GGUF calls ``smollm``."""
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     pairs = enumerate(zip(tokens, kinds, strict=True))
     marks = {number: token for number, (token, kind) in pairs if kind == _CONTROL_TOKEN}
@@ -172,7 +167,6 @@ def _unrotate(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, A
 
 
 def _bfloat16(values: np.ndarray[Any, Any]) -> bytes:
-    """Return numbers as little-endian bfloat16, rounded to nearest; ties go to the even number."""
     bits = values.astype("<f4").view("<u4").astype("<u8")
     data: bytes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
     return data

@@ -1,7 +1,6 @@
 """Name every folder below a site's ``prepared_dir``; no other module knows these names.
 
-Each model, checkpoint, data set and set of rollouts has one folder, which is named after its content.  A folder
-with a record beside it is complete.  All nodes must see ``prepared_dir`` under the same path.
+All nodes must see ``prepared_dir`` under the same path.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ _SHOWN: Final = 12
 
 @dataclass(frozen=True)
 class PreparedDir:
-    """The folder that holds models, checkpoints, data sets and rollouts."""
-
     root: Path
 
     @classmethod
@@ -33,11 +30,11 @@ class PreparedDir:
         return cls(run_dir.root.absolute().parent.parent / HERE)
 
     def model(self, model: VimeModel) -> Path:
-        """Return the model's folder in the hub's format: configuration, tokenizer and weights (``--hf-checkpoint``)."""
+        """Return the model's folder in the hub's format (``--hf-checkpoint``)."""
         return self.root / "models" / name_model(model)
 
     def checkpoint(self, model: VimeModel, vime_commit: str) -> Path:
-        """Return the folder of the weights in Megatron's format, converted by vime at this commit (``--ref-load``)."""
+        """Return the folder of the weights that vime of this commit converted (``--ref-load``)."""
         made_of = _digest({"model": name_model(model), "arguments": dict(model.arguments), "vime": vime_commit})
         return self.root / "checkpoints" / f"{name_model(model)}.torch_dist-{made_of}"
 
@@ -62,7 +59,6 @@ class PreparedDir:
 
 
 def name_model(model: VimeModel) -> str:
-    """Return the name of a model's folder, made of the model's source or of the settings of its random weights."""
     source = model.source
     if isinstance(source, HubSource):
         return name_repository(source.repository, source.revision)

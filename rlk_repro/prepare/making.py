@@ -1,6 +1,6 @@
-"""Make a prepared folder once: under a lock, in a work folder beside it.  A folder with a record is complete.
+"""Make a prepared folder once, under a lock, in a work folder beside it.
 
-After a kill, the next process continues or begins again.
+A folder with a record is complete.  After a kill, the next process continues or begins again.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class WorkDir:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The result of ``Order.make``: files, their source, and the command that made them, if a command did."""
-
     source: Mapping[str, Any]
     files: Mapping[str, FileRecord]
     made: Mapping[str, Any] = field(default_factory=dict)
@@ -53,11 +51,7 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One folder to make.
-
-    ``is_wanted`` says whether a recorded source fits the run.  ``make`` fills the work folder, which may hold files of
-    an earlier attempt.
-    """
+    """One folder to make; ``is_wanted`` says whether a recorded source fits the run."""
 
     kind: str
     folder: Path
@@ -66,11 +60,10 @@ class Order:
 
 
 def find_contents(order: Order) -> Contents | None:
-    """Load the record of a complete folder, or return None if the folder must be made.
+    """Load the record of a complete folder; return None if the folder must be made.
 
     Raises:
         SpecError: a folder with this name exists and has other content or no record.
-        BundleUnreadable: the record cannot be read.
     """
     contents = load_contents(order.folder)
     if contents is None:
@@ -90,13 +83,7 @@ def find_contents(order: Order) -> Contents | None:
 
 
 def fill(order: Order, tell: Tell) -> Contents:
-    """Make a folder unless it exists or another process makes it, and return the record of the complete folder.
-
-    Raises:
-        CheckFailed: the existing folder is damaged.
-        SpecError: a folder with this name exists and has other content or no record.
-        EnvironmentMissing: the content cannot be fetched, made or written here.
-    """
+    """Make a folder unless it exists or another process makes it; raise CheckFailed if the folder is damaged."""
     contents = find_contents(order)
     if contents is None:
         with writing(order.folder, hint="--cache DIR names another folder"), _locked(order.folder, tell):
@@ -106,7 +93,7 @@ def fill(order: Order, tell: Tell) -> Contents:
 
 
 def require_unchanged(folder: Path, contents: Contents, *, is_full: bool = False) -> None:
-    """Check the folder; raise CheckFailed, which names each file that differs from its record."""
+    """Raise CheckFailed for files that differ from their record."""
     problems = [
         Problem(f"{folder.name}: {item.where}", "differs from its record", got=item.found, expected=item.expected,
                 hint=f"remove {folder} and prepare again")
@@ -134,7 +121,7 @@ def _make(order: Order, tell: Tell) -> Contents:
 
 @contextmanager
 def _locked(folder: Path, tell: Tell) -> Iterator[None]:
-    """Let one process at a time make a folder.  The kernel frees the lock of a process that ends."""
+    """The kernel frees the lock of a process that ends."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -1,7 +1,4 @@
-"""Find a repository in a mirror directory or on the hub, and list and copy the repository's files.
-
-The list has the hash of each file; ``rlk_repro.prepare.fetch`` compares this hash with the copied file.
-"""
+"""Find a repository in a mirror directory or on the hub, and list and copy the repository's files."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from rlk_repro.prepare.layout import name_repository
 
 Kind: TypeAlias = Literal["model", "dataset"]
 
-# A trainer reads these files of a model's repository.  Weights in other formats are not fetched.
+# Weights in other formats are not fetched.
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "LICENSE*")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _SHA1: Final = re.compile("[0-9a-f]{40}")
@@ -36,7 +33,7 @@ _FOLDERS: Final = {"model": "models", "dataset": "datasets"}
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A repository that a run needs; ``patterns`` choose files.  Without a revision, the newest commit is used."""
+    """A repository that a run needs; without a revision, the newest commit is used."""
 
     kind: Kind
     name: str
@@ -44,7 +41,7 @@ class Repository:
     patterns: tuple[str, ...]
 
     def wants(self, name: str) -> bool:
-        """Whether a run needs a file.  ``patterns`` match no file in a subfolder: subfolders hold other formats."""
+        """Whether a run needs a file; ``patterns`` match no file in a subfolder: subfolders hold other formats."""
         is_at_top = "/" not in name
         return name in self.patterns or (is_at_top and any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
@@ -54,7 +51,7 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """One file and its expected hash: ``sha256`` for a large file, git's hash (``git_sha1``) for a small file."""
+    """One file with its expected hash: sha256 for a large file, git's hash for a small file."""
 
     name: str
     size_bytes: int
@@ -64,7 +61,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The needed files of one repository at one commit.  In a mirror, ``place`` is the folder of the files."""
+    """The needed files of one repository at one commit; in a mirror, ``place`` is the folder of the files."""
 
     revision: str
     files: tuple[RemoteFile, ...]
@@ -76,8 +73,6 @@ class Listing:
 
 
 class Origin(Protocol):
-    """A place that has repositories: a mirror or the hub."""
-
     def find(self, repository: Repository) -> Listing | None:
         """List the needed files at the needed commit; return None if the origin does not have this commit."""
 
@@ -108,7 +103,7 @@ class Mirror:
             raise EnvironmentMissing(Problem(f"mirror {repository.name}: {name}", what)) from error
 
     def _find_prepared(self, repository: Repository) -> Listing | None:
-        """Find the prepared folder of this commit, even if the run that prepared the folder pinned no commit."""
+        """Find the folder of this commit, even if the run that prepared the folder pinned no commit."""
         parent = self.root / _FOLDERS[repository.kind]
         wanted = [name_repository(repository.name, commit) for commit in (repository.revision, None)]
         if repository.revision is None:
@@ -126,7 +121,7 @@ class Mirror:
         return None
 
     def _find_cached(self, repository: Repository) -> Listing | None:
-        """Find a repository in huggingface_hub's cache: ``snapshots/<commit>`` with links to ``blobs/<hash>``."""
+        """In huggingface_hub's cache, ``snapshots/<commit>`` holds links to ``blobs/<hash>``."""
         folder = self.root / f"{_FOLDERS[repository.kind]}--{repository.name.replace('/', '--')}"
         main = folder / "refs" / "main"
         revision = repository.revision or (main.read_text().strip() if main.is_file() else "")
@@ -139,7 +134,7 @@ class Mirror:
 
 
 def _from_cache(path: Path, name: str) -> RemoteFile:
-    """Describe a file of the cache.  The linked blob is named by its sha256 (large file) or git's hash (small file)."""
+    """A linked blob is named by its sha256 (large file) or by git's hash (small file)."""
     blob = path.resolve().name
     is_large = _SHA256.fullmatch(blob) is not None
     if not is_large and not _SHA1.fullmatch(blob):
@@ -163,8 +158,6 @@ def _listing(where: str, revision: str, files: Iterable[RemoteFile], place: Path
 
 
 class Hub:
-    """The Hugging Face hub, read by the package huggingface_hub, which finds the user's token."""
-
     def find(self, repository: Repository) -> Listing | None:
         with _explained(repository), _guarded(f"the file list of {repository.name}", MAX_LISTING_BYTES):
             from huggingface_hub import HfApi
@@ -218,7 +211,6 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 
 @contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
-    """Turn errors of huggingface_hub into errors of this tool, and hide its progress bars."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # downloads with huggingface_hub's second protocol, xet, have no hook for these limits
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
@@ -278,7 +270,6 @@ def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Ori
 
     Raises:
         EnvironmentMissing: no origin has the repository, or the hub cannot be reached.
-        SpecError: the hub has no such repository or commit.
     """
     for origin in origins:
         listing = origin.find(repository)

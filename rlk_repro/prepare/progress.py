@@ -1,5 +1,3 @@
-"""Report the size of a folder while ``prepare`` fills the folder."""
-
 from __future__ import annotations
 
 import os
@@ -53,7 +51,6 @@ def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float)
 
 
 def measure(folder: Path) -> int:
-    """Return the number of bytes in a folder, whose files may change during the count."""
     total = 0
     for parent, _, names in os.walk(folder):  # os.walk skips a folder that vanished; rglob would raise an error
         for name in names:

@@ -1,8 +1,7 @@
 """Make a Qwen3 model with random weights in the hub's format: configuration, byte tokenizer, one safetensors file.
 
-The arguments and the seed determine the bytes.  SHAKE-256 chooses one of 256 quantiles of a normal distribution for
-each weight, so library, random generator and processor do not matter.  Each piece of a tensor depends only on the
-seed, the tensor's name and the piece's number.  So several processes can write one file.
+The arguments and the seed determine the bytes on every machine: SHAKE-256 chooses one of 256 quantiles of a normal
+distribution for each weight.  Each piece of a tensor is drawn alone, so several processes can write one file.
 
 https://huggingface.co/docs/safetensors
 """
@@ -34,7 +33,7 @@ from rlk_repro.spec import VimeModel
 from rlk_repro.spec.assets import RandomWeights
 
 RECIPE: Final = 1
-"""Version of the recipe: increase this number when equal settings give other bytes."""
+"""Increase this version when equal settings give other bytes."""
 WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20
@@ -47,7 +46,7 @@ _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor of weights.  Weights of norms are 1; all other weights are random."""
+    """The weights of one tensor: 1 in a norm, otherwise random."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,8 +59,6 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes of the model, from the arguments that build the model in Megatron."""
-
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -116,7 +113,7 @@ def _number(arguments: Mapping[str, Any], flag: str, default: float) -> float:
 
 
 def list_tensors(sizes: Sizes) -> Iterator[Tensor]:
-    """Yield the tensors in the order of the file.  A shape is [out, in], as in torch's Linear."""
+    """Yield the tensors in the order of the file; shapes are [out, in], as in torch's Linear."""
     hidden, heads = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     yield Tensor(name="model.embed_tokens.weight", shape=(sizes.vocab_size, hidden))
     for index in range(sizes.num_layers):
@@ -152,13 +149,11 @@ def weights_bytes(sizes: Sizes) -> int:
 
 
 def recipe(model: VimeModel) -> dict[str, Any]:
-    """Return the values that determine the bytes of the model."""
     assert isinstance(model.source, RandomWeights)
     return {"recipe": RECIPE, **model.source.model_dump(), "sizes": Sizes.of(model).__dict__}
 
 
 def write_model(model: VimeModel, folder: Path) -> None:
-    """Write all files of the model into ``folder``."""
     source, sizes = model.source, Sizes.of(model)
     assert isinstance(source, RandomWeights)
     for name, content in tokenizer_files().items():
@@ -170,7 +165,6 @@ def write_model(model: VimeModel, folder: Path) -> None:
 
 
 def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
-    """Return a ``config.json`` that versions 4 and 5 of transformers can read."""
     config = {
         "architectures": [source.architecture],
         "attention_bias": False,
@@ -213,8 +207,6 @@ def make_config(source: RandomWeights, sizes: Sizes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor that one process draws; ``offset`` is its place in the file."""
-
     tensor: Tensor
     number: int
     size: int
@@ -222,11 +214,7 @@ class Piece:
 
 
 def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_processes: int | None = None) -> None:
-    """Write a safetensors file: the length of the header, the header, and the tensors in order.
-
-    Raises:
-        EnvironmentMissing: a process that draws weights was killed.
-    """
+    """Write a safetensors file; raise EnvironmentMissing if a process that draws weights was killed."""
     start = make_header(list_tensors(sizes))
     path.write_bytes(start)
     write = partial(_write_piece, path, seed, _quantile_tables(std))
@@ -248,7 +236,6 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
 
 
 def make_header(tensors: Iterable[Tensor]) -> bytes:
-    """Return the header of a safetensors file for these bfloat16 tensors; the bytes of the tensors follow it."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -261,7 +248,7 @@ def make_header(tensors: Iterable[Tensor]) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Let this worker process be killed when its parent ends, and let it ignore SIGINT, which the parent handles."""
+    """Let this worker end with its parent, and let it ignore SIGINT, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this call
@@ -293,17 +280,14 @@ def _draw(piece: Piece, seed: int, tables: tuple[bytes, bytes]) -> bytes:
 
 
 def _quantile_tables(std: float) -> tuple[bytes, bytes]:
-    """Return the low and the high bytes of the 256 possible weights.
-
-    A normal distribution is divided into 256 equally probable parts; each weight is the middle of one part.
-    """
+    """Each of the 256 weights is the middle of one of 256 equally probable parts of a normal distribution."""
     normal = NormalDist(sigma=std)
     values = [_bfloat16(normal.inv_cdf((level + 0.5) / 256)) for level in range(256)]
     return bytes(value[0] for value in values), bytes(value[1] for value in values)
 
 
 def _bfloat16(value: float) -> bytes:
-    """Return a number as little-endian bfloat16, rounded to nearest; ties go to the even number."""
+    """Return little-endian bfloat16, rounded to nearest; ties go to the even number."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     bits += 0x7FFF + ((bits >> 16) & 1)
     return struct.pack("<H", bits >> 16)

@@ -1,7 +1,6 @@
-"""Store rollouts of random tokens for a model with random weights.  A seed determines the tokens; no engine runs.
+"""Store rollouts of random tokens for a model with random weights.
 
-A model with random weights chooses all tokens with almost equal probability and very seldom ends an answer.  So every
-sample has the longest prompt and the longest response that the run allows.
+Such a model very seldom ends an answer, so every sample has the longest prompt and the longest response of the run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.spec import Run, VimeWorkload
 
 RECIPE: Final = 1
-"""Version of the recipe: increase this number when the same settings give other rollouts."""
+"""Increase this version when equal settings give other rollouts."""
 MODULE: Final = "rlk_repro.refengine.random_rollouts"
 _TIME_LIMIT_S: Final = 3600.0
 _BYTES_PER_TOKEN: Final = 5
@@ -25,7 +24,7 @@ _BYTES_PER_EXPERT: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RandomRollouts:
-    """Settings of one set of random rollouts.  Without routing replay (R3) the numbers of layers and experts are 0."""
+    """One set of random rollouts; without routing replay (R3) the numbers of layers and experts are 0."""
 
     seed: int
     num_files: int
@@ -39,7 +38,6 @@ class RandomRollouts:
 
     @classmethod
     def of(cls, run: Run, workload: VimeWorkload) -> RandomRollouts | None:
-        """Return the run's settings, or None if the run does not use random rollouts."""
         if workload.rollouts_seed is None:
             return None
         grpo, size = workload.grpo, workload.model.size
@@ -60,7 +58,6 @@ class RandomRollouts:
 
     @property
     def num_bytes(self) -> int:
-        """The approximate size of all files in bytes."""
         num_tokens = self.num_files * self.num_samples * (self.prompt_len + self.response_len)
         return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
 

@@ -1,4 +1,4 @@
-"""Prepare one run: check for free space, and then make one folder after the other."""
+"""Prepare one run: check for free space, then make one folder after the other."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from rlk_repro.spec import Hardware, Run, Stack
 
 T = TypeVar("T")
 
-# This many bytes stay free, because a full file system is slow and jobs write files too.
+# These bytes stay free, because a full file system is slow and jobs write files too.
 SPARE_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """A run to prepare, the folder for its files, and the mirror that may have the files."""
-
     run: Run
     stack: Stack
     hardware: Hardware
@@ -37,10 +35,9 @@ class PrepareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareStep(Order):
-    """One folder of a run.  ``estimate`` returns the number of bytes still to be written, if known.
+    """One folder of a run; ``estimate`` returns the number of bytes still to be written, if known.
 
-    ``pin`` is the key by which a run can pin the repository's revision, empty if this run sets the key.  ``command``
-    returns the command that makes the folder; it is empty if this process makes the folder.
+    ``pin`` is the key by which a run can pin the repository's revision, empty if this run sets the key.
     """
 
     what: str
@@ -55,8 +52,6 @@ class PrepareStep(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A finished step and the content of its folder."""
-
     step: PrepareStep
     contents: Contents
 
@@ -72,19 +67,14 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """The run's key that could pin the revision, and the revision that was used; None if that key is set."""
+        """The run's key that could pin the revision, and the revision that was used; None if the key is set."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}
 
 
 def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *, is_live: bool) -> list[Done]:
-    """Do every step whose folder is not complete.
-
-    Raises:
-        EnvironmentMissing: there is no space, or something cannot be fetched here.
-        CheckFailed: an existing folder is damaged, or a conversion failed.
-    """
+    """Do every step whose folder is not complete."""
     sizes = {step.folder: step.estimate() for step in steps if not step.is_there}
     require_room(request.prepared.root, sum(size or 0 for size in sizes.values()))
     done = []
@@ -95,14 +85,13 @@ def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *
 
 
 def verify(done: Sequence[Done], tell: Tell) -> None:
-    """Compare every byte with the records; raise CheckFailed, which names each file that differs."""
+    """Compare every byte with the records; raise CheckFailed for files that differ."""
     for item in done:
         tell(f"{item.contents.name}: hashing {format_bytes(item.contents.size_bytes)}")
         require_unchanged(item.step.folder, item.contents, is_full=True)
 
 
 def require_room(root: Path, needed: int) -> None:
-    """Check for free space; raise EnvironmentMissing if the file system has too little for ``needed`` bytes."""
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed + SPARE_BYTES > free and needed:
@@ -114,7 +103,6 @@ def require_room(root: Path, needed: int) -> None:
 
 
 def describe_steps(steps: Sequence[PrepareStep]) -> Iterator[str]:
-    """Describe the steps for ``--dry-run``: what exists, and what would be written, with sizes from mirror or hub."""
     for step in steps:
         kind = f"{step.kind:<10}"
         if step.is_there:

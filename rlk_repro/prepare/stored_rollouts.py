@@ -1,7 +1,6 @@
 """Fetch stored rollouts, whose digest the run pins, from a mirror or from the archives that the run names.
 
-An archive is any tar file that holds ``0.pt``, ``1.pt``, … in some folder, such as the bundle of the run that stored
-them.
+An archive is any tar file with ``0.pt``, ``1.pt``, … in some folder, such as a bundle.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ from rlk_repro.spec import StoredRollouts
 
 FOLDER: Final = "rollouts"
 _NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
-# The size of an archive is not known in advance.  At most this many bytes are read and unpacked.
+# The size of an archive is not known in advance.
 MAX_ARCHIVE_BYTES: Final = 64 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """One set of stored rollouts, and the mirror that may have its files."""
-
     stored: StoredRollouts
     mirror: Path | None
     is_offline: bool
@@ -45,7 +42,6 @@ class Storage:
         """Fetch the rollouts' files and check them.
 
         Raises:
-            EnvironmentMissing: neither the mirror nor an archive has the files.
             BundleUnreadable: the files differ from those that the run names, or hold code as well as data.
         """
         found = self._copy(work) or self._fetch(work, tell)
@@ -61,7 +57,6 @@ class Storage:
         return Made(source=self.source, files=files)
 
     def check(self, files: Mapping[str, FileRecord]) -> None:
-        """Check the files against the digest that the run gives; raise BundleUnreadable if a file differs."""
         where = f"rollouts {self.stored.name}"
         wanted = {RolloutDir(Path()).file(number).name: number for number in range(self.stored.num_files)}
         if files.keys() != wanted.keys():
@@ -115,12 +110,7 @@ def _clear(work: WorkDir) -> None:
 
 
 def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> None:
-    """Unpack the numbered files from any folder of the archive, and no other files.
-
-    Raises:
-        SpecError: two files have the same number.
-        BundleUnreadable: the archive exceeds the limit, packed or unpacked.
-    """
+    """Only numbered files are unpacked, from any folder of the archive."""
     unpacked_bytes = 0
     with tarfile.open(fileobj=stream, mode="r|*") as archive:
         for member in archive:

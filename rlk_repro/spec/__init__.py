@@ -1,7 +1,4 @@
-"""Define what authors write: run, stack, hardware and profile as strict, frozen models.  ``load`` reads them.
-
-Every model refuses unknown keys and converts no value.
-"""
+"""Strict and frozen models of the files that authors write: run, stack, hardware and profile."""
 
 from rlk_repro.spec.assets import ArithmeticData, HubData, HubSource, PackageSource, StoredRollouts
 from rlk_repro.spec.files import FromEnv, Layout, Measure, Profile, Run, run_problems

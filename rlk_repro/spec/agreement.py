@@ -20,8 +20,7 @@ DTYPES: Final = ("float64", "float32", "float16", "bfloat16")
 class Bound(Model):
     """The largest difference that counts as agreement: absolute for log-probs, relative for values of layers.
 
-    For routing, the bound limits each layer's share of tokens whose experts differ.  A token whose experts differ in
-    one layer is left out in later layers.
+    For routing, the bound limits each layer's share of tokens whose experts differ.
     """
 
     compares: Compared
@@ -31,7 +30,7 @@ class Bound(Model):
 
 
 class AgreementContract(Model):
-    """All bounds for differences between engines.  A comparison without a bound is not judged."""
+    """All bounds for differences between engines; a comparison without a bound is not judged."""
 
     schema_: Schema = Field(alias="schema", default=1)
     bounds: tuple[Bound, ...]
@@ -42,17 +41,12 @@ class AgreementContract(Model):
 
 
 def load_contract() -> AgreementContract:
-    """Return the contract of this version of rlk-repro."""
     path = data_dir("manifests") / "contracts" / "agreement.yaml"
     return parse_contract(path.name, path.read_text())
 
 
 def parse_contract(where: str, text: str) -> AgreementContract:
-    """Read a contract from its text.
-
-    Raises:
-        BundleUnreadable: the text is not a valid contract.
-    """
+    """Read a contract; raise BundleUnreadable if the text is not valid."""
     try:
         value = parse_yaml(where, text.encode()).value
         return AgreementContract.model_validate_json(json.dumps(value))

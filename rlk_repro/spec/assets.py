@@ -1,9 +1,4 @@
-"""Name what a run needs on disk before its first trial: a model, a data set, stored rollouts.
-
-This module defines names only: ``rlk_repro.prepare.layout`` gives each name its path below a site's ``prepared_dir``,
-and ``rlk-repro prepare`` puts the files there.  If a definition names no revision of a repository, ``prepare`` takes
-the revision that the hub serves, and the bundle records this revision.
-"""
+"""The models, data sets and stored rollouts that a run needs on disk before its first trial."""
 
 from __future__ import annotations
 
@@ -20,6 +15,9 @@ RelativeFile: TypeAlias = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=200)
 ]
 Url: TypeAlias = Annotated[str, Field(pattern=r"^https?://[!-~]+$", max_length=500)]
+Revision: TypeAlias = Annotated[
+    Commit | None, Field(description="commit of the repository; default: the commit that the hub serves")
+]
 Architecture: TypeAlias = Literal["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"]
 
 
@@ -28,16 +26,11 @@ class HubSource(Model):
 
     kind: Literal["hub"]
     repository: HubName
-    revision: Commit | None = Field(
-        None, description="commit of the repository; default: the commit that the hub serves"
-    )
+    revision: Revision = None
 
 
 class RandomWeights(Model):
-    """A small model that ``prepare`` makes itself: a seed gives the weights, and its tokenizer works on bytes.
-
-    The model's ``arguments`` give its sizes; ``prepare`` downloads no file for the model.
-    """
+    """A small model that ``prepare`` makes from a seed, with the sizes in ``arguments`` and a tokenizer of bytes."""
 
     kind: Literal["random"]
     architecture: Architecture
@@ -60,9 +53,9 @@ class PackageSource(Model):
 
 ModelSource: TypeAlias = Annotated[HubSource | RandomWeights | PackageSource, Field(discriminator="kind")]
 Checkpoint: TypeAlias = Literal["torch_dist", "bridge"]
-"""How training starts from the model's weights: ``torch_dist`` converts them once with vime's own tool
-(``tools/convert_hf_to_torch_dist.py`` and the model's arguments) and loads the result; ``bridge`` needs no conversion
-and loads the hub's files by ``--megatron-to-hf-mode bridge``."""
+"""How training starts from the model's weights: ``torch_dist`` converts them once with vime's own tool and loads the
+result; ``bridge`` loads the hub's files by ``--megatron-to-hf-mode bridge``.
+"""
 
 
 class ArithmeticData(Model):
@@ -79,9 +72,7 @@ class HubData(Model):
 
     kind: Literal["hub"]
     repository: HubName
-    revision: Commit | None = Field(
-        None, description="commit of the repository; default: the commit that the hub serves"
-    )
+    revision: Revision = None
     file: RelativeFile = Field(description="the prompts: a .jsonl or .parquet file of the repository")
 
 
@@ -92,8 +83,7 @@ class StoredRollouts(Model):
     """Rollouts that were stored before this run, for lanes that do not generate rollouts.
 
     The files ``0.pt`` … have the format of vime's ``--save-debug-rollout-data``.  ``digest`` is the sha256 of what
-    ``sha256sum 0.pt 1.pt …`` prints for the files, in the order of their numbers.  Without the keys ``rollouts`` and
-    ``rollouts_seed``, a run of lane fixed-rollout or train-only stores its own rollouts before its first trial.
+    ``sha256sum 0.pt 1.pt …`` prints for the files, in the order of their numbers.
     """
 
     name: Name

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 DESIGN: Final = "design"
 FREE_RULES: Final = frozenset({"pairs", "control_pairs", "sessions", "expected_pair_sd_pct", "expected_block_sd_pct"})
-"""Keys of ``measure`` that any submission may set: number of pairs or sessions, assumptions of the power estimate.
-
-A submission may also choose the design, which decides what the run measures: speed and memory, or reward.
-"""
+"""Keys of ``measure`` that any submission may set, besides ``design``."""
 
 
 def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
@@ -41,7 +38,6 @@ def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
 
 
 def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
-    """Find variants that cannot be compared."""
     known = get_args(Variant)
     unknown = [name for name in variants if name not in known]
     if unknown:

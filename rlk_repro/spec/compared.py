@@ -1,4 +1,4 @@
-"""Define what a run compares: with and without RL-Kernel, two commits of RL-Kernel, or the user's own switch."""
+"""What a run compares: with and without RL-Kernel, two commits of RL-Kernel, or the user's own switch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,6 @@ class OwnSwitch(Model):
 def find_compared_problems(
     rl_kernel: RlKernel, switch: OwnSwitch | None, *, design: str, has_rollout_log_probs: bool
 ) -> Iterator[PathProblem]:
-    """Find settings that cannot be compared; the switch ``AGREEMENT_RECORD`` needs rollouts that hold log-probs."""
     if switch is not None:
         yield from _switch_problems(switch, design)
         if not has_rollout_log_probs and AGREEMENT_RECORD in {*switch.baseline, *switch.enabled}:

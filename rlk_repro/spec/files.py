@@ -1,7 +1,4 @@
-"""The files that authors write (run, stack, hardware and profile) and the rules that their values must satisfy.
-
-``run_problems`` checks these rules and returns the path of each wrong value, so that an error can name its line.
-"""
+"""Runs and profiles, and the rules that a run's values must satisfy together."""
 
 from __future__ import annotations
 
@@ -38,26 +35,25 @@ from rlk_repro.spec.vime import VimeWorkload
 from rlk_repro.spec.workloads import ModuleWorkload, OperatorsWorkload, ReferenceWorkload
 
 MAX_STEPS: Final = 20_000
-"""Limit for the steps of all trials together, because an analysis holds about forty numbers for each step."""
+"""Limit for the steps of all trials together: an analysis holds about forty numbers for each step."""
 
 Workload: TypeAlias = Annotated[
     ReferenceWorkload | ModuleWorkload | OperatorsWorkload | VimeWorkload, Field(discriminator="kind")
 ]
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
-"""Limit for the blocks of a session: the session's effect is a median over all pairs of blocks, up to 20100 pairs."""
+"""Limit for the blocks of a session, whose effect is a median over all pairs of blocks: up to 20100 pairs."""
 LIMIT_PER_ESTIMATE: Final = 1.5
-SHORTEST_LIMIT_MIN: Final = 10.0  # the first trial also compiles, and may wait for stored rollouts
+SHORTEST_LIMIT_MIN: Final = 10.0  # the first trial also compiles
 LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 
 Spread: TypeAlias = Annotated[float, Field(gt=0, le=100)]
-"""An assumed standard deviation, in percent."""
 
 
 class Measure(GrowingModel):
     """The measurement plan, fixed and hashed before the first trial.
 
-    A file may hold the keys of both designs: ``design`` says which are used, and a submission may choose the other one.
+    A file may hold the keys of both designs, and a submission may choose the other design.
     """
 
     of_parallel: ClassVar[frozenset[str]] = frozenset({"pairs", "control_pairs", "scored_steps"})
@@ -108,7 +104,7 @@ class Measure(GrowingModel):
 
     @property
     def unused(self) -> frozenset[str]:
-        """The keys of a measurement plan that have no effect in its design."""
+        """The keys that have no effect in this design."""
         return self.of_parallel if self.design == CROSSOVER else self.of_crossover
 
     @property
@@ -122,12 +118,10 @@ class Measure(GrowingModel):
 
     @property
     def num_trials(self) -> int:
-        """The number of trials, or of sessions in design crossover."""
         return self.sessions if self.design == CROSSOVER else 2 * (self.pairs + self.control_pairs)
 
     @property
     def num_steps(self) -> int:
-        """The number of rollouts of each trial or session."""
         if self.design == "parallel":
             return self.warmup_steps + self.scored_steps
         num_periods = PERIODS_PER_BLOCK * (self.blocks + self.control_blocks)
@@ -135,7 +129,6 @@ class Measure(GrowingModel):
 
     @property
     def num_scored(self) -> int:
-        """The number of scored rollouts of each trial or session."""
         if self.design == "parallel":
             return self.scored_steps
         return PERIODS_PER_BLOCK * (self.blocks + self.control_blocks)
@@ -207,17 +200,16 @@ class Run(GrowingModel):
         return "" if self.switch is None else self.switch.title
 
     def has_rl_kernel(self, variant: str) -> bool:
-        """Tell whether trials of this variant must prove that RL-Kernel's operators ran in them."""
+        """Whether trials of this variant must prove that RL-Kernel's operators ran in them."""
         return self.switch is None and (variant != BASELINE or self.rl_kernel.commits is not None)
 
     @property
     def expected_minutes(self) -> dict[str, float]:
-        """The estimated minutes of one trial or session, by hardware."""
         is_crossover = self.measure.design == CROSSOVER
         return (self.expected_session_minutes if is_crossover else {}) or self.expected_trial_minutes
 
     def find_limit_min(self, hardware: str) -> float:
-        """The time limit of one trial or session: the limit that the run sets, or else a multiple of the estimate."""
+        """Return the time limit of one trial or session: the run's own limit, or else a multiple of the estimate."""
         if self.time_limit_min is not None:
             return self.time_limit_min
         if hardware not in self.expected_minutes:

@@ -1,4 +1,4 @@
-"""Define hardware targets: what an author writes in ``jobs/hardware/<name>.yaml``."""
+"""Hardware targets: what an author writes in ``jobs/hardware/<name>.yaml``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platfo
 
 
 class AllReduceFloor(Model):
-    """The least bus bandwidth, in GB/s, of an all-reduce of 1 GiB; without a limit, preflight accepts any bandwidth."""
+    """The least bus bandwidth of preflight's all-reduce of 1 GiB; without a limit, any bandwidth passes."""
 
     one_node_gb_s: Positive | None = Field(None, description="minimum bandwidth in GB/s over all GPUs of one node")
     nodes_gb_s: Positive | None = Field(None, description="minimum bandwidth in GB/s over all GPUs of several nodes")
-    source: Text = Field(description="source of the minimum bandwidths")
+    source: Text
 
 
 class Hardware(GrowingModel):
@@ -44,7 +44,7 @@ class Hardware(GrowingModel):
         max_length=20,
         description="labels of Kubernetes nodes with these GPUs, each with its values; one match is enough",
     )
-    all_reduce: AllReduceFloor | None = Field(None, description="minimum bandwidths of preflight's all-reduce")
+    all_reduce: AllReduceFloor | None = None
 
     @property
     def as_measured(self) -> Hardware:
@@ -53,7 +53,6 @@ class Hardware(GrowingModel):
 
     @property
     def image_platform(self) -> ImagePlatform:
-        """The platform of the stack's image that this hardware runs."""
         match self.platform:
             case "cpu":
                 return "cpu"

@@ -1,7 +1,4 @@
-"""Define the settings of a Kubernetes site: the ``kubernetes`` section of a profile.
-
-``clusters.k8s`` makes objects from these values and refuses values that a controller of Kubernetes would refuse.
-"""
+"""The settings of a Kubernetes site: the ``kubernetes`` section of a profile."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from rlk_repro.spec.values import EnvName, GrowingModel, Model, PathProblem, Pos
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 Label: TypeAlias = Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=63)]
-"""A DNS label, such as the name of a namespace."""
 ObjectName: TypeAlias = Annotated[str, Field(pattern=rf"^{_NAME}(\.{_NAME})*$", max_length=253)]
 Quantity: TypeAlias = Annotated[
     str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$", max_length=40)

@@ -23,7 +23,7 @@ def is_layer_pattern(value: Any, num_layers: int) -> bool:
 
 
 def read_layer_pattern(text: str) -> LayerCount | None:
-    """Return the number of layers in a text like ``[0]*3+[1]*45`` of Megatron-LM; None for a text of another form."""
+    """Count the layers of a text like ``[0]*3+[1]*45``; return None for a text of another form."""
     try:
         return _count(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -31,7 +31,6 @@ def read_layer_pattern(text: str) -> LayerCount | None:
 
 
 def _count(node: ast.expr) -> LayerCount:
-    """Count the layers of one term of a pattern; raise ValueError for an unknown term."""
     match node:
         case ast.List(elts=items):
             values = [item.value if isinstance(item, ast.Constant) else None for item in items]

@@ -1,4 +1,4 @@
-"""Turn a YAML file (and ``--set``) into a model, or report all its problems at once, each with its line and a hint."""
+"""Turn a YAML file (and ``--set``) into a model, or report all its problems, each with its line and a hint."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ class Loaded(Generic[M]):
 
     @property
     def sources(self) -> dict[str, str]:
-        """Map each dotted path to its source: a flag that set the value or a key above it; file and line; or default.
+        """Map each dotted path to its source: a flag, a file and line, or ``default``.
 
-        Keys of ``added_later`` with their default value are left out, except keys that a flag set.
         File names are recorded without folders, so that no path of a machine is recorded.
         """
         dumped = {".".join(path): self._find_source(path) for path in list_leaves(dump_model(self.model))}
@@ -96,7 +95,7 @@ def load_stack(name: str) -> Loaded[Stack]:
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
-    """Check a stack; if its vime commit has an argument contract, Megatron-LM and its patch must match the contract."""
+    """Megatron-LM and its patch must match the argument contract of the stack's vime commit, if there is one."""
     problems = stack_problems(stack)
     pin = stack.pins.get("vime")
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
@@ -127,7 +126,7 @@ def load_hardware(name: str) -> Loaded[Hardware]:
 def load_profile(
     name: str, folders: list[Path], clusters: Collection[str] = (), overrides: Sequence[Override] = ()
 ) -> Loaded[Profile]:
-    """Load a profile by name or file, for one of ``clusters``; for any cluster where ``clusters`` is empty."""
+    """Load a profile by name or file; if ``clusters`` is not empty, require one of them."""
 
     def check(profile: Profile) -> list[PathProblem]:
         problems = kubernetes_problems(profile.kubernetes)
@@ -144,11 +143,7 @@ def load(
     overrides: Sequence[Override] = (),
     check: Callable[[M], list[PathProblem]] | None = None,
 ) -> Loaded[M]:
-    """Read a file, apply the overrides, validate the model, and check its values against each other.
-
-    Raises:
-        SpecError: the error lists every problem of the file, or says why the file cannot be read.
-    """
+    """Read a file into a model; raise SpecError, which lists every problem of the file."""
     name = display_name(path)
     try:
         data = path.read_bytes()
@@ -190,8 +185,6 @@ def load_bytes(
 
 
 class _Locator:
-    """Name the place of a wrong value: the line of the file, or the flag and a path inside the flag's value."""
-
     def __init__(self, source: YamlSource, flags: Mapping[tuple[str, ...], str]) -> None:
         self.source, self.flags = source, flags
 
@@ -225,7 +218,7 @@ def _apply(source: YamlSource, overrides: Sequence[Override]) -> tuple[Any, dict
         if not isinstance(target, dict):
             raise SpecError(Problem(override.flag, "there is no such path", expected="a path such as measure.pairs"))
         if override.path[-1] in target and target[override.path[-1]] == override.value:
-            continue  # a flag that repeats the file's value is not recorded as the value's source
+            continue
         target[override.path[-1]] = override.value
         origin[".".join(override.path)] = override.flag
     return value, origin
@@ -260,7 +253,7 @@ def _is_other_form(details: ErrorDetails) -> bool:
 
 
 def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """Tell whether an error follows from others: pydantic also reports a list of only wrong entries as too short."""
+    """Pydantic also reports a list of only wrong entries as too short."""
     location = details["loc"]
     return details["type"] == "too_short" and any(
         item["loc"][: len(location)] == location and item is not details for item in errors
@@ -281,7 +274,6 @@ def _expected(details: ErrorDetails) -> str:
     return _EXPECTED.get(kind) or str(details["msg"]).removeprefix("Input should be ")
 
 
-# The key ``kind`` selects one model of a union; pydantic reports a tag error if ``kind`` is absent or wrong.
 _TAG: Final = "kind"
 _TAG_ERRORS: Final = frozenset({"union_tag_not_found", "union_tag_invalid"})
 
@@ -323,7 +315,6 @@ _UNION_NAMES: Final = frozenset({*_TEXT_NAMES, "int", "float", "bool", "FromEnv"
 
 
 def _keys_at(model: type[BaseModel], value: Any, path: Path_) -> list[str]:
-    """Return the valid keys at a path of ``value``; the list is empty where any key is allowed."""
     current: Any = model
     for part in path:
         current = _step(current, value, str(part))
@@ -347,7 +338,6 @@ def _step(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _models(annotation: Any, value: Any) -> list[type[BaseModel]]:
-    """Return the pydantic models in an annotation; of several models, only those that the value's tag names."""
     models = [item for item in _members(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
     tag = value.get(_TAG) if isinstance(value, dict) else None
     if len(models) < 2:

@@ -1,4 +1,4 @@
-"""Define how much worse the enabled variant may be: the margins of the gates, fixed before a run's first trial."""
+"""The margins of the gates, fixed before a run's first trial."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Define a site's settings for preflight: limits, and what a finding of each check does to the job.
-
-The checks themselves are in ``rlk_repro.agent.preflight``; docs/preflight.md gives their reasons.
-"""
+"""A site's settings for preflight: limits, and what a finding of each check does to the job (docs/preflight.md)."""
 
 from __future__ import annotations
 

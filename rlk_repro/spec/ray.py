@@ -1,4 +1,4 @@
-"""Define a site's settings for Ray: the ``ray`` section of a profile, for workloads that use Ray."""
+"""A site's settings for Ray: the ``ray`` section of a profile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Interface = Annotated[str, Field(pattern=rf"^[^-\s/{UNSEEN}][^\s/{UNSEEN}]{{0,14
 
 
 class RaySettings(Model):
-    """Ports and network of Ray.  Ray uses ports from ``first_port`` on: three on the head, six on each node."""
+    """Ray's network, and Ray's ports from ``first_port`` on: three on the head, six on each node."""
 
     first_port: Annotated[int, Field(ge=1024, le=8000)] = Field(
         6379,

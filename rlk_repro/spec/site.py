@@ -1,7 +1,4 @@
-"""Define the settings of a Slurm site and its container runtime: the ``slurm`` and ``container`` sections of a profile.
-
-``clusters.slurm`` makes a script from these values and refuses values that the container runtime cannot use.
-"""
+"""The settings of a Slurm site and of container runtimes: the ``slurm`` and ``container`` sections of a profile."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Option = Annotated[str, Field(pattern=rf"^--?[A-Za-z][^{UNSEEN}]*$", max_length=
 
 
 class SlurmSettings(Model):
-    """How a job is requested at this site.  If a key is not set, Slurm's own default applies."""
+    """How a job is requested at this site; if a key is not set, Slurm's own default applies."""
 
     account: Word | None = None
     partition: Word | None = None
@@ -60,8 +57,8 @@ class Mount(Model):
 
 
 Runtime: TypeAlias = Literal["host", "pyxis", "apptainer", "podman", "docker"]
-"""Container runtimes.  ``profile init`` proposes the first one that a Slurm site has: pyxis comes first, because it
-starts the container inside srun; docker comes last, because it leaves files that root owns.
+"""``profile init`` proposes the first runtime that a Slurm site has: pyxis comes first, because it starts the container
+inside srun; docker comes last, because it leaves files that root owns.
 """
 
 

@@ -1,7 +1,4 @@
-"""Define a stack: the pinned versions, how certain they are, which images exist, and what goes into them.
-
-A stack marks what is uncertain: an image that was not built is *not published*, an unpinned input is *moving*.
-"""
+"""A stack: the pinned versions, how certain they are, which images exist, and what goes into them."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ Reference: TypeAlias = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$", max_length=255),
 ]
-"""The registry and the repository of an image, without tag and digest."""
 
 
 class Image(GrowingModel):
@@ -44,7 +40,7 @@ class Image(GrowingModel):
 
     @property
     def pinned(self) -> str:
-        """The image's name with its digest, ``NAME@sha256:…``, as registries and container engines read it."""
+        """The image's name with its digest: ``NAME@sha256:…``."""
         return f"{self.reference}@{self.digest}"
 
 
@@ -63,7 +59,7 @@ class BaseImage(Model):
     digest: Digest | None = None
     vime: Commit | None = Field(None, description="commit of vime in the base image, which the build replaces")
     confidence: Confidence
-    evidence: Text = Field(description="source of this information")
+    evidence: Text
 
 
 class Pin(GrowingModel):
@@ -78,7 +74,7 @@ class Pin(GrowingModel):
         None, description="git's hash of the commit's files with the patch that upstream's own images apply"
     )
     confidence: Confidence | None = None
-    evidence: Text | None = Field(None, description="source of this information")
+    evidence: Text | None = None
 
     def holds_tree(self, tree: object) -> bool:
         """Tell whether ``tree`` is git's hash of the pinned files, with or without upstream's patch."""
@@ -121,7 +117,6 @@ class Stack(GrowingModel):
 
 
 def stack_problems(stack: Stack) -> list[PathProblem]:
-    """Find parts of a stack that contradict each other."""
     problems: list[PathProblem] = [
         (("unpublished", platform), "is listed under images as well", platform, "images or unpublished")
         for platform in stack.unpublished

@@ -1,4 +1,4 @@
-"""Define the value types that all models share, and the base class of the models."""
+"""The value types that all models share, and the base classes of the models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ Word: TypeAlias = Annotated[str, Field(pattern=rf"^[^-{UNSEEN}][^{UNSEEN}]*$", m
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", max_length=40)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 Minutes: TypeAlias = Annotated[float, Field(gt=0, le=10**5)]
-"""Minutes, at most ten weeks."""
 NonNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e12)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e12)]
 Commit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -26,7 +25,6 @@ Repository: TypeAlias = Annotated[
         pattern=r"^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)+$", max_length=300
     ),
 ]
-"""A URL that git fetches from.  Options such as ``--source`` name a local checkout instead."""
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 EnvValue: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -56,8 +54,7 @@ class Model(BaseModel):
 class GrowingModel(Model):
     """Base class of models that got new keys after the first plans had been recorded.
 
-    A recorded plan is hashed again whenever it is read.  A key that the plan's author could not know must not change
-    the hash, so the keys in ``added_later`` are left out while they have their default.
+    A key in ``added_later`` is left out while it has its default, so that older plans keep their hashes.
     """
 
     added_later: ClassVar[frozenset[str]] = frozenset()
@@ -82,5 +79,4 @@ def list_leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
 
 
 def dump_model(model: BaseModel) -> dict[str, Any]:
-    """Dump a model in the form of a plan file."""
     return model.model_dump(mode="json", by_alias=True)

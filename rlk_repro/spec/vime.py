@@ -1,7 +1,6 @@
-"""Define the settings of the workload ``vime``: vime's own ``train.py``, end to end.
+"""The settings of the workload ``vime``: vime's own ``train.py``, end to end.
 
-A field that sets one flag of vime has the flag's name.  ``arguments`` holds further flags, for which this module has no
-rule.  All flags are checked against the argument contract of the pinned vime; flags that the launcher sets are refused.
+A field that sets one flag of vime has the flag's name; ``arguments`` holds further flags.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from rlk_repro.spec.workloads import AnyWorkload, PolicyLoss
 Flag: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=80)]
 """A flag without its dashes, such as ``num-layers``."""
 ArgumentText: TypeAlias = Annotated[str, Field(pattern=rf"^([^-{UNSEEN}]|-[0-9.])[^{UNSEEN}]*$", max_length=2000)]
-"""A value of a flag; the value may not begin with two dashes."""
+"""A value of a flag; a value may begin with a dash only if it is a number."""
 Scalar: TypeAlias = bool | int | float | ArgumentText
 Arguments: TypeAlias = dict[Flag, Scalar | tuple[Scalar, ...]]
 """Flags and values: True is a bare flag, a list is a flag with several values.  To switch a flag off, leave it out."""
@@ -53,13 +52,12 @@ class VimeModel(Model):
     arguments: Arguments
 
     def size(self, flag: str, default: int = 0) -> int:
-        """Return the number that the arguments give a flag, otherwise ``default``."""
+        """Return the whole number that the arguments give a flag, otherwise ``default``."""
         value = self.arguments.get(flag, default)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
     @property
     def num_experts(self) -> int:
-        """The number of experts; 0 for a dense model."""
         return self.size("num-experts")
 
 
@@ -189,7 +187,7 @@ class VimeWorkload(AnyWorkload):
         return frozenset({"megatron_lm"} if self.grpo.use_rollout_routing_replay else ())
 
     def generates(self, lane: Lane) -> bool:
-        """Tell whether the run starts inference servers; lane train-only needs them only to store its own rollouts."""
+        """Whether the run starts inference servers; lane train-only needs them only to store its own rollouts."""
         return lane != "train-only" or (self.rollouts is None and self.rollouts_seed is None)
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:
@@ -253,7 +251,6 @@ SIZES: Final = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-h
 Range: TypeAlias = tuple[float, float]
 ANY: Final[Range] = (-math.inf, math.inf)
 NOT_NEGATIVE: Final[Range] = (0, math.inf)
-"""The allowed range of a number in a model's arguments, for flags that RANGES does not list."""
 RANGES: Final[Mapping[str, Range]] = {
     **dict.fromkeys(("num-layers", "num-attention-heads", "num-query-groups"), (1, 10**4)),
     **dict.fromkeys(("hidden-size", "kv-channels"), (1, 10**6)),
@@ -267,8 +264,7 @@ RANGES: Final[Mapping[str, Range]] = {
     "moe-router-bias-update-rate": (0, 1),
     **dict.fromkeys(("train-memory-margin-bytes", "vllm-kv-cache-memory-bytes"), NOT_NEGATIVE),
 }
-"""These ranges are far wider than any real model and catch typing errors: Megatron-LM mostly accepts any number.
-"""
+"""Megatron-LM mostly accepts any number, so these ranges, far wider than any real model, catch typing errors."""
 
 
 def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
@@ -292,7 +288,7 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
         values = value if isinstance(value, tuple) else (value,)
         if False in [item for item in values if isinstance(item, bool)]:
             yield (*place, flag), "cannot switch a flag off", value, "true, or this key left out"
-        elif isinstance(value, tuple) and len(value) < 2:  # for a list, ``size`` returns its default
+        elif isinstance(value, tuple) and len(value) < 2:
             expected = "two or more values, or one value without a list"
             yield (*place, flag), "is a list with fewer than two values", list(value), expected
         elif flag == "spec" and len(values) != 2:

@@ -1,4 +1,4 @@
-"""Define the kinds of workload that a run can name, each with its settings; ``rlk_repro.workloads`` starts them."""
+"""The kinds of workload that a run can name, each with its settings."""
 
 from __future__ import annotations
 
@@ -81,12 +81,9 @@ class Grpo(PolicyLoss):
 class AnyWorkload(GrowingModel):
     """What plan and analysis need to know about every kind of workload.
 
-    ``lanes`` are the workload's possible lanes; ``lane_limit`` says why other lanes are refused.  Without
-    ``has_variants`` the workload has no enabled variant.  Without ``has_output_layer`` there is no model, and logits
-    are random.  ``modules`` are the Python modules that the trainer needs; before the first trial a child process
-    imports the modules in ``imports``.  ``gpus_per_engine`` returns, for one hardware, the number of consecutive
-    GPUs of an inference server, or 0 without servers.  With ``needs_prepared`` the trials read what ``rlk-repro
-    prepare`` put on disk.
+    ``lane_limit`` says why lanes other than ``lanes`` are refused.  Without ``has_output_layer`` there is no model, and
+    logits are random.  The trainer needs the Python modules in ``modules``; before the first trial a child process
+    imports the modules in ``imports``.  With ``needs_prepared`` the trials read files of ``rlk-repro prepare``.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
@@ -108,21 +105,19 @@ class AnyWorkload(GrowingModel):
 
     @property
     def compares_engines(self) -> bool:
-        """Whether the run compares what training and rollout engines compute, instead of measuring time."""
+        """Whether the run compares what training and rollout engines compute, and measures no time."""
         return self.purpose == "agreement"
 
     @property
     def packed_rollouts(self) -> str | None:
-        """Name of the stored rollouts that the bundle holds."""
         return None
 
     def has_rollout_log_probs(self, lane: Lane) -> bool:  # noqa: ARG002
-        """Tell whether the trainer gets a rollout engine's log-probs, to compare its own log-probs with them."""
+        """Whether the trainer gets a rollout engine's log-probs to compare with its own."""
         return True
 
     @property
     def num_steps_per_rollout(self) -> int:
-        """Number of optimizer steps per rollout; the trainer prints a ``step`` line for each optimizer step."""
         return 1
 
     @property
@@ -137,10 +132,10 @@ class AnyWorkload(GrowingModel):
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Programs that trials of this workload start, besides Python."""
         return ()
 
     def gpus_per_engine(self, hardware: str) -> int:  # noqa: ARG002
+        """Return the number of consecutive GPUs of an inference server; 0 without servers."""
         return 0
 
     def find_problems(self) -> Iterator[PathProblem]:
@@ -149,7 +144,7 @@ class AnyWorkload(GrowingModel):
 
 
 class ReferenceWorkload(AnyWorkload):
-    """The reference trainer for smoke runs, first machine tests and automated tests.  It does not measure vime."""
+    """The reference trainer for smoke runs, first machine tests and automated tests; it does not measure vime."""
 
     lanes = ("live", "train-only")
     lane_limit = "the reference trainer has no inference server, which lane fixed-rollout needs"
@@ -199,7 +194,7 @@ class ModuleLoss(PolicyLoss):
 
 
 class ModuleBatch(Model):
-    """The random batches of a module run.  A microbatch packs its samples into one row of fp32 logits."""
+    """The random batches of a module run; a microbatch packs its samples into one row of fp32 logits."""
 
     num_samples: Count = Field(16, description="samples per microbatch")
     num_tokens: Count = Field(9216, description="tokens of prompts and responses in one packed microbatch")

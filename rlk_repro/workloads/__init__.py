@@ -18,16 +18,14 @@ WORKLOADS: dict[str, Workload] = {"reference": reference, "module": module, "ope
 
 
 def get_workload(kind: str) -> Workload:
-    """Return the workload of a run's kind."""
     return WORKLOADS[kind]
 
 
 def find_words(kind: str) -> Words:
-    """Return the phrases of reports for a workload.  Another version's bundle may name an unknown kind of workload."""
+    """Return a workload's phrases for reports; a bundle of another version may name a kind that is unknown here."""
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
 
 
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
-    """Return, by kind, the folders that a plan needs before its first trial; a workload may need no folders."""
     prepared = PreparedDir.of(plan.profile, run_dir)
     return get_workload(plan.run.workload.kind).list_folders(plan.run, plan.stack, prepared)

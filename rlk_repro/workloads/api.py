@@ -22,14 +22,9 @@ if TYPE_CHECKING:
 class Command:
     """One trainer process: its arguments, and the variables added to the node agent's environment.
 
-    ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value.  No plan or file
-    holds the value of a ``from_env`` variable.
-
-    For a command that ``needs_ray``, the agents first start Ray on all nodes, and Ray's workers inherit the trainer's
-    environment.  The trainer finds Ray by ``RAY_ADDRESS``.  Each worker finds its node's address in the variables
-    ``address_names``.
-
-    ``stored`` are the rollouts that a session trains on; the node agent puts them into one folder.
+    ``from_env`` maps a variable of the trainer to the variable of the node agent that holds its value.  No file holds
+    this value.  With ``needs_ray``, the agents first start Ray on all nodes; each worker finds its node's address in
+    the variables ``address_names``.  ``stored`` are the rollouts that a session trains on.
     """
 
     argv: tuple[str, ...]
@@ -42,7 +37,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Code that a plan's setting names; ``is_known`` if the code lies in this package or in a source that is pinned."""
+    """Code that a plan's setting names; known code lies in this package or in a source that the stack pins."""
 
     where: str
     value: str
@@ -66,8 +61,6 @@ class Words:
     """The phrases that reports use for a workload.
 
     ``takes`` comes before the effect: *a step takes* 4 % less time.  ``scope`` says what the result does not show.
-    Reports give the number of optimizer steps per ``updates_per``, which is *rollout* or *step*.  Reports call the
-    baseline ``baseline_trainer`` and say whether it computes its entropy metric.
     """
 
     step: str
@@ -79,16 +72,16 @@ class Words:
 
 
 class TrialCommands(Protocol):
-    """The functions of a workload that the node agent calls.  These functions are pure."""
+    """The functions of a workload that the node agent calls; these functions are pure."""
 
     def find_problems(self, plan: Plan) -> list[Problem]:
         """Return the reasons why this plan cannot run on any machine."""
 
     def find_warnings(self, plan: Plan) -> list[Finding]:
-        """Return warnings: what may fail in a run of this plan, and which values the run may fail to measure."""
+        """Return what may fail in a run of this plan, and which values the run may fail to measure."""
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-        """Return the trainer's command for one trial."""
+        """Return the command of one trial; the trials of a pair differ only in switches and output folders."""
 
     def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
         """Return, by seed, the commands that fill ``run_dir.rollouts_of(seed)`` before the trials."""
@@ -99,10 +92,10 @@ class Workload(TrialCommands, Protocol):
 
     @property
     def WORDS(self) -> Words:  # noqa: N802  (a constant of the module)
-        """The phrases that reports use for the workload."""
+        ...
 
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield names and values that tell runs apart in reports; ``settings`` is the plan's record of a workload."""
+        """Yield names and values that tell runs apart in reports; ``settings`` is the plan's record of the workload."""
 
     def find_brought(self, plan: Plan) -> Brought:
         """Return what a replay shows its user before it runs another person's plan."""

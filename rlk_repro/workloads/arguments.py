@@ -15,7 +15,6 @@ MOST_PAIRS_WITHOUT_VERDICT: Final = 5
 
 
 def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[str]:
-    """Return the flags that every trainer gets.  By default ``--num-rollout`` is the number of steps of a trial."""
     device = "cpu" if plan.hardware.platform == "cpu" else "cuda"
     return ["--seed", str(seed), "--num-rollout", str(num_rollouts or plan.num_steps), "--device", device]
 
@@ -54,6 +53,6 @@ def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def describe_rollouts(grpo: Mapping[str, Any]) -> str:
-    """Describe a rollout's prompts and samples for a report; ``grpo`` is the plan's record of the GRPO settings."""
+    """Describe a rollout's prompts and samples; ``grpo`` is the plan's record of the GRPO settings."""
     prompts, samples = format_count(grpo["rollout_batch_size"]), grpo["n_samples_per_prompt"]
     return f"{prompts} prompts × {samples} samples, at most {count(grpo['rollout_max_response_len'], 'token')} long"

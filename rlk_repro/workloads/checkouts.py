@@ -1,7 +1,6 @@
 """Let child processes find checkouts of vime, Megatron-LM and RL-Kernel that are not installed.
 
-Child processes find the checkouts by ``PYTHONPATH``, which no file records.  Other variables hold
-the paths of the checkouts, so that the manifest can record their commits.
+Children find the checkouts by ``PYTHONPATH``, which no file records; the manifest records the checkouts' commits.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ FLAGS: Final[Mapping[CodeSource, str]] = {VIME: "--vime-src", MEGATRON: "--megat
 
 
 def use_checkouts(folders: Mapping[CodeSource, Path]) -> None:
-    """Put the checkouts first in ``PYTHONPATH`` for child processes, and set each checkout's environment variable.
+    """Put the checkouts first in child processes' ``PYTHONPATH``, and set each checkout's environment variable.
 
     Raises:
-        SpecError: a checkout's folder does not hold the expected package.
+        SpecError: a folder does not hold the expected package.
     """
     problems = [
         Problem(
@@ -79,13 +78,7 @@ def require_importable(
     pins: Mapping[Any, Pin] = MappingProxyType({}),
     commits: Iterable[str] = (),
 ) -> None:
-    """Raise EnvironmentMissing for packages that a child process would not find.
-
-    The error names, for each package, the flag that takes the path of its checkout.
-
-    ``path`` is the child's PYTHONPATH; None means the PYTHONPATH of this process.  ``pins`` name repositories and
-    commits.  ``commits`` are the RL-Kernel commits that trainers would not find.
-    """
+    """Raise EnvironmentMissing for packages that a child with this PYTHONPATH would not find."""
     problems = [
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",
                 hint=f"give {FLAGS[source]}, or set {source.variable}{_name_clone(pins.get(source.pin))}")
@@ -115,6 +108,5 @@ def _name_clone(pin: Pin | None) -> str:
 
 
 def is_found(module: str, path: str) -> bool:
-    """Whether this Python or one of the folders in a ``PYTHONPATH`` holds a module."""
     folders = [folder for folder in path.split(os.pathsep) if folder]
     return importlib.util.find_spec(module) is not None or PathFinder.find_spec(module, folders) is not None

@@ -1,9 +1,7 @@
 """Find what differs between the two trials of a pair: arguments, environment and loaded libraries.
 
 Three differences are allowed: the declared switches, the folders for each trial's own records, and the libraries that
-RL-Kernel loads.  A plan with any other difference compares more than RL-Kernel, so it is refused.
-
-For secrets, names of variables are compared, not values.  A missing record is reported and never counts as equal.
+RL-Kernel loads.  A missing record is reported and never counts as equal.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES, find_switches
 from rlk_repro.workloads.vime.contract import split_arguments
 
-# The comparison of loaded libraries leaves out these names, because RL-Kernel loads these libraries.
+# RL-Kernel loads these libraries.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
 
 COMMAND: Final = "command"
@@ -44,7 +42,7 @@ NOWHERE: Final = RunDir(Path("/runs/run/id"))
 
 
 class Kind(StrEnum):
-    """The kind of a difference.  ``FOLDER``: paths differ only in the trial's name.  ``UNDECLARED`` is not allowed."""
+    """``FOLDER``: paths differ only in the trial's name.  ``UNDECLARED``: the difference is not allowed."""
 
     SWITCH = "declared switch"
     FOLDER = "record folder"
@@ -72,7 +70,6 @@ class Started:
 
     @property
     def placeholder(self) -> str:
-        """The text that replaces the name of a trial of this variant."""
         return f"<nn>-<pair>-{self.variant}"
 
 
@@ -80,7 +77,7 @@ class Started:
 class PairRecord:
     """The recorded differences between the trials of a pair, by kind of record: ``command``, ``libraries.0``, ….
 
-    A kind that only one trial recorded is left out.  ``missing`` maps the path of a missing record to the reason.
+    ``missing`` maps the path of a missing record to the reason.
     """
 
     differences: Mapping[str, tuple[Difference, ...]]
@@ -113,7 +110,7 @@ def list_differences(plan: Plan) -> tuple[Difference, ...]:
 
 
 def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | None:
-    """Return the differences between the two trials of each pair, without repeats; None if no pair is recorded."""
+    """Return the recorded differences between the trials of all pairs, each once; None if no pair is recorded."""
     records = [read_pair(run_dir, *pair, find_switches(plan)).differences for pair in _list_pairs(plan)]
     found = [record[part] for record in records for part in (COMMAND, ENVIRONMENT) if part in record]
     return _merge(found) if found else None
@@ -135,7 +132,6 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
         switches = declared if first.variant != second.variant else ()
         before, after = ({name: str(value) for name, value in env.items()} for env in envs)
         found[ENVIRONMENT] = _compare_values(started, before, after, switches)
-    # every trial has rank 0; another rank is compared if either trial recorded it
     for rank in sorted({0}.union(*(folder.ops_files() | folder.libraries_files() for folder in folders))):
         loaded = [reader.read(folder.libraries_file(rank)) for folder in folders]
         if None not in loaded:
@@ -144,7 +140,6 @@ def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection
 
 
 def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Keep the first 1000 differences, and add one that says that more values were not compared."""
     found = tuple(islice(differences, MAX_DIFFERENCES + 1))
     if len(found) <= MAX_DIFFERENCES:
         return found
@@ -153,14 +148,11 @@ def _limit(differences: Iterable[Difference]) -> tuple[Difference, ...]:
 
 
 class _RecordReader:
-    """A reader of trials' JSON records; ``missing`` maps the path of an unreadable record to the reason."""
-
     def __init__(self, run_dir: RunDir) -> None:
         self.missing: dict[str, str] = {}
         self._root = run_dir.root
 
     def read(self, path: Path, key: str | None = None, kind: type = dict) -> Any:
-        """Read the record, or its value under ``key``; return None if the value does not have the type ``kind``."""
         try:
             value = load_json(path)
         except BundleUnreadable as error:
@@ -182,7 +174,7 @@ def _flatten(libraries: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_undeclared(plan: Plan) -> list[Problem]:
-    """Return the differences that are not allowed; a plan with such a difference may not run."""
+    """Return the differences because of which a plan may not run."""
     return [
         Problem(
             f"run {plan.run.run}: {item.name}",
@@ -221,7 +213,6 @@ def _from_command(trial: Trial, command: Command) -> Started:
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:
-    """Return the values by flag; a flag that is given twice has both values."""
     found: dict[str, str] = {}
     for flag, values in split_arguments(argv):
         shown = " ".join(values) or GIVEN
@@ -247,7 +238,6 @@ def _compare_values(
 
 
 def _show(name: str, value: str | None, started: Started) -> str:
-    """Return a value as a report shows it: without secrets, and with a placeholder instead of the trial's name."""
     if value is None:
         return ABSENT
     if looks_secret(name, value):

@@ -1,8 +1,4 @@
-"""Make the environment of a trainer: variables of both variants, variables of the enabled variant, removed variables.
-
-Variants differ only in the declared switches and in the folders that each trial writes to.  Values that ``from_env``
-names are read just before the trainer starts.
-"""
+"""Make a trainer's environment; variants differ only in declared switches and in the folders of their records."""
 
 from __future__ import annotations
 
@@ -39,7 +35,6 @@ OVERRIDE_JOB_CONFIG: Final = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 """With this variable, Ray merges the runtime environments of the job and of the trainer."""
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
-"""The variables of every trainer.  A workload that has a setting for threads replaces the number of threads."""
 
 VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT})
 """The declared switches: the variables that make a trial an enabled one."""
@@ -50,7 +45,7 @@ DECLARED: Final = VARIANT_SWITCHES | {
     *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS, AGREEMENT_RECORD),
 }
 
-# The flag or setting by which a user changes each of these variables, instead of exporting the variable.
+# By these flags and settings a user changes the variables.
 SWITCHES: Final = {
     SWITCH: "--variants",
     SWITCH_MODE: "--set rl_kernel.mode=…",
@@ -89,7 +84,7 @@ RUN_ENV: Final[Mapping[str, str]] = {
 
 
 def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
-    """Return a problem for each variable that only the user's profile may set, and for each value of the wrong form."""
+    """Return a problem for each variable that only a profile may set, and for each value of the wrong form."""
     problems = []
     for name, value in sorted(env.items()):
         pattern = RUN_ENV.get(name)
@@ -138,7 +133,6 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
 
 
 def record_env(trial_dir: TrialDir) -> dict[str, str]:
-    """Return the variables that name the folders of a trial's ops files and records of loaded libraries."""
     return {OPS_DIR: str(trial_dir.ops.absolute()), LIBRARIES_DIR: str(trial_dir.libraries.absolute())}
 
 
@@ -155,7 +149,6 @@ def profile_env(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def trainer_module(plan: Plan, argv: Sequence[str], own: Mapping[str, str]) -> Command:
-    """Return the command ``python -m`` with ``argv`` and the variables of the profile, ``FIXED_ENV`` and ``own``."""
     plain, from_env = profile_env(plan)
     return Command(argv=(sys.executable, "-m", *argv), env={**plain, **FIXED_ENV, **own}, from_env=from_env)
 
@@ -166,7 +159,7 @@ def find_switches(plan: Plan) -> frozenset[str]:
 
 
 def find_env_problems(plan: Plan) -> list[Problem]:
-    """Return problems: profile variables that the launcher sets, and switch variables that a run may not set."""
+    """Return the variables of profile and run that only the launcher or only a profile may set."""
     where = f"profile {plan.profile.profile}: env"
     switch, found = plan.run.switch, []
     sides = {} if switch is None else {BASELINE: switch.baseline, ENABLED: switch.enabled}
@@ -179,11 +172,7 @@ def find_env_problems(plan: Plan) -> list[Problem]:
 
 
 def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the trainer's whole environment: ``environ`` without declared switches, plus the command's variables.
-
-    Raises:
-        SpecError: variables that ``from_env`` names are not set; the error lists all of them.
-    """
+    """Return the trainer's whole environment; raise SpecError if variables that ``from_env`` names are not set."""
     absent = sorted({source for source in command.from_env.values() if source not in environ})
     if absent:
         raise SpecError(

@@ -1,7 +1,4 @@
-"""The module tier as a workload: make the command of ``rlk_repro.bench.module`` from a plan.
-
-This module starts no process and reads only the plan.
-"""
+"""The module tier as a workload: make the command of ``rlk_repro.bench.module`` from a plan."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Require one node with one GPU per tensor parallel rank; refuse variables that the launcher sets."""
     what = "the module tier can only split the vocabulary over the GPUs of one node"
     problems = [
         *find_env_problems(plan),
@@ -47,7 +43,6 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial.  The trials of a pair differ only in switches and output folders."""
     workload = plan.run.workload
     assert isinstance(workload, ModuleWorkload)
     num_ranks = plan.layout.tensor_parallel
@@ -62,7 +57,6 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield names and values that tell runs apart in a report; ``settings`` is the plan's record of the workload."""
     batch = settings["batch"]
     yield (
         "batches",

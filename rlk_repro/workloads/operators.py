@@ -1,6 +1,6 @@
 """The operator tier as a workload: make the command of ``rlk_repro.bench.operators`` from a plan.
 
-All trials are baseline trials.  Each trial measures every implementation; two trials show the spread between processes.
+All trials are baseline trials and measure every implementation; two trials show the spread between processes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Refuse a layout with more than one node or device, and profile variables that the launcher sets."""
     what = "the operator tier is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what)]
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial; ``--num-rollout`` is the number of sweeps, ``--suite`` the workload as JSON."""
+    """``--num-rollout`` is the number of sweeps."""
     workload = plan.run.workload
     assert isinstance(workload, OperatorsWorkload)
     suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)
@@ -44,8 +43,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield names and values that tell runs apart in a report; ``settings`` is the plan's record of the workload."""
     names = dict.fromkeys(grid["operator"] for grid in settings["grids"])
-    calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']} untimed calls, per cell and sweep"
+    calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']} untimed calls, in each case of a sweep"
     chosen = ", ".join(settings["implementations"]) or "all implementations of these operators"
     yield "operators", f"{', '.join(names)}; {chosen}; {calls}"

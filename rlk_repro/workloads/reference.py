@@ -1,7 +1,4 @@
-"""The reference trainer as a workload: make the command of ``rlk_repro.refengine`` from a plan.
-
-This module starts no process and reads only the plan.
-"""
+"""The reference trainer as a workload: make the command of ``rlk_repro.refengine`` from a plan."""
 
 from __future__ import annotations
 
@@ -38,13 +35,11 @@ WORDS: Final = Words(
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Refuse a layout of several devices, variables that the launcher sets, and too many pairs for an untimed run."""
     what = "the reference trainer is one process on one device"
     return [*find_env_problems(plan), *find_layout_problems(plan, what), *find_untimed_problems(plan)]
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial.  The trials of a pair differ only in ``switch_env`` and ``record_env``."""
     flags, stored = ["--custom-megatron-init-path", INIT_PATH], None
     if plan.run.lane == "train-only":
         stored = run_dir.rollouts_of(trial.seed)
@@ -55,10 +50,10 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Return the commands that store rollouts for the train-only lane: one live run for the seed of each pair.
+    """Return, for lane train-only, one live run for the seed of each pair.
 
-    The seed determines the model's weights.  Rollouts of another seed would come from another policy, and
-    train_rollout_logprob_abs_diff would then measure the difference of the policies.
+    Rollouts of another seed would come from another policy, and train_rollout_logprob_abs_diff would measure the
+    difference of the policies.
     """
     if plan.run.lane != "train-only":
         return {}
@@ -85,7 +80,6 @@ def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str,
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield names and values that tell runs apart in a report; ``settings`` is the plan's record of the workload."""
     model = settings["model"]
     if settings.get("what_for", "timing") != "timing":
         yield "meant for", settings["what_for"]

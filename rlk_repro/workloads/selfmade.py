@@ -1,4 +1,4 @@
-"""Functions for a workload that makes its model, data and rollouts itself, so that it needs no prepared files."""
+"""Functions for a workload that makes its model, data and rollouts itself."""
 
 from __future__ import annotations
 
@@ -21,20 +21,16 @@ def find_warnings(plan: Plan) -> list[Finding]:  # noqa: ARG001
 
 
 def find_brought(plan: Plan) -> Brought:  # noqa: ARG001
-    """Return no outside sources: model, data and code come from this package."""
     return Brought()
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG001
-    """Return no folders: a trial needs no prepared files."""
     return {}
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:  # noqa: ARG001
-    """Return no steps: this workload needs no preparation."""
     return []
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG001
-    """Return no commands: the seed determines all inputs."""
     return {}

@@ -1,7 +1,6 @@
 """vime's own trainer as a workload: make the command of vime's ``train.py`` on Ray from a plan.
 
-This module starts no process and reads only the plan and the list of flags that the plan's vime knows.  vime's own
-launch scripts are not used, because they end every Python process of the host.
+vime's own launch scripts are not used, because they end every Python process of the host.
 """
 
 from __future__ import annotations
@@ -53,11 +52,9 @@ WORDS: Final = Words(
     ),
 )
 NOWHERE: Final = Path("/runs/run/id")
-"""A placeholder for a run directory, used where only flags and types are checked."""
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Find everything in this plan that vime, Megatron-LM or vLLM would refuse or silently change."""
     problems = [*find_env_problems(plan), *rules.find_problems(plan)]
     if "vime" not in plan.stack.pins:
         return problems
@@ -75,7 +72,6 @@ def find_problems(plan: Plan) -> list[Problem]:
 
 
 def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """Return the command of one trial.  The trials of a pair differ only in ``switch_env`` and ``record_env``."""
     files, stored = find_files(plan, run_dir), None
     if plan.is_crossover and plan.run.lane != "live":
         stored = _find_stored(plan, run_dir)
@@ -87,10 +83,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """For a lane without generation, return the command that stores rollouts: a live run of the baseline.
-
-    All trials train on the same rollouts, so that pairs do not differ in their data.
-    """
+    """All trials train on the rollouts of one live run, so that pairs do not differ in their data."""
     if plan.run.lane == "live" or PreparedDir.of(plan.profile, run_dir).rollouts(plan.run, vime_of(plan)) is not None:
         return {}
     seed = plan.run.measure.seed
@@ -99,7 +92,6 @@ def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    """Return the steps by which ``rlk-repro prepare`` makes the run's folders, in order."""
     # The import is here, because the download clients would cost every other command 0.1 s.
     from rlk_repro.workloads.vime import prepare
 
@@ -107,7 +99,6 @@ def list_steps(request: PrepareRequest) -> list[PrepareStep]:
 
 
 def find_files(plan: Plan, run_dir: RunDir) -> Files:
-    """Return the paths of this plan's model, checkpoint, prompts and rollouts."""
     workload = vime_of(plan)
     prepared = PreparedDir.of(plan.profile, run_dir)
     return Files(
@@ -124,7 +115,7 @@ def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
 
 
 def _all_arguments(plan: Plan) -> list[list[str]]:
-    """Return two argument lists: one of a trial, and one of a live run, which may have more flags."""
+    """A live run may have more flags than a trial."""
     run_dir = RunDir(NOWHERE)
     trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
     return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
@@ -137,7 +128,6 @@ def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
 
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield names and values that tell runs apart in a report; ``settings`` is the plan's record of the workload."""
     model, data, grpo = settings["model"], settings["data"], settings["grpo"]
     yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
     reward = data["rm_type"] or data["custom_rm_path"]

@@ -1,7 +1,4 @@
-"""Make the arguments of vime's ``train.py`` and its environment from a plan.
-
-Module ``contract`` checks whether vime knows the flags, and module ``rules`` whether the flags fit together.
-"""
+"""Make the arguments of vime's ``train.py`` and its environment from a plan."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ DETERMINISTIC_ENV: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The paths of a run's files.  ``rollouts`` is a path with ``{rollout_id}``, which vime replaces by a number."""
+    """The paths of a run's files; vime replaces ``{rollout_id}`` in ``rollouts`` by a number."""
 
     model: Path
     checkpoint: Path
@@ -74,7 +71,6 @@ class Files:
 
 
 def render_arguments(plan: Plan, files: Files, *, seed: int, traces: Path) -> list[str]:
-    """Return the arguments of ``train.py`` for a trial with this seed."""
     return _to_words({**_common(plan, files, seed), **_lane(plan, files), **_purpose(plan, traces)})
 
 
@@ -129,14 +125,13 @@ def _decided(plan: Plan, files: Files, seed: int, lane: str) -> dict[str, Any]:
 
 
 def _weights(model: VimeModel, files: Files) -> dict[str, Any]:
-    """Return the flags for the initial weights.  Without ``load``, vime starts from the reference weights."""
+    """Without the flag ``load``, vime starts from the reference weights."""
     if model.checkpoint == "bridge":
         return {"hf-checkpoint": files.model, "ref-load": files.model, "megatron-to-hf-mode": "bridge"}
     return {"hf-checkpoint": files.model, "ref-load": files.checkpoint}
 
 
 def _grpo(grpo: VimeGrpo) -> dict[str, Any]:
-    """Return a flag for each GRPO and optimizer setting; a setting that is false has no flag."""
     return {name.replace("_", "-"): value for name, value in grpo.model_dump().items() if value is not False}
 
 
@@ -157,7 +152,7 @@ def _parallel(division: Division) -> dict[str, Any]:
 
 
 def _place(division: Division, lane: str) -> dict[str, Any]:
-    """Return the flags for nodes and GPUs.  Without these flags vime assumes 8 GPUs per node."""
+    """Without these flags vime assumes 8 GPUs per node."""
     placement = division.placement
     where: dict[str, Any] = {
         "actor-num-nodes": division.actor_num_nodes,
@@ -185,12 +180,11 @@ def _lane(plan: Plan, files: Files) -> dict[str, Any]:
 
 
 def _forge(files: Files) -> dict[str, Any]:
-    """Return the flags with which vime replaces the generated rollouts by stored ones."""
+    """With these flags vime replaces the generated rollouts by stored ones."""
     return {"rollout-function-path": FORGE, "load-forge-rollout-data": files.rollouts}
 
 
 def _train_only(files: Files) -> dict[str, Any]:
-    """Return the flags with which vime trains on stored rollouts and starts no rollout engine."""
     return {
         "debug-train-only": True,
         "load-debug-rollout-data": files.rollouts,
@@ -247,5 +241,4 @@ def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
 
 
 def _to_words(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the flags as words, sorted by name, so that two argument lists can be compared line by line."""
     return spell_flags(dict(sorted(arguments.items())))

@@ -1,7 +1,7 @@
 """Find the code that the author of a vime run named: Python functions, and flags that lead to code.
 
-vime imports the functions that its flags name, and it loads a model's own Python files.  Code is foreign if neither
-this package nor a source that the stack pins holds it.  A replay runs foreign code only if its user trusts it.
+Code is foreign if neither this package nor a source that the stack pins holds it.  A replay runs foreign code only if
+its user trusts it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def find_brought(plan: Plan) -> Brought:
-    """Return what a vime plan takes from outside: model, data, rollouts, environment variables, and code."""
     workload = vime_of(plan)
     env = workload.placements[plan.hardware.hardware].env
     code = (*_find_model_code(workload), *_list_flags(plan))
@@ -66,7 +65,7 @@ def _list_sources(workload: VimeWorkload, lane: str) -> Iterator[tuple[str, str]
 
 
 def _find_model_code(workload: VimeWorkload) -> Iterator[Code]:
-    """Find a model's own Python files, which vime may run when it loads the model."""
+    """vime may run a model's own Python files when it loads the model."""
     source = workload.model.source
     if isinstance(source, HubSource):
         value = f"{source.repository} at {source.revision or 'any commit'}"
@@ -81,7 +80,7 @@ def _list_shipped_models() -> frozenset[HubSource]:
 
 
 def _list_flags(plan: Plan) -> Iterator[Code]:
-    """Yield flags whose values may name code, as vime reads them: a value that begins with two dashes is a flag."""
+    """As in vime, a value that begins with two dashes counts as a flag."""
     data = vime_of(plan).data
     words = spell_written(plan)
     if data.custom_rm_path is not None:
@@ -106,7 +105,6 @@ def _find_contract(plan: Plan) -> Contract | None:
 
 
 def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
-    """Whether values are plain data: numbers, choices that the parser checks, or values of ``PLAIN_TEXTS`` flags."""
     definitions = contract.by_flag.get(flag, ())
     if not definitions or flag in CODE_SWITCHES:
         return False
@@ -118,7 +116,6 @@ def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
 
 
 def _is_known(flag: str, values: Sequence[str]) -> bool:
-    """Whether a flag's values name a function of a known package, and not, for example, a file."""
     dotted = [value for value in values if not value.isidentifier()]
     are_known = all(_DOTTED.fullmatch(value) and value.partition(".")[0] in KNOWN_PACKAGES for value in dotted)
     return bool(dotted) and are_known and _FUNCTIONS.fullmatch(flag) is not None

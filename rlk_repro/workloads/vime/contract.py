@@ -56,7 +56,7 @@ class Contract(BaseModel):
 
     @cached_property
     def by_flag(self) -> Mapping[str, tuple[Flag, ...]]:
-        """The definitions of flags, by spelling.  A flag that several parsers read has several definitions."""
+        """The definitions of flags, by spelling; a flag that several parsers read has several definitions."""
         found: dict[str, tuple[Flag, ...]] = {}
         for item in self.flags:
             for spelling in item.flags:
@@ -66,10 +66,7 @@ class Contract(BaseModel):
     def find_problems(self, argv: Sequence[str], where: str, *, is_whole: bool = True) -> list[Problem]:
         """Find everything in an argument list that vime would refuse or silently ignore.
 
-        Args:
-            argv: the arguments after ``train.py``, or some of them.
-            where: the text with which each problem begins.
-            is_whole: whether ``argv`` is complete, so that it must hold the flags that vime requires.
+        Only with ``is_whole`` the list must hold the flags that vime requires.
         """
         problems: list[Problem] = []
         seen: set[str] = set()
@@ -93,7 +90,7 @@ class Contract(BaseModel):
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return flags and their values as an argument list.  True stands for no value, a tuple for several values."""
+    """Return flags and values as an argument list; True stands for no value, a tuple for several values."""
     return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
 
 
@@ -104,7 +101,7 @@ def _spell_flag(flag: str, value: Any) -> Iterator[str]:
 
 
 def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each flag with its values.  Values before the first flag belong to the flag ``""``."""
+    """Yield each flag with its values; values before the first flag belong to the flag ``""``."""
     flag = ""
     values: list[str] = []
     for word in argv:
@@ -141,7 +138,6 @@ _NUMBERS: Final[Mapping[Nargs, tuple[str, int, float]]] = {
 
 
 def _find_range(item: Flag) -> tuple[str, float, float]:
-    """Return how many values a flag takes: as a text, and as the smallest and the largest number."""
     if not item.takes_value:
         return "no value", 0, 0
     if isinstance(item.nargs, int):
@@ -171,11 +167,7 @@ def _reads(kind: Kind, value: str) -> bool:
 
 @cache
 def load_contract(vime_commit: str) -> Contract:
-    """Load the contract of one commit of vime.
-
-    Raises:
-        SpecError: there is no contract for this commit, or the contract's content names another commit.
-    """
+    """Load the contract of one commit of vime; raise SpecError if there is no such contract."""
     folder = data_dir("manifests") / "contracts"
     path = folder / f"vime-{vime_commit}.json"
     if not path.is_file():

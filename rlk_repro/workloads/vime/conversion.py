@@ -1,7 +1,6 @@
 """Convert a model to Megatron's format with vime's own tool, at the stack's commits of vime and Megatron-LM.
 
-The tool needs a GPU for each process.  The checkpoint counts only if the exit code is 0 and the checkpoint is marked as
-complete.  After an interruption the conversion begins again.
+The tool needs a GPU for each process.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ _ROCM_WORDS: Final = ("--attention-backend", "flash")
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """The conversion of one model, at the stack's commits."""
-
     model: VimeModel
     folder: Path
     stack: Stack
@@ -53,7 +50,7 @@ class Conversion:
 
     @property
     def source(self) -> dict[str, Any]:
-        """The values that determine the checkpoint, for its record."""
+        """The values that determine the checkpoint."""
         contents = load_contents(self.folder)
         return {
             "model": None if contents is None else contents.digest,
@@ -66,7 +63,6 @@ class Conversion:
         return [*spell_flags(self.model.arguments), *_WORDS, *(_ROCM_WORDS if self.hardware.platform == "rocm" else ())]
 
     def command(self, tool: Path, save: Path, num_bytes: int) -> list[str]:
-        """Return the command line that starts vime's ``convert_hf_to_torch_dist.py`` in one or several processes."""
         launcher = [sys.executable]
         num_processes = self.num_processes(num_bytes)
         if num_processes > 1:
@@ -74,7 +70,7 @@ class Conversion:
         return [*launcher, str(tool), *self.words, "--hf-checkpoint", str(self.folder), "--save", str(save)]
 
     def num_processes(self, num_bytes: int) -> int:
-        """Return the number of processes: one for a small model, otherwise one per GPU, at most one per layer."""
+        """Return one process for a small model, otherwise one per GPU, at most one per layer."""
         if num_bytes <= ONE_PROCESS_BYTES:
             return 1
         return max(1, min(self.layout.gpus_per_node, self.model.size("num-layers", 1)))
@@ -106,7 +102,6 @@ class Conversion:
         return Made(source=self.source, files=record_files(work.files), made=made)
 
     def _hide_places(self, word: str, work: WorkDir) -> str:
-        """Replace paths of this machine by placeholders, because a record must not show such paths."""
         own = word.replace(str(work.path), "{work}").replace(str(self.folder.parent.parent), "{prepared}")
         return hide_places(own)
 
@@ -125,10 +120,7 @@ def _find_root(source: CodeSource) -> Path:
 
 
 def _require_pinned(stack: Stack) -> dict[str, str]:
-    """Require that vime and Megatron-LM on this machine are at the pinned commits; return both commits for the record.
-
-    A source folder with the pinned tree hash counts as the pinned commit, so an unpacked archive is enough.
-    """
+    """A source folder with the pinned tree hash counts as the pinned commit, so an unpacked archive is enough."""
     facts = code.probe()
     commits, problems = {}, []
     for name in (VIME.pin, MEGATRON.pin):
@@ -155,7 +147,6 @@ def _make_env(vime: Path, megatron: Path) -> dict[str, str]:
 
 
 def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-    """Run the conversion under a guard process, which ends the conversion when this process ends."""
     with log.open("wb") as stream:
         tool = Guarded(argv, env, stream.fileno())
         try:
@@ -176,7 +167,7 @@ def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
 
 
 def _require_whole(work: WorkDir) -> None:
-    """Require the file that marks a complete checkpoint; the conversion writes this file last."""
+    """The conversion writes the tracker file last, so this file marks a complete checkpoint."""
     tracker = work.files / TRACKER
     found = tracker.read_text().strip() if tracker.is_file() else "no such file"
     if found != RELEASE or not (work.files / RELEASE).is_dir():

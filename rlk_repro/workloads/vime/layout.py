@@ -29,7 +29,7 @@ class Division:
 
     @property
     def actor_num_nodes(self) -> int:
-        """The number of nodes that train.  With several nodes and divided GPUs, a node either trains or generates."""
+        """With several nodes and divided GPUs, a node either trains or generates."""
         if self.layout.num_nodes == 1:
             return 1
         return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node
@@ -75,18 +75,14 @@ def divide(plan: Plan) -> Division:
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-    """Return, by kind, the folders of model, checkpoint, data and rollouts that the run's lane needs.
-
-    Raises:
-        SpecError: the model needs a conversion, and the stack pins no vime for the conversion.
-    """
+    """Return the folders that the run's lane needs; raise SpecError if no vime for the conversion is pinned."""
     workload = run.workload
     assert isinstance(workload, VimeWorkload)
     folders = {"model": prepared.model(workload.model)}
     if workload.model.checkpoint == "torch_dist":
         vime = stack.pins.get("vime")
         if vime is None:
-            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="vime, for the conversion"))
+            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="a vime that converts"))
         folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
     if (rollouts := prepared.rollouts(run, workload)) is not None:
         folders["rollouts"] = rollouts.path

@@ -17,9 +17,8 @@ from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 GRADIENT_BYTES: Final = 4  # gradients are accumulated and reduced in fp32
 WEIGHT_BYTES: Final = 2
 OPTIMIZER_BYTES: Final = 12  # a copy of the weights in fp32 and two moments, divided among the data parallel ranks
-ACTIVATIONS_PER_LAYER: Final = (
-    34  # bytes per token and hidden unit in a layer without recomputation (Korthikanti et al. 2022)
-)
+# Bytes per token and hidden unit in a layer without recomputation (Korthikanti et al. 2022).
+ACTIVATIONS_PER_LAYER: Final = 34
 LOGIT_COPIES: Final = 3  # logits in fp32, the softmax that the backward pass needs, and the gradient
 
 
@@ -54,10 +53,7 @@ class Estimate:
 
 
 def count_parameters(model: VimeModel) -> Parameters:
-    """Count the parameters of a decoder whose feed-forward layers are gated.
-
-    Latent attention is counted like grouped-query attention.
-    """
+    """Count the parameters of a decoder with gated feed-forward layers; latent attention counts like grouped-query."""
     size = model.size
     hidden, layers = size("hidden-size"), size("num-layers")
     heads, groups = size("num-attention-heads"), size("num-query-groups", size("num-attention-heads"))
@@ -97,7 +93,6 @@ def estimate_memory(plan: Plan) -> Estimate:
 
 
 def _states_bytes(parameters: Parameters, division: Division) -> float:
-    """Return the bytes of one GPU's weights, gradients, and share of the optimizer's state."""
     layout, number = division.layout, division.actor_num_gpus
     dense = parameters.dense / (layout.tensor_parallel * layout.pipeline_parallel)
     experts = parameters.experts / division.expert_model_parallel

@@ -23,11 +23,7 @@ from rlk_repro.workloads.vime.layout import list_folders
 
 
 def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    """Return the steps for the folders that the run needs, in an order in which they can be done.
-
-    Raises:
-        SpecError: the mirror is not a folder, or a random model lacks a size.
-    """
+    """Return the steps in order; raise SpecError if the mirror is not a folder or a random model lacks a size."""
     workload = request.run.workload
     assert isinstance(workload, VimeWorkload)
     origins = list_origins(request.mirror, is_offline=request.is_offline)
@@ -131,7 +127,7 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
         wanted = conversion.source
-        # A model that is not on disk is fetched first; then this function is called again.
+        # The model is fetched before the conversion; then this function is called again.
         is_known = wanted["model"] is not None
         return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
 

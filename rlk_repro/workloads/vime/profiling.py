@@ -1,7 +1,6 @@
 """Start Ray's workers under a profiler other than torch's: nsys or rocprofv3.
 
-``integration`` starts and stops the profiler by calls in each training rank.  The profiler records the same steps that
-torch's profiler would trace.  A worker whose profiler is never started writes no trace.
+A worker in which ``integration`` never starts the profiler writes no trace.
 """
 
 from __future__ import annotations

@@ -51,14 +51,13 @@ Rule: TypeAlias = Callable[[Plan, Division], Iterator[Problem]]
 
 
 def find_problems(plan: Plan) -> list[Problem]:
-    """Return the problems that ``FIRST_RULES`` find; if they find none, the problems that ``RULES`` find."""
+    """Return the problems that ``FIRST_RULES`` find; without any, the problems that ``RULES`` find."""
     division = divide(plan)
     first = [problem for rule in FIRST_RULES for problem in rule(plan, division)]
     return first or [problem for rule in RULES for problem in rule(plan, division)]
 
 
 def find_warnings(plan: Plan) -> list[Finding]:
-    """Return warnings about allowed settings that use much memory or have an unexpected effect."""
     return [*_warn_of_memory(plan), *_warn_of_settings(plan)]
 
 
@@ -94,7 +93,6 @@ def _check_division(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_parallel(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Check that the parallel sizes of the dense part and of the experts divide the number of training GPUs."""
     number = division.actor_num_gpus
     if number % division.model_parallel:
         what = f"the product of tensor, pipeline and context parallel sizes is {division.model_parallel}"
@@ -108,7 +106,6 @@ FIRST_RULES: Final[tuple[Rule, ...]] = (_check_platform, _check_division, _check
 
 
 def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Check that each parallel size divides the heads, layers or experts that it splits."""
     model, layout = vime_of(plan).model, division.layout
     splits = [
         ("tensor_parallel", "num-attention-heads", layout.tensor_parallel),
@@ -131,7 +128,6 @@ def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Check that each optimizer step gives every data parallel rank the same number of samples."""
     size = vime_of(plan).grpo.global_batch_size
     if size % division.data_parallel:
         yield Problem(_where(plan, "workload.grpo.global_batch_size"), "does not fit the number of data parallel ranks",
@@ -139,7 +135,7 @@ def _check_batch(plan: Plan, division: Division) -> Iterator[Problem]:
 
 
 def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
-    """Check that the longest sample fits a microbatch; context parallelism spreads a microbatch over several GPUs."""
+    """Context parallelism spreads a microbatch over several GPUs."""
     workload = vime_of(plan)
     longest = workload.grpo.max_sample_len
     room = division.placement.max_tokens_per_gpu * division.layout.context_parallel
@@ -198,7 +194,7 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
 
 
 def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Check the number of stored rollouts.  If a file is missing, vime silently loads file 0 instead."""
+    """If a file is missing, vime silently loads file 0 instead."""
     stored = vime_of(plan).rollouts
     if stored is None:
         return
@@ -252,7 +248,6 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
 
 
 def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Check that the profiler fits the GPUs' vendor, and that the run measures no time."""
     workload, where = vime_of(plan), _where(plan, "workload.profiler")
     if workload.profiler == "torch":
         return
@@ -266,7 +261,6 @@ def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
 
 
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    """Report operators that cannot run here; with ``require`` the trainer would refuse to start because of them."""
     if plan.run.rl_kernel.mode != "require" or not plan.needs_rl_kernel:
         return
     for item in plan.eligibilities():
