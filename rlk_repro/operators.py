@@ -156,7 +156,6 @@ class Operator:
     """An operator; ``implementations`` holds, by platform, the classes that count as RL-Kernel."""
 
     name: str
-    covers: str
     function: str
     calls: Calls
     implementations: Mapping[str, tuple[Implementation, ...]]
@@ -201,7 +200,6 @@ OPERATORS: Final[Mapping[str, Operator]] = {
     for operator in (
         Operator(
             name="logp",
-            covers="log-probs without gradient: the reference and old-policy passes",
             function=_SELECTED_LOG_PROBS,
             calls=Calls.NO_GRAD,
             implementations={
@@ -219,7 +217,6 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         ),
         Operator(
             name="ratio_kl",
-            covers="log-probs with gradient: the policy loss of the update",
             function=_SELECTED_LOG_PROBS,
             calls=Calls.GRAD,
             implementations={
@@ -231,7 +228,6 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         ),
         Operator(
             name="grpo_loss",
-            covers="the whole policy loss, where the operator's loss equals the trainer's",
             function="policy_loss_function",
             calls=Calls.GRAD,
             implementations={
@@ -245,7 +241,6 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         ),
         Operator(
             name="linear_logp",
-            covers="log-probs straight from the hidden states, without whole logits",
             function=_SELECTED_LOG_PROBS,
             calls=Calls.ALL,
             implementations={
@@ -266,7 +261,6 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         ),
         Operator(
             name="vocab_parallel_logp",
-            covers="log-probs with and without gradient, dispatched by the later generation of RL-Kernel",
             function=_SELECTED_LOG_PROBS,
             calls=Calls.ALL,
             implementations={

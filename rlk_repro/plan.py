@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from rlk_repro.spec.load import Loaded, Override
 
 SCHEMA: Final = 1
+LIMIT_PER_ESTIMATE: Final = 1.5
+SHORTEST_LIMIT_MIN: Final = 10.0  # the first trial also compiles
+LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 _RUN_ID: Final = "run_id"
 
 
@@ -174,11 +177,22 @@ class Plan:
 
     @property
     def time_limit_min(self) -> float:
-        return self.run.find_limit_min(self.hardware.hardware)
+        """The time limit of one trial or session: the run's own limit, or else a multiple of the estimate."""
+        if self.run.time_limit_min is not None:
+            return self.run.time_limit_min
+        estimate_min = self.run.expected_minutes.get(self.hardware.hardware)
+        if estimate_min is None:
+            return LIMIT_WITHOUT_ESTIMATE_MIN
+        return max(LIMIT_PER_ESTIMATE * estimate_min, SHORTEST_LIMIT_MIN)
 
     @property
     def storing_limit_min(self) -> float:
-        return self.run.find_storing_limit_min(self.hardware.hardware)
+        """The time limit of the live run that stores rollouts; it is at least the limit of a trial."""
+        run, live_min = self.run, self.run.expected_trial_minutes.get(self.hardware.hardware)
+        if run.time_limit_min is not None or live_min is None or not run.expected_session_minutes:
+            return self.time_limit_min
+        num_steps = run.measure.warmup_steps + run.measure.scored_steps
+        return max(self.time_limit_min, LIMIT_PER_ESTIMATE * live_min * run.measure.num_stored / num_steps)
 
     @property
     def num_stores(self) -> int:
@@ -369,5 +383,4 @@ def _check_operators(plan: Plan) -> None:
 
 
 def _dump_trial(trial: Trial) -> dict[str, Any]:
-    return {"index": trial.index, "name": trial.name, "pair": trial.pair, "variant": trial.variant,
-            "is_control": trial.is_control, "seed": trial.seed}  # fmt: skip
+    return {**dataclasses.asdict(trial), "name": trial.name}

@@ -110,11 +110,8 @@ def load_contents(folder: Path) -> Contents | None:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    return {name: FileRecord.of(folder / name) for name in list_files(folder)}
-
-
-def list_files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): FileRecord.of(path) for path in paths}
 
 
 def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -> Iterator[Finding]:

@@ -21,10 +21,6 @@ _PORTS: Final = {"http": 80, "https": 443}
 _PLAIN: Final = frozenset({"", "identity"})
 
 
-class _RedirectRefused(OSError):
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
     asked: str
@@ -36,9 +32,9 @@ class Bounds:
         if _origin(url) == _origin(self.asked):
             return
         if urlsplit(url).scheme != "https":
-            raise _RedirectRefused(f"redirected to {url}, expected https or the requested address")
+            raise OSError(f"redirected to {url}, expected https or the requested address")
         if _is_inside(url) and not _is_inside(self.asked):
-            raise _RedirectRefused(f"redirected to {url}, an address of this machine or its network")
+            raise OSError(f"redirected to {url}, an address of this machine or its network")
 
     def check_size(self, num_bytes: int) -> None:
         if num_bytes > self.limit:

@@ -43,9 +43,6 @@ Workload: TypeAlias = Annotated[
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
 """Limit for the blocks of a session, whose effect is a median over all pairs of blocks: up to 20100 pairs."""
-LIMIT_PER_ESTIMATE: Final = 1.5
-SHORTEST_LIMIT_MIN: Final = 10.0  # the first trial also compiles
-LIMIT_WITHOUT_ESTIMATE_MIN: Final = 30.0
 
 Spread: TypeAlias = Annotated[float, Field(gt=0, le=100)]
 
@@ -207,22 +204,6 @@ class Run(GrowingModel):
     def expected_minutes(self) -> dict[str, float]:
         is_crossover = self.measure.design == CROSSOVER
         return (self.expected_session_minutes if is_crossover else {}) or self.expected_trial_minutes
-
-    def find_limit_min(self, hardware: str) -> float:
-        """Return the time limit of one trial or session: the run's own limit, or else a multiple of the estimate."""
-        if self.time_limit_min is not None:
-            return self.time_limit_min
-        if hardware not in self.expected_minutes:
-            return LIMIT_WITHOUT_ESTIMATE_MIN
-        return max(LIMIT_PER_ESTIMATE * self.expected_minutes[hardware], SHORTEST_LIMIT_MIN)
-
-    def find_storing_limit_min(self, hardware: str) -> float:
-        """Return the time limit of the live run that stores rollouts; it is at least the limit of a trial."""
-        limit, live_min = self.find_limit_min(hardware), self.expected_trial_minutes.get(hardware)
-        if self.time_limit_min is not None or live_min is None or not self.expected_session_minutes:
-            return limit
-        num_steps = self.measure.warmup_steps + self.measure.scored_steps
-        return max(limit, LIMIT_PER_ESTIMATE * live_min * self.measure.num_stored / num_steps)
 
 
 class FromEnv(Model):

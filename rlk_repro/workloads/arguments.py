@@ -19,14 +19,20 @@ def trial_flags(plan: Plan, seed: int, num_rollouts: int | None = None) -> list[
     return ["--seed", str(seed), "--num-rollout", str(num_rollouts or plan.num_steps), "--device", device]
 
 
-def setting_flags(settings: BaseModel) -> Iterator[str]:
-    """Yield each setting as a flag of the same name: True as a flag without a value, False as no flag."""
-    for name, value in settings.model_dump(exclude={"kind"}).items():
-        if value is False:
-            continue
-        yield f"--{name.replace('_', '-')}"
+def setting_flags(settings: BaseModel) -> dict[str, Any]:
+    """Return a flag for each setting; a setting that is false has no flag."""
+    values = settings.model_dump(exclude={"kind"})
+    return {name.replace("_", "-"): value for name, value in values.items() if value is not False}
+
+
+def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Return flags and values as an argument list; True stands for no value, a tuple for several values."""
+    words = []
+    for flag, value in arguments.items():
+        words.append(f"--{flag}")
         if value is not True:
-            yield str(value)
+            words += [str(item) for item in (value if isinstance(value, tuple | list) else (value,))]
+    return words
 
 
 def find_layout_problems(plan: Plan, what: str, free: Collection[str] = ()) -> list[Problem]:

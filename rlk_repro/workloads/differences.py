@@ -68,10 +68,6 @@ class Started:
     argv: Sequence[str]
     env: Mapping[str, str]
 
-    @property
-    def placeholder(self) -> str:
-        return f"<nn>-<pair>-{self.variant}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PairRecord:
@@ -116,7 +112,7 @@ def read_differences(plan: Plan, run_dir: RunDir) -> tuple[Difference, ...] | No
     return _merge(found) if found else None
 
 
-def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection[str] = VARIANT_SWITCHES) -> PairRecord:
+def read_pair(run_dir: RunDir, first: Trial, second: Trial, declared: Collection[str]) -> PairRecord:
     """Compare the recorded commands and environments of a pair's trials, and the libraries of each rank."""
     reader = _RecordReader(run_dir)
     folders = [run_dir.trial(trial.name) for trial in (first, second)]
@@ -242,4 +238,4 @@ def _show(name: str, value: str | None, started: Started) -> str:
         return ABSENT
     if looks_secret(name, value):
         return REDACTED
-    return shorten(scrub(value).replace(started.trial, started.placeholder))
+    return shorten(scrub(value).replace(started.trial, f"<nn>-<pair>-{started.variant}"))

@@ -11,7 +11,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ModuleWorkload
 from rlk_repro.workloads.api import Command, Words
-from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, trial_flags
+from rlk_repro.workloads.arguments import find_layout_problems, setting_flags, spell_flags, trial_flags
 from rlk_repro.workloads.environment import find_env_problems, trainer_module, trial_env
 from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps, rollout_commands
 
@@ -51,8 +51,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         argv += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "-m"]
     argv += [TRAINER, *trial_flags(plan, trial.seed), "--tensor-model-parallel-size", str(num_ranks)]
     argv += ["--lead-ms", str(workload.lead_ms)]
-    argv += setting_flags(workload.batch)
-    argv += setting_flags(workload.grpo)
+    argv += spell_flags(setting_flags(workload.batch) | setting_flags(workload.grpo))
     return trainer_module(plan, argv, trial_env(plan, trial, run_dir))
 
 

@@ -44,6 +44,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     names = dict.fromkeys(grid["operator"] for grid in settings["grids"])
-    calls = f"{settings['timed_calls']} timed calls after {settings['warmup_calls']} untimed calls, in each case of a sweep"
+    timed, untimed = settings["timed_calls"], settings["warmup_calls"]
+    calls = f"{timed} timed calls after {untimed} untimed calls per implementation, case and sweep"
     chosen = ", ".join(settings["implementations"]) or "all implementations of these operators"
     yield "operators", f"{', '.join(names)}; {chosen}; {calls}"

@@ -17,6 +17,7 @@ from rlk_repro.workloads.arguments import (
     find_layout_problems,
     find_untimed_problems,
     setting_flags,
+    spell_flags,
     trial_flags,
 )
 from rlk_repro.workloads.environment import THREADS, find_env_problems, trainer_module, trial_env
@@ -73,9 +74,7 @@ def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str,
     workload = plan.run.workload
     assert isinstance(workload, ReferenceWorkload)
     argv = [TRAINER, *first, "--num-threads", str(workload.num_threads)]
-    argv += setting_flags(workload.model)
-    argv += setting_flags(workload.task)
-    argv += setting_flags(workload.grpo)
+    argv += spell_flags(setting_flags(workload.model) | setting_flags(workload.task) | setting_flags(workload.grpo))
     return trainer_module(plan, [*argv, *flags], {THREADS: str(workload.num_threads)} | own)
 
 

@@ -9,10 +9,9 @@ from typing import Final
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.clusters.api import SURROUNDINGS_MIN
-from rlk_repro.plan import Plan
+from rlk_repro.plan import LIMIT_PER_ESTIMATE, Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, SlurmSettings
-from rlk_repro.spec.files import LIMIT_PER_ESTIMATE
 
 _SHORT_HASH: Final = 12
 _NODE: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.vime import VimeData, VimeGrpo
-from rlk_repro.workloads.vime.contract import spell_flags
+from rlk_repro.workloads.arguments import setting_flags, spell_flags
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 INIT_PATH: Final = "rlk_repro.integration.vime.install"
@@ -118,7 +118,7 @@ def _decided(plan: Plan, files: Files, seed: int, lane: str) -> dict[str, Any]:
         "rollout-seed": seed,
         "num-rollout": plan.num_steps,
         **_weights(workload.model, files),
-        **_grpo(workload.grpo),
+        **setting_flags(workload.grpo),
         **_parallel(division),
         **_place(division, lane),
     }
@@ -129,10 +129,6 @@ def _weights(model: VimeModel, files: Files) -> dict[str, Any]:
     if model.checkpoint == "bridge":
         return {"hf-checkpoint": files.model, "ref-load": files.model, "megatron-to-hf-mode": "bridge"}
     return {"hf-checkpoint": files.model, "ref-load": files.checkpoint}
-
-
-def _grpo(grpo: VimeGrpo) -> dict[str, Any]:
-    return {name.replace("_", "-"): value for name, value in grpo.model_dump().items() if value is not False}
 
 
 def _parallel(division: Division) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from rlk_repro.plan import Plan
 from rlk_repro.spec import HubSource, VimeWorkload
 from rlk_repro.spec.load import load_run
 from rlk_repro.workloads.api import Brought, Code
-from rlk_repro.workloads.vime.contract import Contract, load_contract, spell_flags, split_arguments
+from rlk_repro.workloads.arguments import spell_flags
+from rlk_repro.workloads.vime.contract import Contract, load_contract, split_arguments
 from rlk_repro.workloads.vime.layout import vime_of
 
 KNOWN_PACKAGES: Final = frozenset({"rlk_repro", "vime", "vime_plugins", "megatron"})

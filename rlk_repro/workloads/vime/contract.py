@@ -89,17 +89,6 @@ class Contract(BaseModel):
         return [problem for problem in found if problem is not None][:1]
 
 
-def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return flags and values as an argument list; True stands for no value, a tuple for several values."""
-    return [word for flag, value in arguments.items() for word in _spell_flag(flag, value)]
-
-
-def _spell_flag(flag: str, value: Any) -> Iterator[str]:
-    yield f"--{flag}"
-    if value is not True:
-        yield from (str(item) for item in (value if isinstance(value, tuple | list) else (value,)))
-
-
 def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each flag with its values; values before the first flag belong to the flag ``""``."""
     flag = ""

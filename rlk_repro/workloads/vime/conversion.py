@@ -25,7 +25,7 @@ from rlk_repro.probes.code import find_package
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.sources import MEGATRON, SECTIONS, VIME, CodeSource
 from rlk_repro.spec import Hardware, Layout, Stack, VimeModel
-from rlk_repro.workloads.vime.contract import spell_flags
+from rlk_repro.workloads.arguments import spell_flags
 
 TOOL: Final = Path("tools") / "convert_hf_to_torch_dist.py"
 TRACKER: Final = "latest_checkpointed_iteration.txt"

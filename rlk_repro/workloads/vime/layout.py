@@ -82,7 +82,7 @@ def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Pat
     if workload.model.checkpoint == "torch_dist":
         vime = stack.pins.get("vime")
         if vime is None:
-            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="a vime that converts"))
+            raise SpecError(Problem(f"stack {stack.stack}: pins.vime", "missing", expected="a commit of vime"))
         folders["checkpoint"] = prepared.checkpoint(workload.model, vime.commit)
     if (rollouts := prepared.rollouts(run, workload)) is not None:
         folders["rollouts"] = rollouts.path
