@@ -16,7 +16,7 @@ from rlk_repro.spec import Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.planning import flag_overrides
 from rlk_repro.submit.show import plan_lines, plan_summary
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 from tests.support.run_plans import make_run_plan
 from tests.support.tier_examples import make_tier_plan
 
@@ -259,7 +259,7 @@ def test_every_shipped_run_plans_on_every_hardware_that_it_names(name: str) -> N
             hardware=load_hardware(hardware),
             profile=load_profile("local", profile_folders("local")),
         )
-        assert get_workload(run.model.workload.kind).find_problems(plan) == []
+        assert WORKLOADS[run.model.workload.kind].find_problems(plan) == []
         assert Plan.from_json(json.loads(dump_json(plan.to_json()))).plan_hash == plan.plan_hash
 
 

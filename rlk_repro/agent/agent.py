@@ -11,7 +11,7 @@ from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 
 
 def run_agent(run_dir: RunDir, place: NodePlace, *, is_resuming: bool, parts: Parts | None = None) -> int:
@@ -23,7 +23,7 @@ def run_agent(run_dir: RunDir, place: NodePlace, *, is_resuming: bool, parts: Pa
         EnvironmentMissing: the directory cannot be locked.
     """
     plan = _load_plan(run_dir, place)
-    parts = real_parts(get_workload(plan.run.workload.kind)) if parts is None else parts
+    parts = real_parts(WORKLOADS[plan.run.workload.kind]) if parts is None else parts
     if place.role is Role.FOLLOWER:
         return follow_leader(plan, run_dir, place, parts)
     with locked(run_dir, f"node {place.node}, allocation {place.allocation}"):

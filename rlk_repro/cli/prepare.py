@@ -47,7 +47,7 @@ def prepare(
     from rlk_repro.rundir.paths import RunDir, runs_root
     from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
     from rlk_repro.submit import planning
-    from rlk_repro.workloads import get_workload
+    from rlk_repro.workloads import WORKLOADS
 
     run = load_run(name, parse_overrides(settings or [])).model
     site = planning.resolve_profile(profile, cluster).model
@@ -60,7 +60,7 @@ def prepare(
         mirror=mirror,
         is_offline=is_offline,
     )
-    steps = get_workload(request.run.workload.kind).list_steps(request)
+    steps = WORKLOADS[request.run.workload.kind].list_steps(request)
     if is_dry_run:
         _show_missing(steps, as_json=as_json)
         return

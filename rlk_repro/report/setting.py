@@ -10,7 +10,7 @@ from rlk_repro.base.units import count
 from rlk_repro.operators import Platform
 from rlk_repro.plan import Plan
 from rlk_repro.spec.values import BASELINE, Model
-from rlk_repro.workloads import find_words, get_workload
+from rlk_repro.workloads import WORKLOADS, find_words
 
 Workload = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ _WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
     workload = plan.experiment["run"]["workload"]
     facts = [("run", plan.run.run), ("overrides", ", ".join(_list_changes(plan)) or AS_WRITTEN)]
-    facts += get_workload(workload["kind"]).describe(MappingProxyType(workload))
+    facts += WORKLOADS[workload["kind"]].describe(MappingProxyType(workload))
     if plan.run.workload.has_variants:
         if workload.get("grpo"):
             facts.append(("loss", _describe_loss(workload["grpo"], find_words(workload["kind"]).updates_per)))

@@ -15,7 +15,7 @@ from rlk_repro.base.units import format_duration
 from rlk_repro.plan import Plan
 from rlk_repro.spec import Profile, Stack
 from rlk_repro.spec.load import load_stack
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.api import Code
 
 
@@ -51,7 +51,7 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
     if run.switch is not None:
         sides = {"baseline": run.switch.baseline, "enabled": run.switch.enabled}
         yield "variants", "; ".join(f"{name}: {_join(env)}" for name, env in sides.items())
-    brought = get_workload(run.workload.kind).find_brought(plan)
+    brought = WORKLOADS[run.workload.kind].find_brought(plan)
     yield from brought.sources.items()
     yield "environment", _join(brought.env) + (", and all variables of this shell" if plan.cluster == "local" else "")
     code = _list_code(plan)
@@ -62,7 +62,7 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _list_code(plan: Plan) -> list[Code]:
-    return [*_list_images(plan), *_list_commits(plan), *get_workload(plan.run.workload.kind).find_brought(plan).code]
+    return [*_list_images(plan), *_list_commits(plan), *WORKLOADS[plan.run.workload.kind].find_brought(plan).code]
 
 
 def _list_commits(plan: Plan) -> Iterator[Code]:

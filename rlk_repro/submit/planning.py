@@ -29,7 +29,7 @@ from rlk_repro.spec.load import (
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.submit.authored import PROFILE
 from rlk_repro.submit.stage import AuthorFiles, new_run_dir
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import find_undeclared
 
 LOCAL: Final = "local"
@@ -211,7 +211,7 @@ def render(
     plan: Plan, inputs: AuthorFiles | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()
 ) -> Prepared:
     """Render a plan for its cluster; raise SpecError if the trainer or the cluster cannot run the plan."""
-    problems = get_workload(plan.run.workload.kind).find_problems(plan) or find_undeclared(plan)
+    problems = WORKLOADS[plan.run.workload.kind].find_problems(plan) or find_undeclared(plan)
     if problems:
         raise SpecError(*problems)
     run_dir = run_dir or new_run_dir(plan)

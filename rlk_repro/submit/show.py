@@ -16,7 +16,7 @@ from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER
 from rlk_repro.statistics.power import chance_of_live_gates, smallest_effect, smallest_session_effect
 from rlk_repro.submit.consent import find_foreign
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import Kind, list_differences
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
             {"op": item.op, "is_eligible": item.is_eligible, "reason": item.reason} for item in plan.eligibilities()
         ],
         "differences": [item.to_json() for item in list_differences(plan)],
-        "warnings": [finding.to_json() for finding in get_workload(plan.run.workload.kind).find_warnings(plan)],
+        "warnings": [finding.to_json() for finding in WORKLOADS[plan.run.workload.kind].find_warnings(plan)],
     }
 
 

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 WORKLOADS: dict[str, Workload] = {"reference": reference, "module": module, "operators": operators, "vime": vime}
 
 
-def get_workload(kind: str) -> Workload:
-    return WORKLOADS[kind]
-
-
 def find_words(kind: str) -> Words:
     """Return a workload's phrases for reports; a bundle of another version may name a kind that is unknown here."""
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
@@ -28,4 +24,4 @@ def find_words(kind: str) -> Words:
 
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
     prepared = PreparedDir.of(plan.profile, run_dir)
-    return get_workload(plan.run.workload.kind).list_folders(plan.run, plan.stack, prepared)
+    return WORKLOADS[plan.run.workload.kind].list_folders(plan.run, plan.stack, prepared)

@@ -22,7 +22,7 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.probes.environment import REDACTED
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.values import ENABLED
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES, find_switches
 from rlk_repro.workloads.vime.contract import split_arguments
@@ -97,7 +97,7 @@ def _compare_arguments(first: Started, second: Started) -> Iterator[Difference]:
 
 def list_differences(plan: Plan) -> tuple[Difference, ...]:
     """Return the differences between the trials of all pairs of a plan, each difference once."""
-    command = get_workload(plan.run.workload.kind).trainer_command
+    command = WORKLOADS[plan.run.workload.kind].trainer_command
     pairs = (
         [_from_command(trial, command(plan, trial, NOWHERE)) for trial in (first, second)]
         for first, second in _list_pairs(plan)

@@ -15,7 +15,7 @@ from rlk_repro.logs.vime import parse_log
 from rlk_repro.plan import Plan, Trial, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import resolve_env
 
 LIMIT_S = 300.0
@@ -39,7 +39,7 @@ TRIALS = [trial for trial in PLAN.trials if trial.variant == "baseline"]
 @pytest.mark.timeout(LIMIT_S + 30)
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: f"seed-{trial.seed}")
 def test_the_reward_of_the_last_fifth_exceeds_that_of_the_first_by_0_2(trial: Trial, tmp_path: Path) -> None:
-    command = get_workload(PLAN.run.workload.kind).trainer_command(PLAN, trial, RunDir(tmp_path))
+    command = WORKLOADS[PLAN.run.workload.kind].trainer_command(PLAN, trial, RunDir(tmp_path))
     done = proc.run(command.argv, env=resolve_env(command, os.environ), timeout_s=LIMIT_S)
     assert done.is_ok, done.stdout + done.stderr
     log = tmp_path / "stdout.log"

@@ -18,7 +18,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.spec import VimeWorkload
 from rlk_repro.submit.planning import render
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import RUN_ENV
 from tests import ROOT
 from tests.security.strangers import pack_stranger
@@ -142,7 +142,7 @@ def test_a_listed_variable_has_a_value_of_its_type(value: str) -> None:
 )  # fmt: skip
 def test_a_listed_variable_is_set(name: str, value: str) -> None:
     plan = render(with_env({name: value}), None).plan
-    assert get_workload("vime").trainer_command(plan, plan.trials[0], RunDir(ROOT)).env[name] == value
+    assert WORKLOADS["vime"].trainer_command(plan, plan.trials[0], RunDir(ROOT)).env[name] == value
 
 
 def test_the_page_lists_the_variables() -> None:

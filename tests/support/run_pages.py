@@ -17,7 +17,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import HubData, HubSource, VimeWorkload
 from rlk_repro.submit.show import plan_summary
-from rlk_repro.workloads import get_workload
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import Difference, list_differences
 from rlk_repro.workloads.environment import DECLARED
 from rlk_repro.workloads.vime.contract import split_arguments
@@ -276,7 +276,7 @@ def _env(plan: Plan) -> dict[str, str]:
 
 
 def _trainer(plan: Plan) -> Any:
-    return get_workload(plan.run.workload.kind).trainer_command(plan, plan.trials[0], PLACE)
+    return WORKLOADS[plan.run.workload.kind].trainer_command(plan, plan.trials[0], PLACE)
 
 
 def _hide(text: str) -> str:

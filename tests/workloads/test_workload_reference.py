@@ -17,7 +17,7 @@ from rlk_repro.refengine.arguments import parse_args
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload
 from rlk_repro.spec.files import Workload
-from rlk_repro.workloads import WORKLOADS, environment, get_workload, reference
+from rlk_repro.workloads import WORKLOADS, environment, reference
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan
@@ -34,7 +34,6 @@ def test_the_kinds_of_the_model_are_the_registry() -> None:
     assert list(WORKLOADS) == [
         get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(get_args(Workload)[0])
     ]
-    assert get_workload("reference") is reference
 
 
 def test_variants_differ_in_the_declared_switches_and_where_they_write() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ModuleWorkload
-from rlk_repro.workloads import get_workload, module
+from rlk_repro.workloads import module
 from rlk_repro.workloads.environment import resolve_env
 from tests.support.job_examples import PROFILE
 from tests.support.tier_examples import make_tier_plan
@@ -21,7 +21,6 @@ RUN_DIR = RunDir(Path("/runs/a b/{x}"))
 def test_variants_differ_in_the_declared_switches_and_where_they_write() -> None:
     plan = make_tier_plan("module-smoke")
     baseline, enabled = (module.trainer_command(plan, trial, RUN_DIR) for trial in plan.trials)
-    assert get_workload("module") is module
     assert baseline.argv == enabled.argv
     assert {name for name, value in enabled.env.items() if baseline.env.get(name) != value} == {
         "VIME_RL_KERNEL",
