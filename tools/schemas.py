@@ -18,7 +18,8 @@ from rlk_repro.clusters.registry import BACKENDS
 from rlk_repro.images.archive_check import ArchiveChecked
 from rlk_repro.images.stacks import StackRows
 from rlk_repro.plan import PlanRecord
-from rlk_repro.replay.answers import Differences, Reanalysis, ReplayDryRun, Replayed, ReplayStopped
+from rlk_repro.replay.answers import Reanalysis, ReplayDryRun, Replayed, ReplayStopped
+from rlk_repro.replay.compare import Differences
 from rlk_repro.replay.gate import DiffGate
 from rlk_repro.report.record import ReportRecord
 from rlk_repro.rundir.results import Analysis

@@ -133,10 +133,8 @@ def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str
     ]
     try:
         return os.posix_spawnp(argv[0], list(argv), dict(env), file_actions=files, setsid=True)
-    except FileNotFoundError:
-        raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
-    except OSError as error:  # permission denied, or a file for another processor
-        raise EnvironmentMissing(Problem(argv[0], f"cannot be executed ({str(error.strerror).lower()})")) from None
+    except OSError as error:
+        raise _explain(argv[0], error) from None
 
 
 def signal_group(pid: int, number: signal.Signals) -> bool:
@@ -187,9 +185,13 @@ def _popen(
             env=None if env is None else dict(env),
             start_new_session=True,
         )
-    except FileNotFoundError:
-        if cwd is not None and not cwd.is_dir():
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and cwd is not None and not cwd.is_dir():
             raise EnvironmentMissing(Problem(str(cwd), "no such folder", expected="a working folder")) from None
-        raise EnvironmentMissing(Problem(argv[0], "is not on PATH")) from None
-    except OSError as error:  # permission denied, or a file for another processor
-        raise EnvironmentMissing(Problem(argv[0], f"cannot be executed ({str(error.strerror).lower()})")) from None
+        raise _explain(argv[0], error) from None
+
+
+def _explain(program: str, error: OSError) -> EnvironmentMissing:
+    is_absent = isinstance(error, FileNotFoundError)
+    what = "is not on PATH" if is_absent else f"cannot be executed ({str(error.strerror).lower()})"
+    return EnvironmentMissing(Problem(program, what))

@@ -28,7 +28,7 @@ _PASSWORD: Final = rb"(?!<redacted)[^\s\"',;<>{}()\[\]]{6,}"
 _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pattern:
     """``regex`` finds secrets only in lines that ``hint`` matches, to save time; a hint is alternatives without groups.
 
@@ -53,62 +53,54 @@ class Pattern:
             return line
 
         def redact(match: re.Match[bytes]) -> bytes:
-            return (match.groupdict().get("keep") or b"") + marker(self.kind)
+            return (match.groupdict().get("keep") or b"") + b"<redacted:%s>" % self.kind.encode()
 
         return self.regex.sub(redact, line)
 
 
-def marker(kind: str) -> bytes:
-    return b"<redacted:%s>" % kind.encode()
-
-
-def _pattern(kind: str, hint: bytes, regex: bytes, flags: int = 0) -> Pattern:
-    return Pattern(kind=kind, hint=hint, source=regex, flags=flags)
-
-
 SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
-    _pattern(
+    Pattern(
         "private-key",
         rb"PRIVATE KEY",
         rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
         re.DOTALL,
     ),
-    _pattern("huggingface-token", _LONG, _EDGE + rb"(?:hf_|api_org_)[A-Za-z0-9]{20,}"),
-    _pattern("github-token", _LONG, _EDGE + rb"gh[pousr]_[A-Za-z0-9]{20,}"),
-    _pattern("github-token", rb"_pat_", _EDGE + rb"github_pat_\w{20,}"),
-    _pattern("gitlab-token", rb"pat-", _EDGE + rb"glpat-[\w-]{16,}"),
-    _pattern("nvidia-api-key", rb"vapi-", _EDGE + rb"nvapi-[\w-]{20,}"),
-    _pattern("api-key", rb"k-[\w-]{20}", _EDGE + rb"sk-(?=[\w-]{0,200}\d)[\w-]{20,}"),
-    _pattern("aws-access-key", rb"KIA[A-Z0-9]{16}|SIA[A-Z0-9]{16}", _EDGE + rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    _pattern("slack-token", rb"xox[abeprs]-", _EDGE + rb"xox[abeprs]-[A-Za-z0-9-]{10,}"),
-    _pattern("slack-webhook", rb"ks\.slack", rb"(?P<keep>hooks\.slack(?:-gov)?\.com/[a-z]+/)[\w/+-]{20,}"),
-    _pattern("jwt", rb"yJ[\w-]{8}", _EDGE + rb"eyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*"),
-    _pattern("google-api-key", rb"Iza", _EDGE + rb"AIza[\w-]{30,}"),
-    _pattern("google-token", rb"ya29\.", _EDGE + rb"ya29\.[\w.-]{20,}"),
-    _pattern("stripe-key", _LONG, _EDGE + rb"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}"),
-    _pattern("npm-token", _LONG, _EDGE + rb"npm_[A-Za-z0-9]{36,}"),
-    _pattern("pypi-token", rb"ypi-[\w-]{40}", _EDGE + rb"pypi-[\w-]{40,}"),
-    _pattern("databricks-token", rb"pi[0-9a-f]{32}", _EDGE + rb"dapi[0-9a-f]{32}(?![0-9A-Za-z])"),
-    _pattern("digitalocean-token", rb"_v1_", _EDGE + rb"do[opr]_v1_[0-9a-f]{40,}"),
-    _pattern("docker-token", rb"kr_[op]at_", _EDGE + rb"dckr_[op]at_[\w-]{20,}"),
-    _pattern("sendgrid-key", rb"G\.[\w-]{20}", _EDGE + rb"SG\.[\w-]{20,}\.[\w-]{30,}"),
-    _pattern("wandb-key", rb"_v1_", _EDGE + rb"wandb_v1_\w{20,}"),
-    _pattern(
+    Pattern("huggingface-token", _LONG, _EDGE + rb"(?:hf_|api_org_)[A-Za-z0-9]{20,}"),
+    Pattern("github-token", _LONG, _EDGE + rb"gh[pousr]_[A-Za-z0-9]{20,}"),
+    Pattern("github-token", rb"_pat_", _EDGE + rb"github_pat_\w{20,}"),
+    Pattern("gitlab-token", rb"pat-", _EDGE + rb"glpat-[\w-]{16,}"),
+    Pattern("nvidia-api-key", rb"vapi-", _EDGE + rb"nvapi-[\w-]{20,}"),
+    Pattern("api-key", rb"k-[\w-]{20}", _EDGE + rb"sk-(?=[\w-]{0,200}\d)[\w-]{20,}"),
+    Pattern("aws-access-key", rb"KIA[A-Z0-9]{16}|SIA[A-Z0-9]{16}", _EDGE + rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    Pattern("slack-token", rb"xox[abeprs]-", _EDGE + rb"xox[abeprs]-[A-Za-z0-9-]{10,}"),
+    Pattern("slack-webhook", rb"ks\.slack", rb"(?P<keep>hooks\.slack(?:-gov)?\.com/[a-z]+/)[\w/+-]{20,}"),
+    Pattern("jwt", rb"yJ[\w-]{8}", _EDGE + rb"eyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*"),
+    Pattern("google-api-key", rb"Iza", _EDGE + rb"AIza[\w-]{30,}"),
+    Pattern("google-token", rb"ya29\.", _EDGE + rb"ya29\.[\w.-]{20,}"),
+    Pattern("stripe-key", _LONG, _EDGE + rb"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+    Pattern("npm-token", _LONG, _EDGE + rb"npm_[A-Za-z0-9]{36,}"),
+    Pattern("pypi-token", rb"ypi-[\w-]{40}", _EDGE + rb"pypi-[\w-]{40,}"),
+    Pattern("databricks-token", rb"pi[0-9a-f]{32}", _EDGE + rb"dapi[0-9a-f]{32}(?![0-9A-Za-z])"),
+    Pattern("digitalocean-token", rb"_v1_", _EDGE + rb"do[opr]_v1_[0-9a-f]{40,}"),
+    Pattern("docker-token", rb"kr_[op]at_", _EDGE + rb"dckr_[op]at_[\w-]{20,}"),
+    Pattern("sendgrid-key", rb"G\.[\w-]{20}", _EDGE + rb"SG\.[\w-]{20,}\.[\w-]{30,}"),
+    Pattern("wandb-key", rb"_v1_", _EDGE + rb"wandb_v1_\w{20,}"),
+    Pattern(
         "wandb-key",
         rb"wandb[^\n]{0,120}[0-9a-f]{40}",
         rb"(?P<keep>wandb[^\n]{0,60}?(?:key|login)[ =:.\"']{1,50})[0-9a-f]{40}(?![0-9a-f])",
     ),
-    _pattern("sas-signature", rb"\?sig=|&sig=", rb"(?P<keep>[?&]sig=)[\w%+/-]{20,}={0,2}"),
-    _pattern("account-key", rb"Key=", rb"(?P<keep>(?:Account|AccessKey|Shared\w{0,20})Key=)[A-Za-z0-9+/]{40,}={0,2}"),
-    _pattern("bearer-token", rb"Bearer|bearer", rb"(?P<keep>\b[Bb]earer\s+)(?=\S*\d)[\w.~+/=-]{16,}"),
-    _pattern(
+    Pattern("sas-signature", rb"\?sig=|&sig=", rb"(?P<keep>[?&]sig=)[\w%+/-]{20,}={0,2}"),
+    Pattern("account-key", rb"Key=", rb"(?P<keep>(?:Account|AccessKey|Shared\w{0,20})Key=)[A-Za-z0-9+/]{40,}={0,2}"),
+    Pattern("bearer-token", rb"Bearer|bearer", rb"(?P<keep>\b[Bb]earer\s+)(?=\S*\d)[\w.~+/=-]{16,}"),
+    Pattern(
         "basic-auth",
         rb"Basic\s|basic\s",
         rb"(?P<keep>(?i:authorization)[\"']?\s*[:=]\s*[\"']?[Bb]asic\s+)[\w+/-]{8,}={0,2}",
     ),
-    _pattern("url-password", rb"@", rb"(?P<keep>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/\s:@<\"']*:)[^/\s@\"']+(?=@)"),
-    _pattern("url-token", rb"@", rb"(?P<keep>\bhttps?://)(?!<redacted)[^/\s:@?#\"'<>]{8,}(?=@)"),
-    _pattern(
+    Pattern("url-password", rb"@", rb"(?P<keep>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^/\s:@<\"']*:)[^/\s@\"']+(?=@)"),
+    Pattern("url-token", rb"@", rb"(?P<keep>\bhttps?://)(?!<redacted)[^/\s:@?#\"'<>]{8,}(?=@)"),
+    Pattern(
         "password",
         rb"word[\"']? ?[:=]|wd[\"']? ?[:=]|hrase[\"']? ?[:=]|cret[\"']? ?[:=]|WORD|PASSWD|PHRASE|SECRET",
         rb"(?P<keep>(?:[Pp]ass(?:wor|w)d|[Pp]assphrase|[Ss]ecret|PASS(?:WOR|W)D|PASSPHRASE|SECRET)"
@@ -116,7 +108,7 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
         + rb")"
         + _PASSWORD,
     ),
-    _pattern(
+    Pattern(
         "password",
         rb"_PWD|PASS[\"']? ?[:=]|_AUTH[\"']? ?[:=]|_DSN|_CREDS",
         rb"(?P<keep>(?:_PWD|_PASS|SSHPASS|_AUTH|_DSN|_CREDS)"
@@ -126,26 +118,26 @@ SECRET_PATTERNS: Final[tuple[Pattern, ...]] = (
         + _PASSWORD,
     ),
     # In usage texts, the word after a flag is a placeholder, in capitals or brackets.
-    _pattern(
+    Pattern(
         "password",
         rb"word[ =]|wd[ =]|hrase[ =]|cret[ =]",
         rb"(?P<keep>--(?:[\w-]{1,40}-)?(?:pass(?:wor|w)d|passphrase|secret)[ =][\"']?)(?!-|[A-Z_]+\b)" + _PASSWORD,
     ),
-    _pattern(
+    Pattern(
         "password",
         rb"hpass |ker login|podman login|buildah login|kopeo login|helm registry login|wine upload|curl |wget |ysql",
         rb"(?P<keep>\b(?:(?:sshpass |(?:docker|podman|buildah|skopeo|helm registry) login|twine upload)"
         rb"[^\n|;&]{0,200}? -p[ =]?|mysql\w*[^\n|;&]{0,200}? -p"
         rb"|(?:curl|wget) [^\n|;&]{0,400}?(?:-u|--user)[ =][\"']?[^\s:\"']{1,80}:))(?!-)" + _PASSWORD,
     ),
-    _pattern(
+    Pattern(
         "named-secret",
         rb"ken[\"']? ?[:=]|key[\"']? ?[:=]|Key[\"']? ?[:=]|TOKEN|KEY"
         rb"|ken \.{2,} [\"']?[\w.~+/=-]{16}|key \.{2,} [\"']?[\w.~+/=-]{16}|Key \.{2,} [\"']?[\w.~+/=-]{16}",
         rb"(?P<keep>(?:[Tt]oken|TOKEN|(?:[Aa]pi|[Aa]ccess|[Pp]rivate|[Ss]ecret)[_-]?[Kk]ey|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)"
         rb"(?:" + _ASSIGN + rb"|" + _DOTTED + rb"))" + _NOT_A_NUMBER + rb"(?=[\w.~+/=-]{0,200}\d)" + _VALUE,
     ),
-    _pattern(
+    Pattern(
         "named-secret",
         rb"ken[ =][\"']?[\w~+/=-][\w.~+/=-]{15}|key[ =][\"']?[\w~+/=-][\w.~+/=-]{15}",
         rb"(?P<keep>--(?:[\w-]{1,40}-)?(?:token|(?:api|access|private|secret|auth|wandb)-key)[ =][\"']?)"

@@ -11,7 +11,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, TypeAlias
 
 REPOSITORY: Final = (".git", "__pycache__")
@@ -19,7 +18,6 @@ GENERATED: Final = (*REPOSITORY, "*.pyc", "*.so", "*.egg-info")
 
 _Choice: TypeAlias = Callable[[Path], bool]
 _Links: TypeAlias = Mapping[Path, str]
-_NO_LINKS: Final[_Links] = MappingProxyType({})
 
 
 def hash_tree(folder: Path, left_out: Iterable[str] = REPOSITORY) -> str:
@@ -32,7 +30,7 @@ def hash_python(package: Path) -> str:
     return _hash_folder(package, lambda path: path.is_dir() or path.suffix == ".py").hex()
 
 
-def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = MappingProxyType({})) -> str:
+def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str]) -> str:
     """Return git's hash of the files in ``names`` (paths relative to ``folder``); absent files are left out.
 
     ``links`` maps each repository inside ``folder`` (a submodule) to its commit; git hashes this commit, not the files.
@@ -43,8 +41,10 @@ def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str] = M
     return _hash_folder(folder, lambda path: path in wanted, linked).hex()
 
 
-def _hash_folder(folder: Path, is_wanted: _Choice, links: _Links = _NO_LINKS) -> bytes:
-    entries = [entry for path in folder.iterdir() if is_wanted(path) for entry in _tree_entry(path, is_wanted, links)]
+def _hash_folder(folder: Path, is_wanted: _Choice, links: _Links | None = None) -> bytes:
+    entries = [
+        entry for path in folder.iterdir() if is_wanted(path) for entry in _tree_entry(path, is_wanted, links or {})
+    ]
     return _hash_object("tree", b"".join(line for _, line in sorted(entries)))
 
 

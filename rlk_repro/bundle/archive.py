@@ -18,7 +18,7 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_JSON_BYTES
 from rlk_repro.base.units import format_bytes
 from rlk_repro.bundle.checksums import CODEC
-from rlk_repro.bundle.gzip_stream import GzipReader, GzipWriter, Limits, ReaderPlace
+from rlk_repro.bundle.gzip_stream import GzipReader, GzipWriter, ReaderPlace
 from rlk_repro.rundir.paths import RunDir
 
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
@@ -125,9 +125,9 @@ class ArchiveReader:
     header or padding that ``ArchiveWriter`` does not write.
     """
 
-    def __init__(self, stream: BinaryIO, archive: str, *, limits: Limits | None = None) -> None:
+    def __init__(self, stream: BinaryIO, archive: str) -> None:
         self._place = ReaderPlace(archive)
-        self._gzip = GzipReader(stream, self._place, limits or Limits())
+        self._gzip = GzipReader(stream, self._place)
         self._num_unread_bytes = 0
         self._is_file: dict[str, bool | None] = {}  # None for a folder without an entry of its own
         self.is_own = self._gzip.packed_digest is not None

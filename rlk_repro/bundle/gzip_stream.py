@@ -66,6 +66,9 @@ class Limits:
         return self.small_num_lines if file_bytes <= self.small_file_bytes else math.inf
 
 
+LIMITS: Final = Limits()
+
+
 @dataclass
 class ReaderPlace:
     archive: str
@@ -82,16 +85,15 @@ class GzipReader:
     ``packed_digest`` is the sha256 that ``GzipWriter`` recorded, or None for a file of another tool.
     """
 
-    def __init__(self, stream: BinaryIO, place: ReaderPlace, limits: Limits) -> None:
+    def __init__(self, stream: BinaryIO, place: ReaderPlace) -> None:
         self._stream = stream
         self._place = place
-        self._limits = limits
         self._digest = hashlib.sha256()
         self._file_bytes = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         self._num_read_bytes = 0
         self._num_inflated_bytes = 0
-        self._num_lines_left = limits.most_lines(self._file_bytes)
+        self._num_lines_left = LIMITS.most_lines(self._file_bytes)
         self._rest = memoryview(b"")
         self.packed_digest = self._read_header()
         self._pieces = self._inflate()
@@ -104,12 +106,7 @@ class GzipReader:
         return piece
 
     def check_room(self, size_bytes: int) -> None:
-        limits, expected_bytes = self._limits, self._num_inflated_bytes + size_bytes
-        if expected_bytes > limits.total_bytes:
-            self._refuse_size(expected_bytes)
-        if expected_bytes > max(limits.ratio_floor_bytes, limits.ratio * self._file_bytes):
-            self._refuse_ratio(expected_bytes, self._file_bytes)
-        self._check_most(expected_bytes)
+        self._check_size(self._num_inflated_bytes + size_bytes, self._file_bytes)
 
     @property
     def is_as_packed(self) -> bool:
@@ -117,7 +114,7 @@ class GzipReader:
 
     @property
     def most_members(self) -> int:
-        return self._limits.most_members(self._file_bytes)
+        return LIMITS.most_members(self._file_bytes)
 
     def _read_header(self) -> bytes | None:
         header = self._stream.read(_PLAIN_HEADER_BYTES)
@@ -162,42 +159,34 @@ class GzipReader:
             if not (data or piece or engine.eof):
                 self._place.refuse("ends early: the file was cut off", hint=f"copy the bundle again; {FIND_BUNDLE}")
             crc = deflate.crc32(piece, crc)
-            self._count(len(piece))
+            self._num_inflated_bytes += len(piece)
+            self._check_size(self._num_inflated_bytes, self._num_read_bytes)
             if self._num_lines_left < math.inf:
                 self._count_lines(piece)
             if piece:
                 yield piece
         self._check_trailer(engine.unused_data, crc)
 
-    def _count(self, num_bytes: int) -> None:
-        self._num_inflated_bytes += num_bytes
-        inflated, limits = self._num_inflated_bytes, self._limits
-        if inflated > limits.total_bytes:
-            self._refuse_size(inflated)
-        if inflated > max(limits.ratio_floor_bytes, limits.ratio * self._num_read_bytes):
-            self._refuse_ratio(inflated, self._num_read_bytes)
-        self._check_most(inflated)
-
     def _count_lines(self, piece: bytes) -> None:
         self._num_lines_left -= piece.count(b"\n")
         if self._num_lines_left < 0:
-            limit = f"at most {self._limits.small_num_lines} in a file of {format_bytes(self._file_bytes)}"
+            limit = f"at most {LIMITS.small_num_lines} in a file of {format_bytes(self._file_bytes)}"
             self._place.refuse("refused: too many lines", expected=limit)
 
-    def _check_most(self, num_bytes: int) -> None:
-        most_bytes = self._limits.most_bytes(self._file_bytes)
+    def _check_size(self, num_bytes: int, num_compressed_bytes: int) -> None:
+        most_bytes, size = LIMITS.most_bytes(self._file_bytes), format_bytes(num_bytes)
+        if num_bytes > LIMITS.total_bytes:
+            limit = format_bytes(LIMITS.total_bytes)
+            self._place.refuse("refused: too large in total", got=size, expected=f"at most {limit}")
+        if num_bytes > max(LIMITS.ratio_floor_bytes, LIMITS.ratio * num_compressed_bytes):
+            found, limit = (
+                f"{size} from {format_bytes(num_compressed_bytes)}",
+                f"{LIMITS.ratio} times the compressed size",
+            )
+            self._place.refuse("refused: a compression bomb", got=found, expected=f"at most {limit}")
         if num_bytes > most_bytes:
             limit = f"at most {format_bytes(most_bytes)} inflated from a file of {format_bytes(self._file_bytes)}"
-            self._place.refuse("refused: a compression bomb", got=format_bytes(num_bytes), expected=limit)
-
-    def _refuse_size(self, num_bytes: int) -> NoReturn:
-        limit = format_bytes(self._limits.total_bytes)
-        self._place.refuse("refused: too large in total", got=format_bytes(num_bytes), expected=f"at most {limit}")
-
-    def _refuse_ratio(self, num_bytes: int, num_compressed_bytes: int) -> NoReturn:
-        found = f"{format_bytes(num_bytes)} from {format_bytes(num_compressed_bytes)}"
-        limit = f"at most {self._limits.ratio} times the compressed size"
-        self._place.refuse("refused: a compression bomb", got=found, expected=limit)
+            self._place.refuse("refused: a compression bomb", got=size, expected=limit)
 
     def _check_trailer(self, tail: bytes, crc: int) -> None:
         while len(tail) <= _TRAILER_BYTES and (more := self._read_compressed()):

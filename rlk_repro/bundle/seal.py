@@ -26,7 +26,6 @@ from rlk_repro.bundle.checksums import (
     render_checksums,
     sort_key,
 )
-from rlk_repro.bundle.gzip_stream import Limits
 from rlk_repro.rundir.paths import FIND_BUNDLE, NODES, TRIALS, RunDir
 from rlk_repro.rundir.results import TrialStatus
 
@@ -218,7 +217,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
     return target
 
 
-def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> RunDir:
+def unpack(bundle: Path, destination: Path) -> RunDir:
     """Unpack a bundle into a new folder, which becomes a run directory; after an error the folder does not exist.
 
     Raises:
@@ -226,10 +225,10 @@ def unpack(bundle: Path, destination: Path, *, limits: Limits | None = None) -> 
     """
     if destination.exists():
         raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
-    with open_archive(bundle, limits=limits) as reader:
+    with open_archive(bundle) as reader:
         for _ in reader:  # the first reading refuses an invalid bundle before any file is written
             pass
-    with open_archive(bundle, limits=limits) as reader, new_folder(destination) as partial:
+    with open_archive(bundle) as reader, new_folder(destination) as partial:
         _write_members(reader, partial)
     return RunDir(destination)
 
@@ -246,16 +245,16 @@ def open_bundle(path: Path) -> Iterator[RunDir]:
         yield unpacked
 
 
-def inspect_bundle(path: Path, *, limits: Limits | None = None) -> BundleInfo:
+def inspect_bundle(path: Path) -> BundleInfo:
     """Describe a bundle or run directory without checking or unpacking it."""
     if is_folder(path):
         return _inspect(FolderReader(RunDir(path)), RunDir(path).run_id)
-    with open_archive(path, limits=limits) as reader:
+    with open_archive(path) as reader:
         return _inspect(reader, _UNPACKED)
 
 
 @contextmanager
-def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[ArchiveReader]:
+def open_archive(path: Path) -> Iterator[ArchiveReader]:
     """Stream the members of a bundle without unpacking it.
 
     Raises:
@@ -268,7 +267,7 @@ def open_archive(path: Path, *, limits: Limits | None = None) -> Iterator[Archiv
         if not path.is_file():
             raise BundleUnreadable(Problem(str(path), "a device, socket or named pipe", expected="a regular file"))
         with path.open("rb") as stream:
-            yield ArchiveReader(stream, str(path), limits=limits)
+            yield ArchiveReader(stream, str(path))
     except Unwritable:
         raise
     except OSError as error:  # a failed write raises Unwritable, so here a read failed

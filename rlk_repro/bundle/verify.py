@@ -22,7 +22,6 @@ from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.base.units import format_bytes
 from rlk_repro.bundle.archive import ArchiveReader, read_own
 from rlk_repro.bundle.checksums import CHECKSUMS, diff_checksums, hash_through, parse_checksums, render_checksums
-from rlk_repro.bundle.gzip_stream import Limits
 from rlk_repro.bundle.seal import FolderReader, is_folder, open_archive
 from rlk_repro.rundir import manifest, results
 from rlk_repro.rundir.paths import RunDir
@@ -68,7 +67,7 @@ class _Contents:
     findings: list[Finding] = field(default_factory=list)
 
 
-def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None = None) -> Verification:
+def verify(path: Path, *, expected_id: str | None = None) -> Verification:
     """Check a bundle or a run directory against its SHA256SUMS, and check the schema numbers of rlk-repro's JSON files.
 
     Any difference is a blocking finding, also an id that does not begin with ``expected_id``. If another tool packed
@@ -80,7 +79,7 @@ def verify(path: Path, *, expected_id: str | None = None, limits: Limits | None 
     """
     if expected_id is not None and _ID.fullmatch(expected_id) is None:
         raise SpecError(Problem("--id", "not a bundle id", got=expected_id, expected="12 to 64 lower-case hex digits"))
-    found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path, limits)
+    found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path)
     findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
     return replace(found, findings=tuple(limit_findings(findings)))
 
@@ -94,9 +93,9 @@ def _verify_folder(run_dir: RunDir) -> Verification:
     return _identify(findings, contents.digests)
 
 
-def _verify_archive(path: Path, limits: Limits | None) -> Verification:
+def _verify_archive(path: Path) -> Verification:
     contents = _Contents()
-    with open_archive(path, limits=limits) as reader:
+    with open_archive(path) as reader:
         try:
             _read(reader, contents)
         except BundleUnreadable as error:

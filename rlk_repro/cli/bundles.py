@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, Unsealed, note, say, say_findings, say_json
+from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.bundle.verify import Verification
@@ -85,32 +85,27 @@ def diff(
     """Compare plans, manifests and results of two bundles; exit 1 when a difference is blocking."""
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.base.findings import has_blocking
-    from rlk_repro.replay.answers import Differences
     from rlk_repro.replay.compare import diff_bundles
-    from rlk_repro.replay.recorded import require_intact
 
     if is_gate and output is not None:
         raise SpecError(Problem("--output", "cannot be used with --gate", expected="--gate or -o, not both"))
     if is_gate:
         _judge_gate(first, second, as_json=as_json)
         return
-    unsealed = [source for source in (first, second) if not require_intact(source)]
-    difference = diff_bundles(first, second)
-    comparison = difference.comparison
+    found = diff_bundles(first, second)
     if as_json:
-        shown = None if comparison is None else comparison.describe()
-        say_json(Differences(findings=difference.findings, unsealed=tuple(map(str, unsealed)), comparison=shown))
+        say_json(found)
     else:
-        for source in unsealed:
+        for source in found.unsealed:
             say(f"{source}: not sealed: its files may have changed since the run")
-        say_findings(difference.findings)
-        if not difference.findings:
+        say_findings(found.findings)
+        if not found.findings:
             say("identical: plan, manifests and recorded code")
-        for line in [] if comparison is None else comparison.lines():
+        for line in [] if found.comparison is None else found.comparison.lines():
             say(line)
     if output is not None:
         _write_pages((first, second), output)
-    if has_blocking(difference.findings) or (unsealed and not is_unsealed_fine):
+    if has_blocking(found.findings) or (found.unsealed and not is_unsealed_fine):
         raise typer.Exit(1)
 
 
@@ -121,7 +116,7 @@ def _write_pages(sources: tuple[Path, Path], output: Path) -> None:
     from rlk_repro.report.side_by_side import write_side_by_side
 
     written = []
-    with writing(output, hint="name another folder with -o"):
+    with writing(output, hint=OTHER_FOLDER):
         for number, source in enumerate(sources, start=1):
             analysis, context = load_result(source, is_linked=False)
             written.append((analysis, context, write_report(analysis, output / str(number), context)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -21,6 +21,7 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON 
 Unsealed: TypeAlias = Annotated[
     bool, typer.Option("--unsealed", help="Accept a run that was not sealed; without this, exit 1.")
 ]
+OTHER_FOLDER: Final = "name another folder with -o"
 
 
 def say(line: str = "") -> None:

@@ -89,7 +89,7 @@ def replay(
         _require_ready(prepared, needs, is_trusted=is_trusted, is_accepted=is_accepted, as_json=as_json)
         comparison, result = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
-        say_json(Replayed(**vars(comparison.describe()), reanalysis=first, rerun=Rerun(is_done=True)))
+        say_json(Replayed(**vars(comparison), reanalysis=first, rerun=Rerun(is_done=True)))
     else:
         _say_comparison(bundle, comparison, result)
     if not comparison.is_ok:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import AsJson, Unsealed, note, say, say_json, say_text, show
+from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say, say_json, say_text, show
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +52,7 @@ def report(
                 say_text(render_summary(analysis, context))
             continue
         folder = _folder(source, output, number if len(sources) > 1 else None)
-        with writing(folder, hint="name another folder with -o"):
+        with writing(folder, hint=OTHER_FOLDER):
             page = write_report(analysis, folder, context)
         written.append((analysis, context, page))
         results.append(make_record(analysis, context, source=str(source), report=str(page)))
@@ -60,7 +60,7 @@ def report(
             show(partial(print_summary, analysis, context=context))
             show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(page)))
     if len(written) > 1 and output is not None:
-        with writing(output, hint="name another folder with -o"):
+        with writing(output, hint=OTHER_FOLDER):
             page = write_side_by_side(written, output)
         note(f"results side by side: {page}")
     if as_json:
@@ -89,7 +89,7 @@ def index(
                 Problem(str(bundle), "is not sealed", expected="a sealed bundle, because the page shows its id")
             )
         entries.append(Entry(analysis=analysis, context=context))
-    with writing(output, hint="name another folder with -o"):
+    with writing(output, hint=OTHER_FOLDER):
         page = write_index(entries, output)
     if as_json:
         from rlk_repro.cli.answers import Index

@@ -1,4 +1,4 @@
-"""Define the answers that ``replay`` and ``diff`` print with ``--json``."""
+"""Define the answers that ``replay`` prints with ``--json``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding
-from rlk_repro.replay.compare import ComparisonAnswer
+from rlk_repro.replay.compare import Comparison
 from rlk_repro.submit.show import DryRun
-
-
-@dataclass(frozen=True, kw_only=True)
-class Differences(Answer):
-    findings: tuple[Finding, ...]
-    unsealed: tuple[str, ...]
-    comparison: ComparisonAnswer | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +49,7 @@ class ReplayStopped(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed(ComparisonAnswer):
+class Replayed(Comparison):
     reanalysis: Reanalysis
     rerun: Rerun
 

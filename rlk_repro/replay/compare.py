@@ -19,6 +19,7 @@ from rlk_repro.prepare.contents import diff_contents, load_parts
 from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_fabric, find_difference
 from rlk_repro.replay.engines import compare_engines
 from rlk_repro.replay.identity import compare_identities, read_identity
+from rlk_repro.replay.recorded import require_intact
 from rlk_repro.rundir.agreement import compare_checks
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.operator_results import OperatorResult
@@ -54,8 +55,14 @@ MEANINGS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonAnswer(Answer):
-    level: str
+class Comparison(Answer):
+    """A comparison of two results; ``margin_pct`` is the largest difference that counts as reproduced, in percent.
+
+    ``obstacles`` are reasons why the results cannot be compared.  ``unidentified`` lists code that one of the bundles
+    does not name, which makes the level undecided.  ``cautions`` do not change the level.
+    """
+
+    level: Match
     is_ok: bool
     headline: str
     margin_pct: float
@@ -66,51 +73,6 @@ class ComparisonAnswer(Answer):
     num_blocking_drift: int
     unidentified: tuple[str, ...]
     cautions: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A comparison of two results; ``margin`` is the largest difference that counts as reproduced, as a fraction.
-
-    ``obstacles`` are reasons why the results cannot be compared. ``unidentified`` lists code that one of the bundles
-    does not name, which makes the level undecided. ``cautions`` do not change the level.
-    """
-
-    level: Match
-    meaning: str
-    margin: float
-    recorded_verdict: str
-    new_verdict: str
-    obstacles: tuple[str, ...]
-    details: tuple[str, ...]
-    num_blocking_drift: int
-    unidentified: tuple[str, ...] = ()
-    cautions: tuple[str, ...] = ()
-
-    @property
-    def headline(self) -> str:
-        within = f" within {_percent(self.margin)}" if self.level is Match.REPRODUCED else ""
-        cautions = f", with {count(len(self.cautions), 'caution')}" if self.cautions else ""
-        return f"{self.level}{within}{cautions} ({self.meaning})"
-
-    @property
-    def is_ok(self) -> bool:
-        return self.level in {Match.BITWISE, Match.REPRODUCED}
-
-    def describe(self) -> ComparisonAnswer:
-        return ComparisonAnswer(
-            level=self.level.value,
-            is_ok=self.is_ok,
-            headline=self.headline,
-            margin_pct=100 * self.margin,
-            recorded_verdict=self.recorded_verdict,
-            new_verdict=self.new_verdict,
-            obstacles=self.obstacles,
-            details=self.details,
-            num_blocking_drift=self.num_blocking_drift,
-            unidentified=self.unidentified,
-            cautions=self.cautions,
-        )
 
     def lines(self) -> list[str]:
         lines = [f"replay level: {self.headline}"]
@@ -145,6 +107,7 @@ def compare_analyses(
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
     unidentified, cautions = (tuple(_describe_code(code, level)) for level in (Level.WARNING, Level.INFO))
     fabric, has_same_fabric = compare_fabric(recorded, new)
+    cautions += () if has_same_fabric else fabric
     differing = list(_seeded_differences(recorded.trials, new.trials))
     matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
     is_bitwise = not differing and not recorded.operators
@@ -158,8 +121,9 @@ def compare_analyses(
         level = Match.NOT_COMPARABLE if obstacles else Match.UNDECIDED
     return Comparison(
         level=level,
-        meaning=MEANINGS.get(level, meaning),
-        margin=margin,
+        is_ok=level in {Match.BITWISE, Match.REPRODUCED},
+        headline=_make_headline(level, MEANINGS.get(level, meaning), margin, len(cautions)),
+        margin_pct=100 * margin,
         recorded_verdict=recorded.verdict.word.value,
         new_verdict=new.verdict.word.value,
         obstacles=tuple(obstacles),
@@ -173,8 +137,14 @@ def compare_analyses(
         ),
         num_blocking_drift=sum(item.level is Level.BLOCKING for item in drift),
         unidentified=unidentified,
-        cautions=cautions if has_same_fabric else (*cautions, *fabric),
+        cautions=cautions,
     )
+
+
+def _make_headline(level: Match, meaning: str, margin: float, num_cautions: int) -> str:
+    within = f" within {_percent(margin)}" if level is Match.REPRODUCED else ""
+    cautions = f", with {count(num_cautions, 'caution')}" if num_cautions else ""
+    return f"{level}{within}{cautions} ({meaning})"
 
 
 def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
@@ -342,13 +312,21 @@ def _mean_speedup(cell: OperatorResult) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EffectDifference:
+class Differences(Answer):
+    """The answer of ``diff``; ``comparison`` is None if a bundle has no analysis."""
+
     findings: tuple[Finding, ...]
+    unsealed: tuple[str, ...]
     comparison: Comparison | None
 
 
-def diff_bundles(first: Path, second: Path) -> EffectDifference:
-    """Compare plans, prepared files, manifests node by node, and results where both bundles have an analysis."""
+def diff_bundles(first: Path, second: Path) -> Differences:
+    """Compare plans, prepared files, manifests node by node, and results where both bundles have an analysis.
+
+    Raises:
+        CheckFailed: one of the bundles was sealed and has been changed.
+    """
+    unsealed = tuple(str(source) for source in (first, second) if require_intact(source) is None)
     with open_bundle(first) as left, open_bundle(second) as right:
         plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]
         findings = _diff_plans(*plans)
@@ -367,7 +345,7 @@ def diff_bundles(first: Path, second: Path) -> EffectDifference:
         comparison = compare_analyses(recorded, later, findings, code, plans[0].run.measure.replay_margin)
         comparison = replace(comparison, details=(*comparison.details, *engines))
     findings += code
-    return EffectDifference(findings=tuple(limit_findings(findings)), comparison=comparison)
+    return Differences(findings=tuple(limit_findings(findings)), unsealed=unsealed, comparison=comparison)
 
 
 def _diff_plans(old: Plan, new: Plan) -> list[Finding]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.bundle import gzip_stream
 from rlk_repro.bundle.gzip_stream import Limits
 from rlk_repro.bundle.seal import inspect_bundle, open_bundle, unpack
 from tests.support.verifying import verify_bundle
@@ -208,16 +209,19 @@ def test_a_failed_opening_leaves_no_temporary_folder(tmp_path: Path, monkeypatch
         ),
     ],
 )
-def test_limits_hold_before_anything_is_read(blocks: bytes, what: str, tmp_path: Path) -> None:
+def test_limits_hold_before_anything_is_read(
+    blocks: bytes, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gzip_stream, "LIMITS", SMALL_LIMITS)
     bundle = write_gzip(tmp_path / "large.tgz", blocks + END)
-    assert refusal(bundle, lambda path: unpack(path, tmp_path / "out", limits=SMALL_LIMITS)) == f"{bundle}: {what}"
+    assert refusal(bundle, lambda path: unpack(path, tmp_path / "out")) == f"{bundle}: {what}"
 
 
-def test_zeros_after_the_end_count_too(tmp_path: Path) -> None:
+def test_zeros_after_the_end_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = write_gzip(tmp_path / "large.tgz", HARMLESS + bytes(1 << 21))
-    limits = Limits(total_bytes=1 << 20)
+    monkeypatch.setattr(gzip_stream, "LIMITS", Limits(total_bytes=1 << 20))
     expected = f"{bundle}: refused: too large in total, got '1.0 MiB', expected at most 1.0 MiB"
-    assert refusal(bundle, lambda path: unpack(path, tmp_path / "out", limits=limits)) == expected
+    assert refusal(bundle, lambda path: unpack(path, tmp_path / "out")) == expected
 
 
 def write_bomb(path: Path, num_members: int, member_bytes: int) -> Path:

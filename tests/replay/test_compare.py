@@ -90,7 +90,7 @@ def test_the_step_time_ratio_decides_the_level(
     assert f"step time ratio 0.99 recorded, {ratio:.4g} now; " in comparison.headline
     assert words in comparison.headline
     assert "00-p1-baseline: loss first differs at step 0: recorded 0.1, now 0.1000001" in comparison.details
-    assert comparison.describe().margin_pct == pytest.approx(100 * margin)
+    assert comparison.margin_pct == pytest.approx(100 * margin)
 
 
 def test_a_headline_names_margin_both_ratios_and_the_interval(analysis: Analysis, other: Analysis) -> None:
@@ -148,7 +148,7 @@ def test_other_rewards_are_different_whatever_the_step_time(analysis: Analysis, 
     new = analyse(make_run(tmp_path / "id", Recipe(speedup=1.1, reward_drop=0.01)))
     comparison = compare_analyses(measure(analysis, 0.99, 0.002), measure(new, 0.99, 0.002))
     assert comparison.level is Match.DIFFERENT
-    assert comparison.meaning.startswith("raw_reward: mean change -0.005")
+    assert comparison.headline.startswith("different (raw_reward: mean change -0.005")
 
 
 def test_another_effect_is_different(analysis: Analysis, tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_the_margin_is_the_one_that_the_run_declared(tmp_path: Path) -> None:
         new = finish_run(make_run(tmp_path / f"{index}b" / "id", replace(recipe, speedup=1.125), change_loss))
         comparison = diff_bundles(recorded, new).comparison
         assert comparison is not None
-        levels.append((comparison.level, comparison.margin))
-    assert levels == [(Match.DIFFERENT, 0.01), (Match.REPRODUCED, 0.03)]
+        levels.append((comparison.level, comparison.margin_pct))
+    assert levels == [(Match.DIFFERENT, 1), (Match.REPRODUCED, 3)]
 
 
 def test_a_declared_margin_is_shown_as_a_rule_and_needs_a_step_time_ratio() -> None:

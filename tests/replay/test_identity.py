@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rlk_repro.base.files import dump_json_line, load_json, write_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.cli import app
-from rlk_repro.replay.compare import EffectDifference, Match, diff_bundles
+from rlk_repro.replay.compare import Differences, Match, diff_bundles
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.rundir.manifest import Fact, Manifest, Section, Unknown
 from rlk_repro.rundir.paths import RunDir
@@ -51,7 +51,7 @@ def load_event(line: str) -> dict[str, object]:
 
 def diff(
     tmp_path: Path, change: Callable[[RunDir], None], first: Callable[[RunDir], None] | None = None
-) -> EffectDifference:
+) -> Differences:
     bundles = [finish_run(make_run(tmp_path / side / "id", change=how)) for side, how in (("a", first), ("b", change))]
     return diff_bundles(*bundles)
 
@@ -93,7 +93,7 @@ def test_sources_that_are_missing_leave_the_level_undecided(tmp_path: Path) -> N
         "replay level: undecided (hashes are missing, so nothing proves that the same code ran)",
         "  sources.rl_engine: not recorded in the old bundle, not recorded in the new bundle",
     ]
-    assert difference.comparison.describe().unidentified
+    assert difference.comparison.unidentified
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_bundle_of_an_earlier_format_is_reproduced_with_a_caution(tmp_path: Pa
         f"  caution: decisions.logp.commit: {not_yet}, 202f0e30e567 in the new bundle",
         f"  caution: decisions.ratio_kl.commit: {not_yet}, 202f0e30e567 in the new bundle",
     ]
-    assert list(comparison.describe().cautions) == [line.removeprefix("  caution: ") for line in lines[1:4]]
+    assert list(comparison.cautions) == [line.removeprefix("  caution: ") for line in lines[1:4]]
     result = CliRunner().invoke(app, ["diff", str(recorded), str(new)])
     assert (result.exit_code, lines[0] in result.stdout) == (0, True)
 

@@ -8,8 +8,9 @@ import pytest
 
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level, limit_findings
+from rlk_repro.bundle import gzip_stream
 from rlk_repro.bundle.archive import ArchiveReader
-from rlk_repro.bundle.gzip_stream import Limits
+from rlk_repro.bundle.gzip_stream import LIMITS, Limits
 from rlk_repro.logs.metrics import metric_series
 from rlk_repro.logs.ops import MAX_METRICS, read_ops
 from rlk_repro.logs.vime import parse_log
@@ -54,8 +55,9 @@ def write_lines(path: Path, num_lines: int) -> Path:
 
 
 def read_all(path: Path, limits: Limits) -> None:
-    with path.open("rb") as stream:
-        for _ in ArchiveReader(stream, str(path), limits=limits):
+    with pytest.MonkeyPatch.context() as patch, path.open("rb") as stream:
+        patch.setattr(gzip_stream, "LIMITS", limits)
+        for _ in ArchiveReader(stream, str(path)):
             pass
 
 
@@ -70,10 +72,9 @@ def test_a_small_archive_holds_few_lines_and_members(tmp_path: Path) -> None:
 
 
 def test_what_an_archive_may_hold_grows_with_its_size() -> None:
-    limits = Limits()
-    assert limits.most_bytes(10**6) == 32 << 20
-    assert limits.most_bytes(11 << 20) == (32 + 2000) << 20
-    assert limits.most_bytes(1 << 40) == limits.total_bytes
+    assert LIMITS.most_bytes(10**6) == 32 << 20
+    assert LIMITS.most_bytes(11 << 20) == (32 + 2000) << 20
+    assert LIMITS.most_bytes(1 << 40) == LIMITS.total_bytes
 
 
 def test_many_files_below_many_folders_are_registered_once(sandbox: Sandbox, honest: RunDir, case: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlk_repro.base.findings import Finding
-from rlk_repro.bundle.gzip_stream import Limits
 from rlk_repro.bundle.verify import verify
 
 
-def verify_bundle(path: Path, *, limits: Limits | None = None) -> list[Finding]:
-    return list(verify(path, limits=limits).findings)
+def verify_bundle(path: Path) -> list[Finding]:
+    return list(verify(path).findings)
