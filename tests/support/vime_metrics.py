@@ -165,7 +165,7 @@ def metric_states(setting: Setting) -> dict[str, State]:
 
 def render_table() -> str:
     """The table of docs/metrics.md."""
-    head = ["required", "metrics", "source", *SHOWN, "note"]
+    head = ["quantity", "metrics", "source", *SHOWN, "note"]
     rows = [head, ["---"] * len(head)]
     for item in REQUIRED:
         names = ", ".join(f"`{metric}`" for metric in item.metrics)
