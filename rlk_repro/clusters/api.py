@@ -1,4 +1,4 @@
-"""Define the functions that a backend (the module of one cluster) has, and the values that they take and return."""
+"""Define the functions of a backend (the module of one cluster), and the values that they take and return."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ SURROUNDINGS_MIN: Final = 45
 
 
 class JobState(StrEnum):
-    """The state of a submission, in the same words on every cluster."""
-
     PENDING = "pending"
     RUNNING = "running"
     DONE = "done"
@@ -39,11 +37,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A rendered job before submission: the files of the folder ``job/`` and the command that submits the job.
-
-    ``files`` maps names to texts.  ``remarks`` name the choices that the tool made because the profile leaves them
-    open.
-    """
+    """A rendered job: the files of the folder ``job/`` by name, and the command that submits the job."""
 
     files: Mapping[str, str]
     command: tuple[str, ...]
@@ -53,8 +47,6 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job that was sent to a cluster: the cluster, its id for the job, and details to find the job again."""
-
     cluster: str
     job_id: str
     submitted_at: str
@@ -66,7 +58,6 @@ class Submission:
 
     @classmethod
     def from_json(cls, value: Any, where: str = "submission.json") -> Submission:
-        """Read the JSON of ``to_json``; raise BundleUnreadable for any other value."""
         check_schema(where, value, SCHEMA)
         details = value.get("details")
         if not isinstance(details, Mapping):
@@ -84,10 +75,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The state of a submission when its cluster was last asked; ``reason`` quotes the cluster's own words.
-
-    ``is_unreachable`` is true if the cluster did not answer; a later call may get an answer.
-    """
+    """The state of a submission when its cluster was last asked; ``reason`` quotes the cluster's own words."""
 
     state: JobState
     reason: str = ""
@@ -97,15 +85,13 @@ class JobStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLine:
-    """One line of a trial's log, without its line end."""
-
     trial: str
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What a job may use at most: minutes, GPUs on each of its nodes, and how often it may start."""
+    """What a job may use at most, and how often it may start."""
 
     time_min: int
     gpus_per_node: int
@@ -113,48 +99,67 @@ class Bound:
 
 
 class Backend(Protocol):
-    """The functions that every backend has; in ``registry``, mypy checks that each backend has these functions."""
+    """The functions of every backend; mypy checks the backends in ``registry`` against this protocol."""
 
     @property
     def CLIENT(self) -> str | None:  # noqa: N802
-        """The program by which this machine talks to the cluster, such as ``kubectl``; None if no program is needed."""
+        """The program by which this machine talks to the cluster, such as ``kubectl``."""
 
     @property
     def IS_REMOTE(self) -> bool:  # noqa: N802
-        """Whether ``collect`` must copy the run, because the cluster and this machine share no file system."""
+        """Whether the cluster and this machine share no file system, so that ``collect`` must copy the run."""
 
     def available(self) -> str | None:
-        """Return why this machine cannot use the cluster, or None where it can."""
+        """Return why this machine cannot use the cluster, or None."""
 
     def render(self, plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-        """Render the job and change nothing; raise SpecError for a plan that this cluster cannot run.
+        """Render the job and change nothing; ``nodes``, if given, are exactly the nodes that the job requests.
 
-        If ``nodes`` is given, the job requests exactly these nodes.
+        Raises:
+            SpecError: this cluster cannot run the plan.
         """
 
     def submit(self, job: Job, run_dir: RunDir) -> Submission:
-        """Send exactly the given job."""
+        """Send exactly the given job.
+
+        Raises:
+            SchedulerRefused: the cluster refused the job; the error quotes its message.
+        """
 
     def poll(self, submission: Submission, run_dir: RunDir) -> JobStatus:
-        """Ask for the job's state once; the state is ``unknown`` where this machine cannot find it out."""
+        """Ask for the job's state once; the state is ``unknown`` if this machine cannot find it out."""
 
     def poll_all(self, items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
         """Return the state of each submission, with as few requests as the cluster allows."""
 
     def logs(self, submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-        """Yield the lines of the trials' logs, one trial after the other, until the job ends."""
+        """Yield the lines of the trials' logs; with ``is_following``, wait for new lines until the job ends."""
 
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
-        """Ask a job to pack its run and end; return False if it has ended.  A second call can end the job at once."""
+        """Ask a job to pack its run and end, or in a second call to end at once; return False if it has ended.
+
+        Raises:
+            SchedulerRefused: the cluster refused; the error quotes its message.
+            EnvironmentMissing: this machine cannot find out whether the job runs, or cannot signal it.
+        """
 
     def collect(self, submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-        """Copy the bundle to ``run_dir.bundle``; call ``tell`` with the progress of a long transfer."""
+        """Bring the bundle to ``run_dir.bundle``; ``tell`` receives the progress of a long transfer.
+
+        Raises:
+            CheckFailed: the job waits or runs, or its results are lost.
+            SchedulerRefused: the connection broke; a second call continues the transfer.
+        """
 
     def find_bound(self, plan: Plan) -> Bound | None:
-        """Return the limits of the plan's job (time, GPUs, starts); None if the job has no limits of its own."""
+        """Return the limits of the plan's job; None if the cluster sets no limits."""
 
     def propose_profile(self, ask: Ask) -> tuple[Proposal, str]:
         """Return a first profile and the source of its values; raise EnvironmentMissing if no cluster answers."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """Find values of a profile with which the plan's run (without a plan: any run) would fail.  Queue no job."""
+        """Find values of a profile with which the plan's run (without a plan: any run) would fail.
+
+        Raises:
+            EnvironmentMissing: no cluster answers.
+        """

@@ -1,4 +1,4 @@
-"""Limit how often a backend asks its cluster, and raise errors if a job is not in the required state."""
+"""Limit how often a backend asks its cluster, and refuse jobs in the wrong state."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ NO_REPORT: Final = "the agent ended without a report"
 
 
 def describe_lost(job: str) -> JobStatus:
-    """Return the status of a job that its cluster no longer has, if its run directory does not exist either."""
+    """Return the status of a job without a run directory that its cluster does not know either."""
     return JobStatus(state=JobState.UNKNOWN, reason=f"neither {job} nor its run directory exists")
 
 
 def require_known(status: JobStatus, run_dir: RunDir) -> None:
-    """Raise EnvironmentMissing where this machine cannot find out whether the job runs."""
     if status.state is JobState.UNKNOWN:
         raise EnvironmentMissing(Problem(run_dir.run_id, f"the job may still be running ({status.reason})"))
 
 
 def require_ended(status: JobStatus, run_dir: RunDir) -> None:
-    """Raise CheckFailed where the job waits or runs; raise EnvironmentMissing where the job's state is unknown."""
+    """Raise CheckFailed if the job waits or runs, and EnvironmentMissing if its state is unknown."""
     require_known(status, run_dir)
     if not status.state.is_final:
         hint = f"rlk-repro status --watch {run_dir.run_id}"
@@ -33,7 +32,7 @@ def require_ended(status: JobStatus, run_dir: RunDir) -> None:
 
 
 def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bool]:
-    """Make a function that calls ``is_over`` at most once in ``every_s`` seconds, until ``is_over`` returns True."""
+    """Return a function that calls ``is_over`` at most once in ``every_s`` seconds, until ``is_over`` returns True."""
     asked_s = -every_s
     was_over = False
 

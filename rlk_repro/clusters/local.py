@@ -1,7 +1,7 @@
 """Run on this machine: one node agent, started detached from this process.
 
-The agent is identified by pid, start time and standard output, which is a file of the run directory.  A
-later process with the same pid, or the agent of a copied directory, is not mistaken for this agent.
+The agent is identified by pid, start time and standard output: a later process can have the same pid, and a copied run
+directory names an agent of the original.
 """
 
 from __future__ import annotations
@@ -39,16 +39,10 @@ IS_REMOTE: Final = False
 
 
 def available() -> str | None:
-    """Return None: every machine can run the cluster ``local``."""
     return None
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """Render a job of one agent.  The command holds paths of this machine; the file with the job holds none.
-
-    Raises:
-        SpecError: the stack has only images; the plan needs several nodes; or ``nodes`` holds another machine's name.
-    """
     problems = [*_find_problems(plan, nodes)]
     if problems:
         raise SpecError(*problems)
@@ -73,12 +67,8 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
-    """Start the agent in its own session, so that it outlives this process.
-
-    Raises:
-        EnvironmentMissing: this Python cannot be started.
-    """
-    for earlier in (run_dir.state, run_dir.bundle):  # files that an earlier agent left
+    """Start the agent in its own session, so that it outlives this process."""
+    for earlier in (run_dir.state, run_dir.bundle):
         earlier.unlink(missing_ok=True)
     with open_stream(run_dir.agent_output, "ab") as output:
         pid = proc.start_detached(job.command, output_fd=output.fileno(), env={**os.environ, **job.env})
@@ -92,7 +82,6 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Return ``running`` while the agent's process runs; later derive the state from the files that the agent left."""
     elsewhere = _find_other_host(submission)
     if elsewhere is not None:
         return JobStatus(state=JobState.UNKNOWN, reason=elsewhere)
@@ -108,16 +97,10 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Yield the lines of the trials' logs; with ``is_following``, wait for new lines until the agent ends."""
     return read_logs(run_dir, lambda: not is_following or poll(submission, run_dir).state is not JobState.RUNNING)
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask the agent to stop; the agent then writes its records, packs the run and ends.
-
-    Raises:
-        EnvironmentMissing: the agent was started on another host, or by another user.
-    """
     _require_this_host(submission, run_dir)
     pid = _find_pid(submission, run_dir)
     if pid is None:
@@ -129,12 +112,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Return the bundle; if a killed agent left no bundle, pack the run directory first.
-
-    Raises:
-        CheckFailed: the run has not ended.
-        EnvironmentMissing: the run was started on another host and may still run there.
-    """
+    """Return the bundle; if a killed agent left no bundle, pack the run directory first."""
     from rlk_repro.bundle.seal import pack
 
     if run_dir.is_sealed and run_dir.bundle.is_file():
@@ -150,7 +128,6 @@ def find_bound(plan: Plan) -> Bound | None:  # noqa: ARG001
 
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
-    """Propose a profile for this machine; its hardware is found by the names of the GPUs."""
     from rlk_repro.probes import gpu
 
     found = _find_hardware(gpu.probe())
@@ -174,11 +151,7 @@ def _find_hardware(facts: Mapping[str, Fact]) -> list[str]:
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Run preflight's checks on this machine, except the checks of the run directory and the trainer's modules.
-
-    Raises:
-        SpecError: the profile names hardware that is not known.
-    """
+    """Run preflight's checks on this machine, except the checks of the run directory and the trainer's modules."""
     from rlk_repro.agent.preflight.base import Situation, judge_node
     from rlk_repro.agent.preflight.checking import check_hardware
     from rlk_repro.agent.preflight.checks import CHECKS
@@ -211,7 +184,6 @@ def _require_this_host(submission: Submission, run_dir: RunDir) -> None:
 
 
 def _find_pid(submission: Submission, run_dir: RunDir) -> int | None:
-    """Return the pid of this directory's agent, or None if that agent does not run."""
     pid, _, start_ticks = submission.job_id.partition(":")
     if not (pid.isdecimal() and start_ticks.isdecimal()):
         return None

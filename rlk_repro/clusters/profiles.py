@@ -1,4 +1,4 @@
-"""Define the profile that ``profile init`` proposes for any cluster: its keys, the questions to the user, its file."""
+"""Define the profile that ``profile init`` proposes: its keys, the questions to the user, its file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def take_likeliest(question: str, choices: Sequence[str], likeliest: str) -> str
 
 
 def render_profile(proposal: Proposal, origin: str) -> str:
-    """Return the text of a profile's file, with the remarks as comments above the keys."""
     import yaml
 
     remarks = [f"# - {remark}" for remark in proposal.remarks]
@@ -43,7 +42,6 @@ def render_profile(proposal: Proposal, origin: str) -> str:
 
 
 def make_name(text: str) -> str:
-    """Make a profile's name from a cluster's name."""
     return _NAME.sub("-", text.lower()).strip("._-")[:40].strip("._-") or "slurm"
 
 

@@ -1,4 +1,4 @@
-"""Register the clusters that can run a job.  A new cluster needs a folder, a line in this module and a test file."""
+"""Register the clusters that can run a job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ BACKENDS: Final[dict[str, Backend]] = {"local": local, "slurm": slurm, "k8s": k8
 
 
 def get_backend(cluster: str) -> Backend:
-    """Return the module of a cluster.
-
-    Raises:
-        SpecError: no such cluster exists.
-    """
     if cluster not in BACKENDS:
         raise SpecError(Problem("--cluster", "unknown", got=cluster, expected=f"one of {', '.join(BACKENDS)}",
                                 hint=suggest(cluster, list(BACKENDS))))  # fmt: skip
@@ -27,5 +22,4 @@ def get_backend(cluster: str) -> Backend:
 
 
 def list_clients() -> list[str]:
-    """List the programs with which rlk-repro contacts clusters, such as ``kubectl``."""
     return [backend.CLIENT for backend in BACKENDS.values() if backend.CLIENT is not None]

@@ -1,4 +1,4 @@
-"""Read the trials' logs in a run directory that this machine sees, one after the other; follow them on request."""
+"""Read the trials' logs in a run directory that this machine sees."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ READ_BYTES: Final = 1 << 20
 def read_logs(
     run_dir: RunDir, is_over: Callable[[], bool], *, sleep: Callable[[float], object] = time.sleep
 ) -> Iterator[TrialLine]:
-    """Yield every line of every trial's log until ``is_over`` returns True and all lines are read.
-
-    ``is_over`` is called when there is no new line; with ``lambda: True``, only the existing lines are read.
-    """
+    """Yield every line of every trial's log until ``is_over`` returns True and all lines are read."""
     seen: set[str] = set()
     while True:
         was_over = is_over()

@@ -23,10 +23,7 @@ _VIME_HEAD = "vime/.git/HEAD"
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveChecked(Answer):
-    """The result of checking a saved image.
-
-    ``digest`` is the digest that a stack pins: the digest of the list of manifests, or of the only manifest.
-    """
+    """The result of checking a saved image; ``digest`` is the digest that a stack pins."""
 
     digest: str
     platform: str
@@ -38,11 +35,7 @@ class ArchiveChecked(Answer):
 
 
 def check_archive(path: Path, stack: Stack | None = None, platform: str | None = None) -> ArchiveChecked:
-    """Check an image layout; ``platform`` has the form ``cuda-arm64``.
-
-    Raises:
-        BundleUnreadable: the layout holds no image.
-    """
+    """Check an image layout; ``platform`` has the form ``cuda-arm64``."""
     layout = open_layout(path)
     image = load_image(layout, platform.rpartition("-")[2] if platform and "-" in platform else None)
     findings = list(check_blobs(layout, image))
@@ -70,7 +63,6 @@ def check_archive(path: Path, stack: Stack | None = None, platform: str | None =
 def judge_record(
     record: ImageRecord, labels: Mapping[str, str], stack: Stack | None, platform: str | None
 ) -> Iterator[Finding]:
-    """Check the record and the labels of an image, read from a file or through a container runtime."""
     yield from match_labels(record, labels)
     yield from check_sources(record)
     yield from check_kernels(record)
@@ -109,8 +101,6 @@ def _match_files(record: ImageRecord, files: Mapping[str, FoundFile]) -> Iterato
 
 
 def _find(layout: OciLayout, image: OciImage) -> dict[str, FoundFile]:
-    """Find the record, vime's git HEAD and RL-Kernel's extension; the search ends when all of them are found."""
-
     def is_enough(paths: set[str]) -> bool:
         return _RECORD in paths and any(map(_is_head, paths)) and any(map(_is_extension, paths))
 

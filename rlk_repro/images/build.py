@@ -1,7 +1,4 @@
-"""Build a stack's image from this checkout: make the command line and run it.
-
-The build arguments name the base image, the stack's pins, this tool's commit and the commit's time.
-"""
+"""Build a stack's image from this checkout."""
 
 from __future__ import annotations
 
@@ -30,14 +27,12 @@ CONTEXT: Final = (
     *("LICENSE", "README.md", "docker", "jobs", "k8s", "manifests", "pyproject.toml", "requirements", "rlk_repro"),
     *("slurm", "tools"),
 )
-"""The files that an image is built from.  `.dockerignore` and the Dockerfiles hold the same list."""
+"""The files that an image is built from; `.dockerignore` and the Dockerfiles hold the same list."""
 ENGINES: Final = ("docker", "buildah", "podman")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One build: its arguments by name, the Dockerfile, the image's name, and the packages of the lock, if any."""
-
     engine: str
     dockerfile: Path
     arguments: Mapping[str, str]
@@ -63,12 +58,7 @@ class Build:
 def make_build(
     stack: Stack, platform: ImagePlatform | None, *, engine: str | None, tag: str | None, base: str | None
 ) -> Build:
-    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces the stack's base image.
-
-    Raises:
-        SpecError: the stack lacks a pin or a base image for the platform.
-        EnvironmentMissing: this is not a checkout, or no container engine is installed here.
-    """
+    """Choose engine, Dockerfile and arguments; ``base`` (``NAME@sha256:…``) replaces the stack's base image."""
     chosen = choose_platform(stack, list(stack.bases), platform, "base image")
     dockerfile = ROOT / "docker" / _dockerfile(stack, chosen)
     if not dockerfile.is_file():
@@ -82,7 +72,6 @@ def make_build(
 
 
 def make_arguments(stack: Stack, platform: ImagePlatform, base: str, digest: str) -> dict[str, str]:
-    """Return the arguments for the Dockerfile: the base, the stack's pins, this tool's commit and the commit's time."""
     jobs = {"MAX_JOBS": os.environ["MAX_JOBS"]} if os.environ.get("MAX_JOBS") else {}
     return {
         "BASE_NAME": base,
@@ -130,12 +119,7 @@ def _common_arguments(stack: Stack) -> dict[str, str]:
 
 
 def run_build(build: Build) -> None:
-    """Run the build; standard error shows the sizes, then the build's output, then the time that the build took.
-
-    Raises:
-        SpecError: this tool's files differ from the commit that the image would name.
-        CheckFailed: the build failed; its output gives the reason.
-    """
+    """Run the build with its output on standard error; raise CheckFailed if it fails."""
     require_clean()
     if build.locked:
         download, unpacked = map(format_bytes, sum_sizes(build.locked))

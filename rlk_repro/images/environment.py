@@ -1,7 +1,6 @@
 """Create a virtual environment with a stack's packages, sources, kernels and record, for hosts without containers.
 
-The steps are those of docker/Dockerfile.locked.  Finished steps are kept, so the same command continues a build that
-was interrupted.
+The steps are those of docker/Dockerfile.locked.
 """
 
 from __future__ import annotations
@@ -31,21 +30,15 @@ from rlk_repro.spec import ImagePlatform, Stack
 PYTHON: Final = "3.12"
 STEPS: Final = ("inputs", "transformer-engine", "package", "sources", "rl-kernel", "imports", "sbom", "record")
 KEPT: Final = ("transformer-engine", "sources", "rl-kernel")
-"""Steps that take minutes.  They are not repeated while the lock and the pins stay the same."""
+"""Steps that take minutes, and are repeated only after a change of the lock or the pins."""
 TIMEOUT_S: Final = 4 * 3600.0
 ARCHITECTURES: Final = "80 90 100"
-"""GPU architectures, in the same form as in ``docker/Dockerfile.locked``."""
 SBOM_LOCK: Final = FOLDER / "sbom.txt"
-"""Lock file of the program that writes an environment's list of packages (SBOM)."""
 PIP: Final = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
 
 
 def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | None = None) -> None:
-    """Create the environment, or continue an interrupted build; ``bundle`` is a folder that `export` wrote.
-
-    Raises:
-        RlkReproError: an input is missing or differs from the stack, or a step failed.
-    """
+    """Create the environment, or continue an interrupted build; ``bundle`` is a folder that `export` wrote."""
     folder, bundle = folder.absolute(), bundle.absolute() if bundle else None
     chosen = choose_platform(stack, list(stack.locks), platform, "lock")
     locked = read_lock(stack, chosen)
@@ -84,13 +77,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
 
 
 def check(folder: Path, stack: str | None, platform: str | None) -> int:
-    """Return the exit code of the environment's own check: 0 if the environment matches its record, 1 if it differs.
-
-    Standard error shows the differences, and the reason for an exit code other than 0 and 1.
-
-    Raises:
-        EnvironmentMissing: the folder holds no environment of a stack.
-    """
+    """Run the environment's own check; return 0 if the environment matches its record, 1 if it differs."""
     folder = folder.absolute()
     _find_lock(folder)
     named = [*(["--stack", stack] if stack else []), *(["--platform", platform] if platform else [])]
@@ -103,12 +90,7 @@ def check(folder: Path, stack: str | None, platform: str | None) -> int:
 
 
 def export(stack: Stack, folder: Path, target: Path) -> None:
-    """Write wheels, sources and checksums to a folder; `create` then works without a network.
-
-    Raises:
-        CheckFailed: a download or a copy did not finish.
-        SpecError: the environment was made from another lock than the stack's.
-    """
+    """Write wheels, sources and checksums to a folder; `create` then works without a network."""
     folder, target = folder.absolute(), target.absolute()
     lock, wheels = _find_lock(folder), target / "wheels"
     _require_lock(stack, lock)
@@ -132,11 +114,7 @@ def export(stack: Stack, folder: Path, target: Path) -> None:
 
 
 def source_requirement(stack: Stack) -> str:
-    """Return pip's requirement line for ``transformer-engine-torch``, which pip builds from sources.
-
-    Raises:
-        SpecError: the stack does not name this package by version and hash.
-    """
+    """Return pip's requirement line for ``transformer-engine-torch``, which pip builds from sources."""
     component = stack.components.get("transformer-engine-torch")
     if component is None or component.version is None or component.sha256 is None:
         where = f"stack {stack.stack}: components.transformer-engine-torch"
@@ -202,7 +180,6 @@ def _use_bundle(stack: Stack, folder: Path, bundle: Path) -> dict[str, str]:
 
 
 def _key(stack: Stack, platform: ImagePlatform, step: str) -> str:
-    """Return a hash of a step's inputs: the lock, the pins and the sources that pip builds."""
     pins = {str(name): pin.commit for name, pin in stack.pins.items()}
     return sha256_bytes(json.dumps([step, stack.locks[platform], source_requirement(stack), pins]).encode())
 
@@ -243,7 +220,7 @@ def _timed(step: str, what: str) -> Iterator[None]:
 def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
     """Run a command with output on standard error; return its exit code, or None after a timeout.
 
-    No process of the command outlives this process, not even a compiler that ninja starts in a new process group.
+    The command's processes end with this process, even a compiler that ninja starts in a new process group.
     """
     running = Guarded(["env", f"--chdir={ROOT}", *argv], os.environ | environ, sys.stderr.fileno())
     try:

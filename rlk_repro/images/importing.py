@@ -66,7 +66,6 @@ _IMPORTS: Final[Mapping[str, Callable[[Image, str, str], Import]]] = {
 
 
 def _split_reference(reference: str) -> tuple[str, str]:
-    """Split an image's name into registry and repository; the first part is a registry if it looks like a host."""
     first, _, rest = reference.partition("/")
     if not rest or not ("." in first or ":" in first or first == "localhost"):
         first, rest = _DOCKER_HUB, reference

@@ -20,7 +20,7 @@ _OPAQUE: Final = ".wh..wh..opq"
 
 @dataclass(frozen=True, kw_only=True)
 class FoundFile:
-    """A file of the image; ``data`` is None where the file is too large to keep."""
+    """A file of the image; ``data`` is None if the file is larger than MAX_KEPT_BYTES."""
 
     path: str
     sha256: str
@@ -30,11 +30,7 @@ class FoundFile:
 def find_files(
     layout: OciLayout, image: OciImage, is_wanted: Callable[[str], bool], is_enough: Callable[[set[str]], bool]
 ) -> dict[str, FoundFile]:
-    """Find files by path, from the top layer down, until ``is_enough`` returns true.  Skip files that a layer deletes.
-
-    Raises:
-        BundleUnreadable: a layer is not a tar archive, or its compression is not supported.
-    """
+    """Find files by path, from the top layer down, until ``is_enough`` returns true; skip deleted files."""
     found: dict[str, FoundFile] = {}
     gone: set[str] = set()
     for layer in reversed(image.layers):

@@ -23,8 +23,6 @@ _LINE: Final = re.compile(
 
 @dataclass(frozen=True)
 class Locked:
-    """One locked package."""
-
     name: str
     version: str
     sha256: str
@@ -45,12 +43,7 @@ def lock_path(stack: str, platform: str) -> Path:
 
 
 def read_lock(stack: Stack, platform: ImagePlatform) -> list[Locked]:
-    """Read the packages of the lock whose hash the stack names.
-
-    Raises:
-        EnvironmentMissing: rlk-repro does not run from a checkout.
-        SpecError: the lock is not the one that the stack names, or a line has no version, hash or size.
-    """
+    """Read the packages of the lock; raise SpecError if the lock's hash is not the one that the stack names."""
     path = lock_path(stack.stack, platform)
     if not path.is_file():
         hint = "environments and images are built from a checkout of rlk-repro"
@@ -67,11 +60,7 @@ def read_lock(stack: Stack, platform: ImagePlatform) -> list[Locked]:
 
 
 def parse_lock(text: str, name: str) -> list[Locked]:
-    """Parse every line except comments.
-
-    Raises:
-        SpecError: a line lacks the package's name, version, hash or size; the error lists all such lines.
-    """
+    """Parse every line except comments; raise SpecError with all lines that lack a name, version, hash or size."""
     locked, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#"):

@@ -1,7 +1,4 @@
-"""Compare an image's record with a stack, with the kernels that a run needs, and with the image's present content.
-
-These functions are pure: they take facts and return findings.
-"""
+"""Compare an image's record with a stack, with the kernels that a run needs, and with the image's present content."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ _NOTHING: Final = "nothing"
 
 
 def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) -> Iterator[Finding]:
-    """Check that the image belongs to this stack and platform, and was built from the stack's commits.
-
-    Any image fits a machine without GPUs, because no image is made for such machines.
-    """
+    """Check the image's stack, commits and platform; any image fits a machine without GPUs, for which none is made."""
     if record.stack != stack.stack:
         yield _differs("image.stack", stack.stack, record.stack)
     if platform not in {None, Platform.CPU} and record.platform != platform:
@@ -63,7 +57,6 @@ def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Fin
 
 
 def check_kernels(record: ImageRecord) -> Iterator[Finding]:
-    """Check the compiled operators and the GPUs that they were compiled for."""
     kernels = _mapping(record.code.get("rl_kernel"))
     platform = record.gpu_platform
     symbols, architectures = SYMBOLS.get(platform), ARCHITECTURES.get(platform)
@@ -94,7 +87,6 @@ def check_sources(record: ImageRecord) -> Iterator[Finding]:
 
 
 def match_running(record: ImageRecord, code: Section) -> Iterator[Finding]:
-    """Compare this container's present content with the content when the record was written."""
     yield from _match_packages(_mapping(record.code.get("packages")), _mapping(code.get("packages")))
     for name in SECTIONS.values():
         names = (*SOURCE_FACTS, *(KERNEL_FACTS if name == "rl_kernel" else ()))

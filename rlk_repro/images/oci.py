@@ -1,4 +1,4 @@
-"""Read OCI image layouts from a folder or a tar, without unpacking.  A blob is hashed piece by piece.
+"""Read OCI image layouts from a folder or a tar, without unpacking.
 
 https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 """
@@ -31,8 +31,6 @@ _ATTESTATION: Final = "vnd.docker.reference.type"
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """One blob, as a manifest describes it."""
-
     digest: str
     size_bytes: int
     media_type: str
@@ -40,10 +38,7 @@ class Descriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """The image of one platform.  ``digest`` is the digest of the image's manifest.
-
-    ``index_digest`` is the digest of the list that names the manifest; it is None without such a list.
-    """
+    """The image of one platform; ``index_digest`` is the digest of the list that names the manifest, if any."""
 
     digest: str
     index_digest: str | None
@@ -58,7 +53,7 @@ class OciImage:
 
 
 class OciLayout:
-    """The files of an image layout by name.  The files lie in a folder or a tar; a tar is not unpacked."""
+    """The files of an image layout by name, in a folder or a tar."""
 
     def __init__(self, where: Path, files: Mapping[str, Path | tarfile.TarInfo]) -> None:
         self.where = where
@@ -70,11 +65,7 @@ class OciLayout:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BufferedReader]:
-        """Open one file as a stream.
-
-        Raises:
-            BundleUnreadable: the layout has no file of this name.
-        """
+        """Open one file as a stream; raise BundleUnreadable if the layout has no file of this name."""
         file = self._files.get(name)
         if file is None:
             raise BundleUnreadable(Problem(str(self.where), f"holds no {name}", expected="a whole image"))
@@ -86,11 +77,7 @@ class OciLayout:
                 yield opened.enter_context(cast("BufferedReader", archive.extractfile(file)))
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a small JSON file.
-
-        Raises:
-            BundleUnreadable: the file is absent, too large, or not a JSON object.
-        """
+        """Read a JSON object of at most MAX_JSON_BYTES; raise BundleUnreadable for any other file."""
         if (self.size_bytes(name) or 0) > MAX_JSON_BYTES:
             raise BundleUnreadable(Problem(f"{self.where}: {name}", "is too large", expected="a small JSON file"))
         with self.open(name) as stream:
@@ -105,11 +92,7 @@ class OciLayout:
 
 
 def open_layout(path: Path) -> OciLayout:
-    """Open an OCI image layout in a folder or a tar archive.
-
-    Raises:
-        BundleUnreadable: the path holds no image.
-    """
+    """Open an OCI image layout in a folder or a tar archive; raise BundleUnreadable if the path holds no image."""
     try:
         files = dict(_list_folder(path) if path.is_dir() else _list_tar(path))
     except (OSError, tarfile.TarError) as error:
@@ -136,11 +119,7 @@ def _list_tar(path: Path) -> Iterator[tuple[str, Path | tarfile.TarInfo]]:
 
 
 def blob_name(digest: str, where: str) -> str:
-    """Return the path, inside a layout, of the blob with this digest.
-
-    Raises:
-        BundleUnreadable: the digest is not a sha256.
-    """
+    """Return the path of a blob inside a layout; raise BundleUnreadable if the digest is not a sha256."""
     match = _DIGEST.fullmatch(digest)
     if match is None:
         raise BundleUnreadable(Problem(where, "no sha256 digest", got=digest[:100]))
@@ -148,11 +127,7 @@ def blob_name(digest: str, where: str) -> str:
 
 
 def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
-    """Load the image of one platform (``amd64``); with several images in the layout, name the platform.
-
-    Raises:
-        BundleUnreadable: the layout holds no image or several images, or the manifest is not an image manifest.
-    """
+    """Load the image of one platform (``amd64``); raise BundleUnreadable unless exactly one image fits."""
     where = str(layout.where)
     descriptor, index_digest = _choose(layout, layout.read_json("index.json"), platform, None)
     try:
@@ -209,7 +184,6 @@ def _descriptor(value: Mapping[str, Any]) -> Descriptor:
 
 
 def check_blobs(layout: OciLayout, image: OciImage) -> Iterator[Finding]:
-    """Check that each blob of the image exists and matches its digest."""
     for blob in image.blobs:
         name = blob_name(blob.digest, str(layout.where))
         size = layout.size_bytes(name)

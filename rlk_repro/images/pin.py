@@ -1,7 +1,6 @@
 """Renew a stack file: replace tags by their present digests and refs by commits, and add published images.
 
-The file's text is edited in place, so comments and order stay.  The new text is checked by loading it as a
-stack.  Without ``-o``, `images pin` only prints the diff.
+The file's text is edited in place, so comments and order stay.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ GIT_TIMEOUT_S: Final = 600.0
 
 @dataclass
 class PinnedText:
-    """The lines of a YAML file.  ``set`` and ``remove`` change single keys and keep all other lines."""
+    """The lines of a YAML file; ``set`` and ``remove`` change single keys and keep all other lines."""
 
     lines: list[str]
     changes: list[tuple[int, int, list[str]]] = field(default_factory=list)
 
     def find(self, *path: str) -> tuple[yaml.Node, yaml.Node] | None:
-        """Return two YAML nodes, the key at a path and the key's value; None if the key is absent."""
+        """Return the YAML nodes of a key and its value; None if the key is absent."""
         node: Any = yaml.compose("".join(self.lines), Loader=yaml.SafeLoader)
         found = None
         for name in path:
@@ -95,11 +94,7 @@ def _last_line(node: yaml.Node) -> int:
 def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:
     """Return the text of a stack file with these refs and images.
 
-    If ``refs`` and ``images`` are empty, set the digest of each tagged base image to its tag's present digest.
-
-    Raises:
-        SpecError: the stack does not have the pin or platform.
-        EnvironmentMissing: registry or repository did not answer.
+    Without refs and images, each tagged base image gets its tag's present digest.
     """
     edited = PinnedText(text.splitlines(keepends=True))
     for platform, base in stack.bases.items():
@@ -117,17 +112,12 @@ def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str,
 
 
 def diff(before: str, after: str, name: str) -> Iterator[str]:
-    """Return a unified diff, line by line."""
     names = (f"{name} (now)", f"{name} (renewed)")
     return iter(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm=""))
 
 
 def resolve_ref(repository: str, ref: str) -> tuple[str, str]:
-    """Return the present commit of a branch, tag or commit, and git's hash of its files; fetch no history.
-
-    Raises:
-        EnvironmentMissing: git failed; the error quotes git's message.
-    """
+    """Return the present commit of a branch, tag or commit, and git's hash of its files."""
     with temporary_folder("rlk-repro-pin-") as folder:
         git.require("git init", git.ask_git(folder, "init", "--quiet", "--bare", timeout_s=GIT_TIMEOUT_S))
         git.require(f"git fetch {repository}", git.fetch(folder, repository, ref, timeout_s=GIT_TIMEOUT_S))
@@ -153,7 +143,6 @@ def _renew_pin(edited: PinnedText, stack: Stack, name: str, ref: str) -> None:
 
 
 def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> None:
-    """Add a pushed image to ``images``, and remove it from ``unpublished``."""
     reference, _, digest = image.partition("@")
     known = [str(name) for name in list_platforms(stack)]
     if platform not in known or not digest.startswith("sha256:"):

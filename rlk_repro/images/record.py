@@ -1,8 +1,7 @@
 """Read the record in an image, ``/opt/rlk-repro/provenance.json``: its code, base image and platform.
 
-The record holds no time and no path of the build machine.  Equal inputs therefore give equal records, except for the
-hash of the compiled extension: the compiler makes new internal names at every build.  ``digest`` is a hash of the
-other fields and reveals an edit.  An edit can also renew the hash, so the record is also compared with the image.
+Equal inputs give equal records, except for the hash of the compiled extension: the compiler makes new internal names at
+every build.  ``digest``, a hash of the other fields, reveals an edit that did not renew it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ SYMBOLS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The base image: its repository and its digest (of an index or of one platform's manifest)."""
+    """The base image; ``digest`` is the digest of an index or of one platform's manifest."""
 
     reference: str
     digest: str
@@ -62,7 +61,6 @@ class ImageRecord:
 
     @property
     def gpu_platform(self) -> Platform:
-        """The kind of GPU: ``cuda`` for the platform ``cuda-arm64``."""
         return Platform(self.platform.partition("-")[0])
 
     def to_json(self) -> dict[str, Any]:
@@ -80,16 +78,11 @@ class ImageRecord:
 
 
 def digest_of(value: Mapping[str, Any]) -> str:
-    """Return the digest of a record without its field ``digest``."""
     return sha256_bytes(dump_json_line({name: item for name, item in value.items() if name != "digest"}).encode())
 
 
 def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
-    """Read a record; ``where`` names its file in errors.
-
-    Raises:
-        BundleUnreadable: the file is no record of this tool, has a newer version, or was edited.
-    """
+    """Read a record; raise BundleUnreadable if the file is no record, has a newer version, or was edited."""
     try:
         value = json.loads(data)
         check_schema(where, value, SCHEMA)

@@ -29,11 +29,7 @@ _TROUBLE: Final = (
 
 
 def resolve_tag(reference: str) -> str:
-    """Return a tag's present digest; where the tag names a list of images, this is the digest of the list.
-
-    Raises:
-        EnvironmentMissing: skopeo is not installed, or the registry did not answer.
-    """
+    """Return a tag's present digest; if the tag names a list of images, the digest of the list."""
     return f"sha256:{sha256_bytes(_ask_raw(reference))}"
 
 
@@ -54,11 +50,7 @@ def ask_size(reference: str) -> int | Unknown:
 
 
 def copy_image(source: str, target: str) -> None:
-    """Copy the images of all platforms and keep their digests; layers that the target already has are not copied again.
-
-    Raises:
-        CheckFailed: skopeo failed; the error quotes skopeo's message.
-    """
+    """Copy the images of all platforms and keep their digests; raise CheckFailed with skopeo's message."""
     argv = [SKOPEO, "copy", "--quiet", "--all", "--preserve-digests", "--", source, target]
     done = proc.run(argv, timeout_s=COPY_TIMEOUT_S)
     if not done.is_ok:
@@ -66,7 +58,6 @@ def copy_image(source: str, target: str) -> None:
 
 
 def _check_digest(value: Any) -> str:
-    """Return the digest in a registry's answer; raise ValueError where the value is no digest."""
     if not isinstance(value, str) or DIGEST.fullmatch(value) is None:
         raise ValueError(f"no digest: {value!r}")
     return value

@@ -18,7 +18,7 @@ TIMEOUT_S: Final = 600.0
 
 
 def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | Unknown:
-    """Run this module as a process; return its answer, or its last output where the process failed."""
+    """Run this module as a process; return its answer, or its last output if the process failed."""
     argv = [sys.executable, "-P", "-m", __name__]
     done = proc.run(argv, env=environ, timeout_s=TIMEOUT_S)
     if not done.is_ok:
@@ -28,7 +28,7 @@ def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | U
 
 
 def resolve() -> dict[str, Any]:
-    """Return the platform that RL-Kernel sees, whether its extension loads, and the class name for each operator."""
+    """Return RL-Kernel's platform, the error of loading its extension, and the class name for each operator."""
     from rl_engine.kernels.registry import kernel_registry
     from rl_engine.platforms.device import device_ctx
 

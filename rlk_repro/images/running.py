@@ -26,11 +26,7 @@ ROOT: Final = Path("/")
 
 
 def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
-    """Read the record of the image in which this process runs; return Unknown outside an image.
-
-    Raises:
-        BundleUnreadable: the record cannot be trusted.
-    """
+    """Read the record of the image in which this process runs; return Unknown outside an image."""
     path = find_record(root)
     try:
         data = locate(root, path).read_bytes()
@@ -42,9 +38,9 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
 def check_running(
     code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
 ) -> list[Finding]:
-    """Find every difference between this container, its record and the stack.
+    """Find every difference between this container, its record and the stack; ``code`` is a manifest's section.
 
-    A container without a record gives a finding only if ``is_required``.  ``code`` is the manifest's section ``code``.
+    A container without a record gives a finding only if ``is_required``.
     """
     try:
         record = read_record(root)

@@ -59,11 +59,7 @@ RUNTIMES: Final[Mapping[str, Runtime]] = {
 
 
 def find_runtime(name: str | None) -> Runtime:
-    """Return the named runtime, or the first runtime on PATH.
-
-    Raises:
-        EnvironmentMissing: no runtime is found.
-    """
+    """Return the named runtime, or the first runtime on PATH; raise EnvironmentMissing if no runtime is found."""
     for runtime in RUNTIMES.values() if name is None else [RUNTIMES[name]]:
         if shutil.which(runtime.name):
             return runtime
@@ -73,14 +69,7 @@ def find_runtime(name: str | None) -> Runtime:
 
 
 def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | None) -> str:
-    """Fetch an image by digest; return its name in the runtime, or the path of its file.
-
-    Only a complete file gets the name that jobs expect.  A second pull continues an interrupted pull, because container
-    engines and caches keep complete layers.
-
-    Raises:
-        CheckFailed: the runtime failed; its output on standard error gives the reason.
-    """
+    """Fetch an image by digest; return its name in the runtime, or the path of its file."""
     machine = _MACHINES.get(platform.rpartition("-")[2], "any")
     wanted = None if folder is None else plan_import(runtime.name, image, machine, str(folder.absolute()))
     if wanted is None:
@@ -100,11 +89,7 @@ def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | Non
 
 
 def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform: str | None) -> list[Finding]:
-    """Check the image's record and labels in this process, and its content by a check that runs inside the image.
-
-    Raises:
-        EnvironmentMissing: the runtime cannot start the image.
-    """
+    """Check the image's record and labels in this process, and its content by a check that runs inside the image."""
     done = proc.run([*runtime.run(what), "cat", PROVENANCE], timeout_s=ASK_TIMEOUT_S)
     if not done.is_ok:
         if "No such file" in done.stderr and PROVENANCE in done.stderr:
@@ -121,7 +106,6 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
 
 
 def _ask_labels(what: str, runtime: Runtime) -> dict[str, str] | None:
-    """Ask the runtime for an image's labels; return None if the runtime does not keep labels."""
     if runtime.labels is None:
         return None
     done = proc.run(runtime.labels(what), timeout_s=ASK_TIMEOUT_S)
@@ -139,7 +123,6 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
 
 
 def _stream(argv: list[str]) -> None:
-    """Run a runtime's command; its progress goes to standard error."""
     code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
     if code != 0:
         raise CheckFailed(

@@ -1,4 +1,4 @@
-"""List stacks for the commands about images: which images exist, and how to build the missing images."""
+"""List the images of stacks: which images exist, and how to build the missing images."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rlk_repro.spec.stack import Unpublished
 
 AMD_DRIVER: Final = Path(gpu_amd.KFD)
 NOWHERE: Final = ".example"
-"""Ending of host names that never exist (RFC 2606); an image on such a host is an example."""
+"""Ending of host names that never exist (RFC 2606)."""
 BUILD_COST: Final = "13 min of compiling on 2 cores, and a base image of tens of GB"
-"""The cost of a build.  The time to compile was measured (docs/images.md); the size of the base image was not."""
+"""The time to compile was measured (docs/images.md); the size of the base image was not."""
 LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 cores"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackRow(Answer):
-    """One image of one stack; ``size_bytes`` is None where no registry was asked."""
+    """One image of one stack; ``size_bytes`` is None if no registry was asked."""
 
     stack: str
     platform: str
@@ -63,13 +63,7 @@ def find_platform() -> ImagePlatform:
 
 
 def choose_platform(stack: Stack, names: Sequence[ImagePlatform], platform: str | None, what: str) -> ImagePlatform:
-    """Choose a platform for which the stack has ``what``, such as an image.
-
-    The choice is the named platform, or else the only platform, or else this machine's platform.
-
-    Raises:
-        SpecError: the stack has no ``what`` for the platform.
-    """
+    """Return the named platform, or else the only platform, or else this machine's platform."""
     chosen = names[0] if platform is None and len(names) == 1 else platform or find_platform()
     for name in names:
         if name == chosen:
@@ -88,7 +82,6 @@ def _is_example(image: Image) -> bool:
 
 
 def list_images(names: list[str], *, asks_registry: bool) -> list[StackRow]:
-    """List the images of the named stacks, or of all stacks."""
     stacks = [get_stack(name) for name in names or list_names(stack_folders())]
     return [row for stack in stacks for row in _rows(stack, asks_registry=asks_registry)]
 
@@ -107,11 +100,7 @@ def _rows(stack: Stack, *, asks_registry: bool) -> Iterator[StackRow]:
 
 
 def get_image(stack: Stack, platform: str | None) -> tuple[ImagePlatform, Image]:
-    """Return the published image for a platform; if no platform is named, for this machine.
-
-    Raises:
-        SpecError: the image is not published (the error names the command that builds it), or the name is unknown.
-    """
+    """Return the published image for the named platform, or else for this machine."""
     chosen = choose_platform(stack, list_platforms(stack), platform, "image")
     if chosen in stack.images:
         return chosen, stack.images[chosen]

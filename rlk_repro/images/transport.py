@@ -19,12 +19,7 @@ _TARGETS: Final = ("docker://", "docker-daemon:", "containers-storage:", "oci:")
 
 
 def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> ArchiveChecked:
-    """Copy a published image into a new folder, check it there, and write the checksums last.
-
-    Raises:
-        SpecError: the folder already holds a finished export.
-        CheckFailed: the copy is not the image of the stack.
-    """
+    """Copy a published image into a new folder, check it there, and write the checksums last."""
     if (folder / CHECKSUMS).exists():
         raise SpecError(Problem(str(folder), "holds a finished export already", expected="a new folder"))
     copy_image(f"docker://{image.pinned}", f"oci:{folder}:{platform}")
@@ -39,12 +34,7 @@ def export_image(image: Image, folder: Path, stack: Stack, platform: str) -> Arc
 
 
 def import_image(folder: Path, target: str, stack: Stack | None = None, platform: str | None = None) -> ArchiveChecked:
-    """Check an exported image by its checksums and digests, then copy it to ``target``, a place in skopeo's notation.
-
-    Raises:
-        SpecError: the kind of target is unknown.
-        CheckFailed: a file is missing, changed or extra; or the image is not the stack's.
-    """
+    """Check an exported image by its checksums and digests, then copy it to ``target`` (skopeo's notation)."""
     if not target.startswith(_TARGETS):
         expected = "docker://REGISTRY/NAME, docker-daemon:NAME:TAG or containers-storage:NAME"
         raise SpecError(Problem("--to", "is not a place to copy images to", got=target, expected=expected))

@@ -10,7 +10,6 @@ from rlk_repro.spec import Image
 NOT_PUBLISHED: Final = Image.model_construct(
     reference="registry.example/rlk-repro", digest="<not published: rlk-repro images build>"
 )
-"""A placeholder for an image that is not published; a job with this image is never sent."""
 
 
 def shown_image(plan: Plan) -> Image | None:
@@ -20,7 +19,6 @@ def shown_image(plan: Plan) -> Image | None:
 
 
 def image_remarks(plan: Plan) -> tuple[str, ...]:
-    """Return the remark that ``submit`` refuses the job, if the job's image is not published."""
     if shown_image(plan) is not NOT_PUBLISHED:
         return ()
     where = f"stack {plan.stack.stack} has no published image for {plan.hardware.hardware}"

@@ -1,8 +1,4 @@
-"""Run on Kubernetes: send a RayJob or Job by ``kubectl``; only the pods see the run directory.
-
-``objects`` makes the objects to send, ``kubectl`` asks the cluster, ``states`` interprets its answers.  ``collect``
-copies the run to this machine.
-"""
+"""Run on Kubernetes: send a RayJob or Job by ``kubectl``; only the pods see the run directory."""
 
 from __future__ import annotations
 
@@ -47,16 +43,10 @@ IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    """Return why this machine cannot use kubectl, or None.  No cluster is contacted; a profile must select it first."""
     return kubectl.find_obstacle()
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """Render one file that holds all objects of the job.
-
-    Raises:
-        SpecError: this kind of job cannot run the plan, or a controller would refuse the objects.
-    """
     settings = kubernetes_settings(plan)
     context = (f"--context={settings.context}",) if settings.context else ()
     file = RunDir(run_dir.root.absolute()).job / OBJECTS
@@ -69,9 +59,7 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
 def submit(job: Job, run_dir: RunDir) -> Submission:
     """Do a dry run on the server, apply the job, and send the staged files in a ConfigMap, for which the pods wait.
 
-    Raises:
-        SchedulerRefused: the server refused; the error quotes the server's message, and no object of the run is left.
-        EnvironmentMissing: kubectl is not installed.
+    After a failure no object of the run is left.
     """
     plan = Plan.load(run_dir.plan)
     sent = Sent.of_plan(plan, run_dir)
@@ -92,7 +80,6 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Ask for the job's state once, and fetch the progress that its agent reports."""
     return _look(submission, run_dir)[0]
 
 
@@ -101,7 +88,6 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Yield the lines of the trials' logs, live from the leading pod, or from the collected run directory."""
     if read_sent(submission) is None or run_dir.bundle.is_file():
         return read_logs(run_dir, lambda: True)
 
@@ -118,12 +104,6 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to write its records, pack the run and end; a second call deletes it.  Delete a waiting job.
-
-    Raises:
-        EnvironmentMissing: this machine cannot find out whether the job runs.
-        SchedulerRefused: the server did not delete the job; the error quotes the server's message.
-    """
     sent = read_sent(submission)
     if sent is None or not run_dir.plan.is_file():
         return False
@@ -143,13 +123,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Fetch the bundle from the leading pod or, through a small pod, from the results claim; remove the run's objects.
-
-    Raises:
-        CheckFailed: the job waits or runs, or its results were lost with its pod.
-        EnvironmentMissing: this machine cannot find out whether the job runs.
-        SchedulerRefused: the cluster refused a request or the connection broke; a second call continues the transfer.
-    """
+    """Fetch the bundle from the leading pod, or through a small pod from the results claim; delete all objects."""
     sent = read_sent(submission)
     if sent is None:
         raise EnvironmentMissing(Problem(run_dir.run_id, "was not submitted to Kubernetes", got=submission.job_id))
@@ -161,12 +135,10 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 
 def find_bound(plan: Plan) -> Bound | None:
-    """Return the limits of the plan's job.  A pod has only the GPUs that the layout uses."""
     return Bound(time_min=time_limit_min(plan), gpus_per_node=plan.layout.gpus_per_node)
 
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:
-    """Propose a profile from the current context's cluster: its nodes, claims, operators and permissions."""
     from rlk_repro.clusters.k8s.propose import propose_kubernetes
     from rlk_repro.clusters.k8s.site import probe_site
 
@@ -186,7 +158,6 @@ def _is_here(run_dir: RunDir) -> bool:
 
 
 def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod, Facts] | None]:
-    """Return the job's state and, if the leading pod answered, that pod and its facts."""
     if _is_here(run_dir):
         return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message), None
     sent = read_sent(submission)
@@ -216,7 +187,7 @@ def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
 
 
 def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
-    """Return the facts that the leading pod last reported; None without a report, or if another pod leads now."""
+    """Return the facts that the leading pod last reported; None if another pod leads now."""
     try:
         answer = load_json(run_dir.live.state)
         facts = Facts.from_json(answer)
@@ -226,9 +197,8 @@ def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
 
 
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
-    """Return the state of a job that exists; it is done if its run is sealed, even if the job failed."""
     last = read_last_word(run_dir)
-    # the message of a running agent tells its progress, not why the job has this state
+    # the message of a running agent tells only its progress
     message = last.message if last.exit_code is not None else ""
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
@@ -246,7 +216,6 @@ def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobS
 
 
 def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
-    """Return the state of a job that no longer exists: a user or ``collect`` deleted it, or its time to live ended."""
     if not run_dir.plan.is_file():
         return describe_lost(f"{sent.kind} {sent.name}")
     facts, last = _recall(run_dir), read_last_word(run_dir)
@@ -312,7 +281,7 @@ def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
 def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> None:
     try:
         last_state = _fetch(sent, run_dir, tell)
-    except LeaderEnded:  # the leading pod ended; a collector pod sends the bundle
+    except LeaderEnded:
         last_state = _fetch(sent, run_dir, tell)
     put_in_place(run_dir)
     if last_state is not None:
@@ -325,7 +294,7 @@ def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> N
 def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
     with find_holder(sent, run_dir, tell) as holder:
         facts = holder.facts
-        assert facts.bundle_bytes is not None  # find_holder yields only pods with a bundle
+        assert facts.bundle_bytes is not None
         tell(f"fetching {format_bytes(facts.bundle_bytes)} from pod {holder.pod.name}")
         fetch_bundle(holder.ask_bundle, run_dir, facts.bundle_bytes, facts.bundle_sha256, tell=tell)
         return facts.state

@@ -1,4 +1,4 @@
-"""Load the base manifests in ``k8s/base``: plain objects, without templates, so that any linter can read them."""
+"""Load the base manifests in ``k8s/base``, which have no templates and so can be checked by any linter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rlk_repro.base.resources import data_dir
 
 
 def load_base(name: str) -> dict[str, Any]:
-    """Return a new copy of the object in ``<name>.yaml``; the caller may change the copy."""
     return deepcopy(_read_base(name))
 
 

@@ -1,4 +1,4 @@
-"""Check a profile for Kubernetes: ask for the cluster's facts, and ask its server for a dry run of a plan's objects."""
+"""Check a profile for Kubernetes with the cluster's facts and the server's dry run of a plan's objects."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from rlk_repro.spec import KubernetesSettings, Profile
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find values of a profile with which the plan's run (without a plan: any run) would fail.  Create no object.
-
-    Raises:
-        EnvironmentMissing: no cluster answers.
-    """
     settings = profile.kubernetes or KubernetesSettings()
     site = probe_site(Target(namespace=settings.namespace, context=settings.context or ""))
     found = judge_kubernetes(profile, site, load_all_hardware(), plan)
@@ -27,7 +22,7 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
 
 
 def ask_api_server(plan: Plan, place: Target) -> Finding:
-    """Ask the server for a dry run of the plan's objects, so that admission, quotas and schemas are checked."""
+    """Ask the server for a dry run, which checks admission, quotas and schemas."""
     objects = render_objects(plan, RunDir(runs_root() / "check"))
     done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")
     level, answer = (Level.INFO, "accepted") if done.is_ok else (Level.BLOCKING, kubectl.quote_words(done))

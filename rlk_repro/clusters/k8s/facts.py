@@ -1,8 +1,4 @@
-"""Define the facts that a pod reports about its run, and the blocks with checksums in which a pod sends files.
-
-The commands inside the pod (``rlk_repro.clusters.k8s.pod.answers``) and the backend that calls these commands use this
-module.
-"""
+"""Define the facts that a pod reports about its run, and the blocks with checksums in which a pod sends files."""
 
 from __future__ import annotations
 
@@ -24,8 +20,6 @@ _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLog:
-    """A trial's log: its present size, and whether the trial has ended."""
-
     name: str
     size_bytes: int
     has_ended: bool
@@ -33,7 +27,7 @@ class TrialLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts that a pod reports about its run.  ``state`` is the agent's last progress report.
+    """The facts that a pod reports about its run; ``state`` is the agent's last progress report.
 
     ``bundle_bytes`` and ``bundle_sha256`` describe a complete bundle; ``failure`` says why there will be no bundle.
     """
@@ -51,7 +45,6 @@ class Facts:
 
     @classmethod
     def from_json(cls, value: Any) -> Facts:
-        """Read the JSON of ``to_json``; raise BundleUnreadable for any other value."""
         check_schema("pod", value, SCHEMA)
         try:
             trials = tuple(TrialLog(**item) for item in value["trials"])

@@ -24,7 +24,6 @@ MAX_PAUSE_S: Final = 20.0
 TELL_S: Final = 5.0
 
 AskBlock = Callable[[int, int], bytes | None]
-"""A function that takes offset and size and returns a block of the bundle, or None for an incomplete block."""
 
 
 def fetch_bundle(
@@ -37,12 +36,11 @@ def fetch_bundle(
     tell: Tell = silence,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Path:
-    """Fetch the bundle to ``run_dir.bundle``; after an interruption, fetch only the missing part.
+    """Fetch the bundle to ``run_dir.bundle``.
 
     Raises:
-        Unreachable: the connection was lost; the next call fetches the missing part.
+        Unreachable: the connection was lost; the next call fetches only the missing part.
         CheckFailed: the received bundle differs from the pod's bundle.
-        EnvironmentMissing: the bundle cannot be written on this machine.
     """
     part = run_dir.partial_bundle(digest)
     for other in run_dir.root.glob(run_dir.partial_bundle("*").name):
@@ -60,17 +58,12 @@ def fetch_bundle(
 
 
 def put_in_place(run_dir: RunDir) -> None:
-    """Unpack the bundle into the run directory.  The bundle also holds the files that were staged.
-
-    Raises:
-        BundleUnreadable, EnvironmentMissing: as ``unpack`` raises them.
-    """
     from rlk_repro.bundle.seal import unpack
 
     with tempfile.TemporaryDirectory(dir=run_dir.root, prefix=".partial-") as folder:
         whole = unpack(run_dir.bundle, Path(folder) / "bundle")
         names = {path.name for path in whole.root.iterdir()}
-        checksums = run_dir.checksums.name  # this file is placed last: it shows that all files are there
+        checksums = run_dir.checksums.name
         for name in sorted(names, key=lambda name: name == checksums):
             _replace(whole.root / name, run_dir.root / name)
     shutil.rmtree(run_dir.live.root, ignore_errors=True)

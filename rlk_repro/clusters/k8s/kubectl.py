@@ -28,7 +28,7 @@ _PREFIX: Final = re.compile(r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A namespace of a cluster.  An empty ``context`` means kubectl's current context."""
+    """A namespace of a cluster; an empty ``context`` means kubectl's current context."""
 
     namespace: str
     context: str = ""
@@ -36,7 +36,6 @@ class Target:
     def run(
         self, *words: str, timeout_s: float = TIMEOUT_S, stdin: bytes = b"", is_binary: bool = False
     ) -> proc.Completed:
-        """Run kubectl; raise EnvironmentMissing where it is not installed."""
         context = (f"--context={self.context}",) if self.context else ()
         options = (*context, f"--namespace={self.namespace}", f"--request-timeout={int(timeout_s)}s")
         return proc.run(
@@ -44,11 +43,7 @@ class Target:
         )  # fmt: skip
 
     def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
-        """Return the matching objects; the list is empty if no object matches.
-
-        Raises:
-            Unreachable, SchedulerRefused: kubectl failed; the error quotes kubectl's message.
-        """
+        """Return the matching objects; raise Unreachable or SchedulerRefused if kubectl fails."""
         done = require(self.run("get", kinds, *words, "--ignore-not-found", "--output=json"))
         if not done.stdout.strip():
             return []
@@ -56,16 +51,14 @@ class Target:
         return list(value["items"]) if value.get("kind", "").endswith("List") else [value]
 
     def execute(self, pod: str, *words: str, is_binary: bool = False) -> proc.Completed:
-        """Run a command in the agent's container of a pod, with the user's own rights."""
         return self.run("exec", pod, f"--container={CONTAINER}", "--", *words, is_binary=is_binary)
 
     def send(self, verb: str, objects: bytes, *options: str) -> proc.Completed:
-        """Call ``apply`` or ``create``; the server checks the objects and refuses unknown fields."""
+        """Call ``apply`` or ``create``; the server refuses unknown fields."""
         words = (verb, "--filename=-", "--validate=strict", "--output=json", *options)
         return self.run(*words, timeout_s=SEND_TIMEOUT_S, stdin=objects)
 
     def delete(self, kinds: str, selector: str) -> proc.Completed:
-        """Delete objects by label, without waiting.  Absent objects cause no error."""
         return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false")
 
 
@@ -83,11 +76,7 @@ def find_obstacle() -> str | None:
 
 
 def find_current_place() -> Target:
-    """Return the context and namespace that kubectl uses by default.
-
-    Raises:
-        EnvironmentMissing: kubectl is not installed, or no cluster is configured.
-    """
+    """Return the context and namespace that kubectl uses by default; raise EnvironmentMissing without a context."""
     done = proc.run(("kubectl", "config", "view", "--minify", "--output=json"), timeout_s=TIMEOUT_S)
     if not done.is_ok:
         words = quote_words(done)
@@ -99,7 +88,7 @@ def find_current_place() -> Target:
 
 
 def probe_versions(place: Target) -> dict[str, str]:
-    """Read the versions of client and server; the server's version is missing where the server does not answer."""
+    """Return the versions of client and server; without an answer of the server, only the client's."""
     done = place.run("version", "--output=json")
     try:
         value: Any = json.loads(done.stdout)
@@ -110,7 +99,6 @@ def probe_versions(place: Target) -> dict[str, str]:
 
 
 def explain(done: proc.Completed) -> SchedulerRefused:
-    """Return the error that quotes kubectl's message; the caller raises the error."""
     words = quote_words(done)
     # search stderr, because quote_words removes the server's reason, such as (ServiceUnavailable)
     if done.is_timeout or _UNREACHABLE.search(done.stderr):
@@ -119,7 +107,7 @@ def explain(done: proc.Completed) -> SchedulerRefused:
 
 
 def require(done: proc.Completed) -> proc.Completed:
-    """Return kubectl's answer; raise the error of ``explain`` where kubectl failed."""
+    """Return kubectl's answer; if kubectl failed, raise Unreachable or SchedulerRefused with kubectl's message."""
     if not done.is_ok:
         raise explain(done)
     return done
@@ -140,7 +128,6 @@ def quote_words(done: proc.Completed) -> str:
 
 def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner: Mapping[str, Any],
                     files: Mapping[str, bytes]) -> bytes:  # fmt: skip
-    """Return the ConfigMap with the staged files.  The job owns the ConfigMap, so Kubernetes deletes both together."""
     import base64
 
     texts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Name and label the objects of a run.  These are the labels by which rlk-repro finds and removes its objects."""
+"""Name and label the objects of a run; by the labels, rlk-repro finds and removes these objects."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
 OBJECTS: Final = "objects.yaml"
-"""The name of the file with all objects, in the run directory's ``job/``."""
 
 ID: Final = "rlk-repro/id"
-"""The label of every object of one run; its value is the name that ``make_name`` returns."""
 ROLE: Final = "app.kubernetes.io/component"
 LEADER: Final = "leader"
 WORKER: Final = "worker"
 AGENT: Final = "agent"
-"""The role of every pod of a Job: the pods share one template, and the pod with index 0 leads."""
 COLLECTOR: Final = "collector"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
-"""The environment variable that holds a pod's index in an Indexed Job."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 RUN_ID: Final = "rlk-repro/run-id"
 PLAN_HASH: Final = "rlk-repro/plan-hash"
@@ -39,7 +35,7 @@ _HASH_LENGTH: Final = 8
 
 
 def make_name(run_dir: RunDir) -> str:
-    """Make the DNS-1035 name of a run's objects from the run id; shorten an id in an unusual form and add its hash."""
+    """Make the DNS-1035 name of a run's objects from the run id; an unusual id is shortened and gets its hash."""
     run_id = run_dir.run_id
     plain = _NOT_PLAIN.sub("-", run_id.lower()).strip("-")
     if _RUN_ID.fullmatch(run_id):
@@ -65,6 +61,5 @@ def make_labels(plan: Plan, name: str, role: str | None = None) -> dict[str, str
 
 
 def make_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    """Make annotations with run id and plan hash; a character that cannot be printed becomes ``?``."""
     run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
     return {RUN_ID: run_id, PLAN_HASH: plan.plan_hash}

@@ -29,10 +29,7 @@ def gpu_resource(plan: Plan, settings: KubernetesSettings) -> str:
 
 
 def list_products(hardware: Hardware, settings: KubernetesSettings) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """Return label keys with the values that identify the hardware; a node needs to match only one key.
-
-    The result is empty for hardware without GPUs.
-    """
+    """Return label keys and the values that identify the hardware; a node needs to match only one key."""
     if hardware.platform == "cpu":
         return ()
     if settings.gpu_products:
@@ -87,7 +84,7 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
 
 
 def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Sequence[str]) -> Object:
-    """Return the pod's affinity.  Every term is required, because results from other nodes are not comparable."""
+    """Return the pod's affinity; every term is required, because results from other nodes are not comparable."""
     affinity: Object = {}
     terms = make_node_terms(plan, settings, nodes)
     if terms:
@@ -106,7 +103,7 @@ def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Se
 
 
 def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[str]) -> list[Object]:
-    """Return the node selector terms.  The terms are alternatives; all expressions of one term must match."""
+    """Return the node selector terms: the terms are alternatives, and all expressions of one term must match."""
     common = [_is_in(key, values) for key, values in sorted(settings.node_labels.items())]
     if plan.hardware.machine in OCI_ARCHITECTURES:
         common.insert(0, _is_in(ARCH, [OCI_ARCHITECTURES[plan.hardware.machine]]))
@@ -114,7 +111,7 @@ def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[st
     terms = [[*common, _is_in(key, values)] for key, values in products] or [common]
     if not nodes:
         return [{"matchExpressions": term} for term in terms if term]
-    # a term can name only one node, so each node needs its own term
+    # a term can name only one node
     return [
         {
             **({"matchExpressions": term} if term else {}),
@@ -139,7 +136,7 @@ def make_tolerations(plan: Plan, settings: KubernetesSettings) -> list[Object]:
 
 
 def uses_compute_domain(plan: Plan, settings: KubernetesSettings) -> bool:
-    """Whether the job needs a ComputeDomain.  Within one node, NVLink works without a domain."""
+    """Whether the job needs a ComputeDomain: within one node, NVLink works without a domain."""
     return settings.compute_domain and plan.layout.num_nodes > 1
 
 

@@ -1,4 +1,4 @@
-"""Render a plan as a list of Kubernetes objects: a Job or a RayJob, and the objects that it needs."""
+"""Render a plan as Kubernetes objects: a Job or a RayJob, and the objects that it needs."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ _REPLACED: Final[Object] = {
 
 
 def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> list[Object]:
-    """Render the objects, the job first.  Equal inputs give equal objects.
+    """Render the objects, the job first; equal inputs give equal objects.
 
     Raises:
-        SpecError: this kind of job cannot run the plan, or a controller would refuse objects made from this profile.
+        SpecError: this kind of job cannot run the plan, or a controller would refuse the objects.
     """
     problems = [*_find_problems(plan, nodes)]
     if problems:
@@ -75,7 +75,6 @@ def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) ->
 
 
 def dump_objects(objects: Sequence[Object]) -> str:
-    """Write all objects to one file that an administrator can read."""
     import yaml
 
     # safe_dump would replace repeated values by YAML anchors, which are hard to read
@@ -84,7 +83,7 @@ def dump_objects(objects: Sequence[Object]) -> str:
 
 
 def time_limit_min(plan: Plan) -> int:
-    """Return the job's limit in minutes: what all trials and the work around them need, at most the profile's limit."""
+    """Return the job's limit in minutes: all trials and the work around them, at most the profile's limit."""
     needed_min = plan.all_limits_min + SURROUNDINGS_MIN
     limit = kubernetes_settings(plan).max_time_min
     return math.ceil(needed_min if limit is None else min(needed_min, limit))
@@ -109,7 +108,7 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 
 
 def _find_store_bytes(settings: KubernetesSettings) -> str:
-    """Return the size of Ray's object store: half of ``/dev/shm``; NCCL and vLLM need the other half."""
+    """Return half of ``/dev/shm`` for Ray's object store; NCCL and vLLM need the other half."""
     return str(int((parse_quantity(settings.shm) or 0) / 2))
 
 

@@ -13,7 +13,6 @@ from rlk_repro.plan import Plan
 from rlk_repro.spec import KubernetesSettings
 from rlk_repro.spec.values import list_leaves
 
-# These schedulers start all pods of a job together; the default scheduler starts each pod by itself.
 GANG_SCHEDULERS: Final = ("kai-scheduler", "volcano", "yunikorn", "koord-scheduler", "scheduler-plugins-scheduler")
 # a label or annotation whose key contains one of these words puts a pod into a group of a gang scheduler
 _GROUP_KEYS: Final = ("group", "gang", "min-member")
@@ -21,16 +20,13 @@ NO_GANG: Final = "two jobs can each hold half of the nodes that they need, and w
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's labels and annotations to the job.  rlk-repro's own values win, because they identify the job."""
+    """Add the site's labels and annotations to the job, whose own values win, because they identify the job."""
     metadata = {"metadata": _merge(settings.overlay.metadata, job["metadata"])} if settings.overlay else {}
     return {**job, **metadata}
 
 
 def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's labels and annotations to a pod template, and the site's values to its spec.
-
-    In the metadata the template's own values win; in the spec the site's values win.
-    """
+    """Add the site's values to a pod template; the template's metadata and the site's spec win."""
     if settings.overlay is None:
         return pod
     metadata, spec = settings.overlay.pod_metadata, settings.overlay.pod_spec
@@ -70,7 +66,6 @@ def _has_group(settings: KubernetesSettings) -> bool:
 
 
 def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
-    """Yield remarks that a user should read before the job is sent."""
     num_nodes, overlay = plan.layout.num_nodes, settings.overlay
     yield from image_remarks(plan)
     if num_nodes > 1 and not has_gang(settings):
@@ -96,5 +91,4 @@ def _merge(first: Any, second: Any) -> Any:
 
 
 def _identify(item: Any) -> str:
-    """Return the key by which Kubernetes identifies a list item; empty where it has no key."""
     return str(item.get("mountPath") or item.get("name") or "") if isinstance(item, Mapping) else ""

@@ -1,4 +1,4 @@
-"""Read a run directory in the cluster with commands in the leading pod, or in a small pod that this tool starts."""
+"""Read a run directory in the cluster with commands in a pod."""
 
 from __future__ import annotations
 
@@ -35,15 +35,12 @@ class LeaderEnded(Unreachable):
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A pod of a run, with methods that run commands in the pod's container."""
-
     place: Target
     name: str
     plan: Plan
     run_dir: RunDir
 
     def read_facts(self) -> Facts | None:
-        """Read the pod's facts; None where the pod does not answer yet."""
         return parse_facts(self.show())
 
     def show(self) -> proc.Completed:
@@ -55,7 +52,6 @@ class Pod:
         return unwrap_block(done.data) if done.is_ok else None
 
     def ask_to_stop(self) -> bool:
-        """Ask the pod's agent to stop; return whether the pod accepted the request."""
         return self._run("stop").is_ok
 
     def _run(self, verb: str, *words: str, is_binary: bool = False) -> proc.Completed:
@@ -64,14 +60,13 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The pod that has the bundle.  ``leads`` is the job that this pod leads; None for a collector pod."""
+    """The pod that has the bundle; ``leads`` is None for a collector pod."""
 
     pod: Pod
     facts: Facts
     leads: Sent | None = None
 
     def ask_bundle(self, offset: int, size: int) -> bytes | None:
-        """Ask for a block of the bundle; raise LeaderEnded where the leading pod has ended."""
         data = self.pod.read_block(BUNDLE, offset, size)
         if data is None and self._has_ended():
             raise LeaderEnded(Problem("kubernetes", f"pod {self.pod.name} ended during the transfer of the bundle"))
@@ -93,11 +88,7 @@ def parse_facts(done: proc.Completed) -> Facts | None:
 
 
 def find_leader(sent: Sent) -> str:
-    """Return the name of the leading pod; an empty text where no such pod runs.
-
-    Raises:
-        Unreachable, SchedulerRefused: kubectl failed; the error quotes kubectl's message.
-    """
+    """Return the name of the running leading pod, or an empty text."""
     found = find_objects(sent)
     return "" if found.job is None else judge(found.job, found.pods).leader
 
@@ -107,8 +98,7 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
     """Yield the leading pod if it runs and has a bundle; otherwise start a collector pod for the ``with`` block.
 
     Raises:
-        CheckFailed: no pod and no results claim exist, so the results are lost; or the collector does not start.
-        SchedulerRefused: the cluster refused a request.
+        CheckFailed: the results are lost, or the collector does not start.
     """
     plan = Plan.load(run_dir.plan)
     leader = find_leader(sent)
@@ -134,10 +124,7 @@ def find_holder(sent: Sent, run_dir: RunDir, tell: Tell) -> Iterator[Holder]:
 
 
 def mirror_logs(pod: Pod, facts: Facts, live: RunDir) -> None:
-    """Copy new lines of the trials' logs; copy nothing if the pod does not answer.
-
-    A trial's name becomes a path on this machine, so a name that is not in the plan is ignored.
-    """
+    """Copy new lines of the trials' logs; copy nothing if the pod does not answer."""
     planned = {trial.name for trial in pod.plan.trials}
     for trial in facts.trials:
         if trial.name not in planned:

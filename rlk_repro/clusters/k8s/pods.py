@@ -33,7 +33,6 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, KubernetesSettings
 
 INPUTS_PATH: Final = "/etc/rlk-repro"
-"""The mount path of the staged files, which the leading pod copies into the run directory."""
 INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml", "plan.json", "submission.json")
 POD_PROGRAM: Final = ("-m", "rlk_repro.pod")
 GROUP_VARIABLE: Final = "RLK_REPRO_GROUP"
@@ -102,7 +101,6 @@ def pod_run_dir(plan: Plan, run_dir: RunDir) -> str:
 
 
 def pod_words(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
-    """Return the words of the command ``python -m rlk_repro.pod VERB``, with the path of the run in the pods."""
     return [kubernetes_settings(plan).python, *POD_PROGRAM, verb, pod_run_dir(plan, run_dir), *options]
 
 
@@ -112,7 +110,6 @@ def pod_command(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[s
 
 
 def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nodes: Sequence[str]) -> Object:
-    """Make metadata and spec of one agent's pod."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     base = load_base("pod")
     spec = base["spec"]
@@ -136,7 +133,7 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
 
 
 def make_collector(plan: Plan, run_dir: RunDir) -> Object:
-    """Make a small pod with the results claim and no GPU; it delivers the results when the pods of the run are gone."""
+    """Make a pod without GPU that delivers the results from their claim when the pods of the run are gone."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     pod = load_base("pod")
     pod["metadata"] = {
@@ -162,10 +159,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 
 
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
-    """Make resource requests, and limits equal to the requests.
-
-    GPUs require equal requests and limits.  A pod with equal requests and limits for CPU and memory is evicted last.
-    """
+    """Make equal resource requests and limits, which GPUs require; such a pod is evicted last."""
     values: dict[str, Any] = {}
     for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):
         if quantity is not None:
@@ -179,7 +173,7 @@ def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
 
 def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command: Sequence[str]) -> None:
     image = shown_image(plan)
-    assert image is not None  # find_pod_problems already refused a plan without an image
+    assert image is not None
     container = spec["containers"][0]
     container["image"] = image.pinned
     container["command"] = list(command)
@@ -218,7 +212,7 @@ def _fill_user(settings: KubernetesSettings, spec: Object) -> None:
 
 
 def _secret_env(plan: Plan, settings: KubernetesSettings) -> Iterator[Object]:
-    """Yield a variable for each secret.  ``from_env`` names the variable; the agent reads it when a trial starts."""
+    """Yield a variable for each secret; the agent reads it when a trial starts."""
     wanted = {value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)}
     for name in sorted(wanted):
         place = settings.secrets[name]

@@ -21,7 +21,6 @@ CLAIMS_RELEASE: Final = (1, 32)
 
 
 def find_hardware(nodes: Sequence[Node], hardware: Mapping[str, Hardware]) -> dict[str, list[Node]]:
-    """Return, for each known hardware, the nodes whose product labels name this hardware."""
     found: dict[str, list[Node]] = {}
     for name, model in hardware.items():
         labels = list_products(model, KubernetesSettings())
@@ -86,7 +85,7 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
 
 
 def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
-    """Return CPU and memory for a pod, 90 % of the smallest node: pods are then Guaranteed and fit on every node."""
+    """Return 90 % of the smallest node's CPU and memory: pods are then Guaranteed and fit on every node."""
     cpus, memories = ([parse_quantity(node.allocatable.get(key)) for node in nodes] for key in ("cpu", "memory"))
     num_cpus = min((float(value) for value in cpus if value is not None), default=None)
     memory_bytes = min((float(value) for value in memories if value is not None), default=None)
@@ -100,7 +99,7 @@ def _sizes(nodes: Sequence[Node]) -> dict[str, str]:
 def judge_kubernetes(
     profile: Profile, site: KubernetesSite, hardware: Mapping[str, Hardware], plan: Plan | None
 ) -> list[Finding]:
-    """Compare a profile with the cluster's facts, without a job, and return a finding for each fault."""
+    """Compare a profile with the cluster's facts; return a finding for each fault."""
     settings = profile.kubernetes or KubernetesSettings()
     model = hardware.get(plan.hardware.hardware if plan is not None else profile.hardware or "")
     num_nodes = 1 if plan is None else plan.layout.num_nodes
@@ -121,7 +120,6 @@ def judge_kubernetes(
 
 
 def _way_round(denied: Permission) -> str:
-    """Return a setting with which a job does not need the denied permission, or an empty text."""
     return "; not needed with kubernetes.network_policy: false" if denied.resource == "networkpolicies" else ""
 
 

@@ -1,4 +1,4 @@
-"""Find, record and delete the objects of a job in a cluster.  All these objects have one common label."""
+"""Find, record and delete the objects of a job in a cluster; all these objects have one common label."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from rlk_repro.clusters.k8s.tree import as_map
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
-# maps the profile's ``kind`` to the kind of the job's object and the full name of its resource
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "rayjob": ("RayJob", "rayjobs.ray.io"),
     "job": ("Job", "jobs.batch"),
@@ -32,8 +31,6 @@ NETWORK_POLICIES: Final = "networkpolicies.networking.k8s.io"
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A submitted job: its cluster and namespace, its kind and its name."""
-
     place: Target
     kind: str
     name: str
@@ -50,7 +47,6 @@ class Sent:
 
     @property
     def resources(self) -> str:
-        """The resources that kubectl lists: the job, its pods, its ConfigMaps and its NetworkPolicy, if it has one."""
         policies = (NETWORK_POLICIES,) if self.has_policy else ()
         return ",".join((KINDS[self.kind][1], "pods", "configmaps", *policies))
 
@@ -68,8 +64,6 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The objects of the job that exist in the cluster."""
-
     job: Mapping[str, Any] | None
     pods: Sequence[Mapping[str, Any]]
     events: Sequence[Mapping[str, Any]]
@@ -90,11 +84,7 @@ def read_sent(submission: Submission) -> Sent | None:
 
 
 def find_objects(sent: Sent) -> Found:
-    """Find the job and its pods; while the job waits for pods, also find its warning events.
-
-    Raises:
-        Unreachable, SchedulerRefused: kubectl failed; the error quotes kubectl's message.
-    """
+    """Find the job and its pods; while the job waits for pods, also find its warning events."""
     kind = KINDS[sent.kind][0]
     items = sent.place.get(sent.resources, f"--selector={sent.selector}")
     job = next((item for item in items if item["kind"] == kind and item["metadata"]["name"] == sent.name), None)

@@ -17,7 +17,7 @@ from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS, KINDS, NETWORK_POLICIES
 from rlk_repro.clusters.k8s.tree import as_list, as_map
 
-# maps a kind of job, or a feature that a profile can use, to a resource of the operator that is needed
+# the operator's resource that a kind of job or a feature of a profile needs
 OPERATORS: Final[Mapping[str, str]] = {
     "rayjob": "rayjobs.ray.io",
     "compute_domain": COMPUTE_DOMAINS,
@@ -47,14 +47,12 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundClaim:
-    """A PersistentVolumeClaim of the namespace."""
-
     name: str
     modes: frozenset[str]
 
 
 class Permission(NamedTuple):
-    """One permission, such as ``create`` on ``pods/exec``; ``group`` is the resource's API group."""
+    """A permission such as ``create`` on ``pods/exec``; ``group`` is the resource's API group."""
 
     verb: str
     resource: str
@@ -66,7 +64,7 @@ class Permission(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSite:
-    """The facts of one cluster and namespace; ``nodes`` is None where this user may not list them."""
+    """The facts of one cluster and namespace; ``nodes`` is None if this user may not list them."""
 
     place: Target
     version: str
@@ -80,11 +78,7 @@ class KubernetesSite:
 
 
 def probe_site(place: Target) -> KubernetesSite:
-    """Read the cluster's facts with about 20 short requests; create nothing.
-
-    Raises:
-        EnvironmentMissing: kubectl is not installed, or no cluster answers.
-    """
+    """Read the cluster's facts with about 20 short requests; raise EnvironmentMissing if no cluster answers."""
     obstacle = kubectl.find_obstacle()
     versions = {} if obstacle else kubectl.probe_versions(place)
     if obstacle or "server" not in versions:
@@ -110,7 +104,6 @@ def probe_site(place: Target) -> KubernetesSite:
 
 
 def list_permissions(kinds: Iterable[str], *, has_domain: bool, has_policy: bool = True) -> Iterator[Permission]:
-    """Yield the permissions that a user needs to run jobs of the given kinds."""
     for resource, verbs in PERMISSIONS.items():
         yield from (Permission(verb, resource) for verb in verbs)
     wanted: list[tuple[str, tuple[str, ...]]] = [(KINDS[kind][1], JOB_VERBS) for kind in sorted(kinds)]
@@ -142,7 +135,7 @@ def _read_claims(items: Sequence[Mapping[str, Any]]) -> Iterator[FoundClaim]:
 
 
 def _find_denied(place: Target, operators: Collection[str]) -> Iterator[Permission]:
-    """Find the permissions that this user lacks.  One call of kubectl asks for all, because kubectl starts slowly.
+    """Ask for all permissions in one call, because kubectl starts slowly.
 
     Without ``--validate=false``, kubectl would read all CRDs to check fields, and few users may read CRDs.
     """
@@ -168,7 +161,6 @@ def _make_review(place: Target, permission: Permission) -> dict[str, Any]:
 
 
 def _read_many(text: str) -> list[dict[str, Any]]:
-    """Read the JSON objects that ``kubectl create`` prints one after the other."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while text[place:].strip():
         place += len(text[place:]) - len(text[place:].lstrip())

@@ -1,4 +1,4 @@
-"""Derive a job's state, and the reason in plain words, from the job's objects.  No function here contacts a cluster."""
+"""Derive a job's state, and the reason in plain words, from the job's objects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ CONDITIONS: Final[tuple[tuple[str, JobState], ...]] = (
     ("Complete", JobState.DONE),
     ("Suspended", JobState.PENDING),
 )
-# plain words for why a container waits, or why a pod or job ended; the cluster's own message follows in brackets
 WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "BackoffLimitExceeded": "a pod failed",
@@ -86,7 +85,6 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
         "Unschedulable": "no node fits",
     }
 )  # fmt: skip
-# Events that explain why a pod does not start, if the pod and the job give no reason.
 TELLING_EVENTS: Final = frozenset(
     {"FailedScheduling", "FailedMount", "FailedAttachVolume", "FailedCreate", "Failed", "BackOff", "InvalidRayJobSpec",
      "FailedToCreateRayCluster", "Preempted", "Evicted", "FailedResourceClaimCreation"}
@@ -112,7 +110,6 @@ class Judged:
 def judge(
     job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()
 ) -> Judged:
-    """Derive the job's state from the job, its pods and their events."""
     agents = find_latest([pod for pod in pods if role_of(pod) != COLLECTOR])
     state, reason = judge_job(job)
     leader = next((pod for pod in agents if role_of(pod) == LEADER), None)
@@ -153,7 +150,6 @@ def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
-    """Return the state and the reason that the job's own object shows; the pods are not read."""
     status, spec = as_map(job.get("status")), as_map(job.get("spec"))
     if job.get("kind") == "RayJob":
         word = str(status.get("jobDeploymentStatus", ""))
@@ -168,7 +164,7 @@ def judge_job(job: Mapping[str, Any]) -> tuple[JobState, str]:
             return state, _explain(found)
     if spec.get("suspend"):
         return JobState.PENDING, "held back by its queue"
-    return JobState.RUNNING, ""  # ``judge`` corrects this state by the states of the pods
+    return JobState.RUNNING, ""
 
 
 def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
@@ -196,14 +192,12 @@ def explain_pod(pod: Mapping[str, Any]) -> Iterator[str]:
 
 
 def explain_events(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the last event that explains why a pod does not start."""
     telling = [event for event in events if event.get("reason") in TELLING_EVENTS and event.get("type") == "Warning"]
     for event in sorted(telling, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or ""))[-1:]:
         yield _explain(event)
 
 
 def _leave_out_gone(events: Iterable[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Leave out events of pods that do not exist any more, such as pods from before a suspension."""
     names = {as_map(pod.get("metadata")).get("name") for pod in pods}
     objects = [(event, as_map(event.get("involvedObject"))) for event in events]
     return [event for event, item in objects if item.get("kind") != "Pod" or item.get("name") in names]
@@ -231,7 +225,7 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def role_of(pod: Mapping[str, Any]) -> str:
-    """Return a pod's role by its label.  The pods of a Job have equal labels, so the Job's pod with index 0 leads."""
+    """Return a pod's role by its label; in a Job, whose pods have equal labels, the pod with index 0 leads."""
     metadata = as_map(pod.get("metadata"))
     role = str(as_map(metadata.get("labels")).get(ROLE, ""))
     return LEADER if role == AGENT and as_map(metadata.get("annotations")).get(INDEX) == "0" else role

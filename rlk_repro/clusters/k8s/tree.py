@@ -17,7 +17,6 @@ _FACTORS: Final[Mapping[str, Decimal]] = {
 
 
 def as_map(value: Any) -> Mapping[str, Any]:
-    """Return the value if it is a map; otherwise return an empty map."""
     return value if isinstance(value, Mapping) else {}
 
 

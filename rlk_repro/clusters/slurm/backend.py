@@ -1,8 +1,4 @@
-"""Run on Slurm: one sbatch script per run, on a file system that the nodes share with this machine.
-
-``script`` renders the script; ``client`` asks Slurm.  What a run did is read from its run directory.  Slurm says
-whether the job runs, and why a job does not run.
-"""
+"""Run on Slurm: one sbatch script per run, on a file system that the nodes share with this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ LOG_POLL_S: Final = 5.0
 SUBMIT_TIMEOUT_S: Final = 300.0
 CLUSTER_NAME: Final = "cluster_name"
 VERSION: Final = "slurm_version"
-_SCRIPT_FAILED: Final = "Slurm says FAILED"  # Slurm's state of a job whose script failed
+_SCRIPT_FAILED: Final = "Slurm says FAILED"
 
 
 CLIENT: Final = "sbatch"
@@ -43,16 +39,10 @@ IS_REMOTE: Final = False
 
 
 def available() -> str | None:
-    """Return why this machine cannot use Slurm (clients, configuration or controller is missing), or None."""
     return slurmctl.find_obstacle()
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    """Render the job as one script.
-
-    Raises:
-        SpecError: sbatch or the container runtime cannot take a value.
-    """
     from rlk_repro.clusters.slurm.container import find_remarks
     from rlk_repro.clusters.slurm.script import SCRIPT, render_sbatch, sbatch_command
 
@@ -61,16 +51,11 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
-    """Test the job, then send it, without variables of this shell that would change the script's options.
-
-    Raises:
-        SchedulerRefused: sbatch refused; the error quotes sbatch's message.
-        EnvironmentMissing: sbatch is not installed.
-    """
+    """Test the job, then send it, without variables of this shell that would change the script's options."""
     config = slurmctl.probe_config()
     program, *options = job.command
     _test(job, program, "--test-only", *options)
-    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):  # files that an earlier job left
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):
         earlier.unlink(missing_ok=True)
     _record_site(run_dir, config)
     sent = _run_sbatch(job, program, *options)
@@ -82,12 +67,10 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    """Ask for the job's state once."""
     return poll_all([(submission, run_dir)])[0]
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
-    """Ask Slurm's queue once for all jobs; ask sacct about a job that is not in the queue and has no agent's report."""
     ids = [slurmctl.parse_job_id(submission.job_id) for submission, _ in items]
     open_ids = {
         job_id for job_id, (_, run_dir) in zip(ids, items, strict=True) if job_id and not _is_over(run_dir)
@@ -110,18 +93,11 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    """Yield the lines of the trials' logs; with ``is_following``, wait for new lines until the job ends."""
     ask = asked_rarely(lambda: poll(submission, run_dir).state.is_final, LOG_POLL_S)
     return read_logs(run_dir, ask if is_following else lambda: True)
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
-    """Ask a running job to write its records, pack the run and end; a second call makes Slurm end the job.
-
-    Raises:
-        EnvironmentMissing: this machine cannot find out whether the job runs.
-        SchedulerRefused: scancel refused; the error quotes scancel's message.
-    """
     status = poll(submission, run_dir)
     job_id = slurmctl.parse_job_id(submission.job_id)
     if status.state.is_final or job_id is None or not run_dir.plan.is_file():
@@ -132,20 +108,13 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     done = slurmctl.cancel(job_id, is_gentle=is_gentle)
     if done.is_ok:
         return True
-    if poll(submission, run_dir).state.is_final:  # the job ended before scancel reached it
+    if poll(submission, run_dir).state.is_final:
         return False
     raise SchedulerRefused(Problem("slurm", f'scancel refused: "{slurmctl.quote_words(done)}"'))
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Return the path of the bundle, which is on the shared file system.
-
-    If killed agents left no bundle, pack the run directory together with Slurm's last record of the job.
-
-    Raises:
-        CheckFailed: the job waits or runs.
-        EnvironmentMissing: this machine cannot find out whether the job runs.
-    """
+    """Return the bundle; if killed agents left none, pack the run directory with Slurm's last record of the job."""
     from rlk_repro.bundle.seal import pack
 
     if _is_over(run_dir) and run_dir.bundle.is_file():
@@ -159,13 +128,11 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
 
 
 def find_bound(plan: Plan) -> Bound | None:
-    """Return the limits of the plan's job.  A Slurm job has all GPUs of its nodes."""
     gpus = plan.hardware.gpus_per_node
     return Bound(time_min=time_limit_min(plan), gpus_per_node=gpus, num_jobs=find_max_jobs(plan))
 
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:
-    """Propose a profile from Slurm's partitions, nodes and accounts."""
     from rlk_repro.clusters.slurm.propose import propose_slurm
     from rlk_repro.clusters.slurm.site import probe_site
 
@@ -203,7 +170,6 @@ def _make_refusal(done: proc.Completed) -> SchedulerRefused:
 
 
 def _record_site(run_dir: RunDir, config: Mapping[str, str]) -> None:
-    """Record the cluster's facts.  The script adds the job's facts from the node that it runs on."""
     rows = [f"{name} = {config[name]}\n" for name in sorted(config)]
     _record(run_dir, "config", "".join(rows))
     _record(run_dir, "topology", slurmctl.dump_topology())
@@ -227,7 +193,6 @@ def _judge_unasked(run_dir: RunDir, why: str) -> JobStatus:
 
 
 def _find_elsewhere(submissions: Sequence[Submission]) -> str:
-    """Return the name of this machine's cluster if a job was sent to another cluster, otherwise an empty text."""
     here = slurmctl.probe_config().get("ClusterName", "")
     return here if any(submission.details.get(CLUSTER_NAME, here) != here for submission in submissions) else ""
 
@@ -259,11 +224,10 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
 
 
 def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
-    """Return the state of an ended job.  A sealed run is done, whatever its exit code; an unsealed run is not."""
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.message)
-    if run_dir.cancelled.exists():  # the user cancelled the job, so Slurm's state does not describe the run
+    if run_dir.cancelled.exists():
         return JobStatus(state=JobState.CANCELLED, reason=last.message or word)
     said = last.message or ("" if last.exit_code is not None else NO_REPORT)
     if word == _SCRIPT_FAILED and last.is_interrupted:

@@ -1,7 +1,4 @@
-"""Check a profile for Slurm: ask the cluster, look at this machine, and let ``judge`` name the problems.
-
-The last question goes to the scheduler, by ``sbatch --test-only``, which queues nothing.
-"""
+"""Check a profile for Slurm with facts of the cluster and this machine, and with ``sbatch --test-only``."""
 
 from __future__ import annotations
 
@@ -30,11 +27,6 @@ SCHEDULER: Final = "sbatch --test-only"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    """Find values of a profile with which the plan's run (without a plan: any run on one node) would fail.
-
-    Raises:
-        EnvironmentMissing: no Slurm answers here.
-    """
     site, hardware = probe_site(), load_all_hardware()
     found = judge_profile(profile, site, look_around(profile), find_needs(profile, plan, hardware), hardware)
     return sort_findings([*found, ask_scheduler(list_probe_options(profile, plan, hardware))])

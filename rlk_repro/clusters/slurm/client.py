@@ -1,8 +1,4 @@
-"""Ask Slurm's clients (22.05 or later) and interpret job states.  Only fixed fields are read, never text for humans.
-
-The backend submits jobs; this module does not.  Every client gets a clean environment: variables such as
-``SBATCH_PARTITION``, or the variables of an enclosing job, would silently change what the client does.
-"""
+"""Ask Slurm's clients (22.05 or later) and interpret job states."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from rlk_repro.clusters.api import JobState
 
 TIMEOUT_S: Final = 60.0
 
-# Every state that squeue and sacct can report, and its meaning for a submission.
 STATES: Final[Mapping[str, JobState]] = MappingProxyType(
     {
         "BOOT_FAIL": JobState.FAILED,
@@ -54,7 +49,7 @@ STATES: Final[Mapping[str, JobState]] = MappingProxyType(
     }
 )
 
-# Fields to ask sacct for. One unknown name makes sacct fail, so only the names that this sacct knows are used.
+# Fields to ask sacct for. One unknown name makes sacct fail, so unknown names are left out.
 SACCT_FIELDS: Final = (
     *("JobIDRaw", "JobName", "Cluster", "Account", "Partition", "QOS", "State", "ExitCode", "DerivedExitCode"),
     *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NodeList", "NNodes", "AllocTRES", "ReqTRES"),
@@ -83,7 +78,7 @@ class JobId:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What Slurm reports about one job.  ``word`` is Slurm's name of the state, and ``state`` is rlk-repro's name."""
+    """What Slurm reports about one job; ``word`` is Slurm's name of the state."""
 
     word: str
     state: JobState
@@ -112,7 +107,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment without the variables that steer Slurm's clients, except those that locate the cluster."""
+    """Return the environment without variables such as ``SBATCH_PARTITION``, which change what clients do."""
     source = os.environ if environ is None else environ
     return {
         name: value
@@ -122,7 +117,6 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run_client(*argv: str, timeout_s: float = TIMEOUT_S) -> proc.Completed:
-    """Run a client; raise EnvironmentMissing where it is not installed."""
     return proc.run(argv, timeout_s=timeout_s, env=clean_env())
 
 
@@ -147,11 +141,7 @@ def find_obstacle() -> str | None:
 
 
 def probe_version() -> str:
-    """Return the version as Slurm writes it, ``22.05.8``.
-
-    Raises:
-        EnvironmentMissing: no Slurm is configured on this machine.
-    """
+    """Return the version as Slurm writes it, ``22.05.8``."""
     done = run_client("sinfo", "--version")
     if not done.is_ok:
         raise EnvironmentMissing(Problem("slurm", f"not usable here ({quote_words(done)})"))
@@ -159,14 +149,14 @@ def probe_version() -> str:
 
 
 def probe_config() -> dict[str, str]:
-    """Return the settings of ``scontrol show config`` by name; empty where the controller does not answer."""
+    """Return the settings of ``scontrol show config`` by name; empty if the controller does not answer."""
     done = run_client("scontrol", "show", "config")
     pairs = (line.split(" = ", 1) for line in done.stdout.splitlines() if " = " in line)
     return {name.strip(): value.strip() for name, value in pairs} if done.is_ok else {}
 
 
 def ask_queue(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
-    """Ask slurmctld about jobs, once per cluster.  Slurmctld forgets an ended job after ``MinJobAge``.
+    """Ask slurmctld about jobs, once per cluster; slurmctld forgets an ended job after ``MinJobAge``.
 
     Raises:
         SchedulerRefused: slurmctld did not answer; the error quotes squeue's message.
@@ -186,7 +176,7 @@ def ask_queue(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
 
 
 def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
-    """Ask slurmdbd about these jobs; return nothing where the cluster has no accounting."""
+    """Ask slurmdbd about these jobs; return nothing if the cluster has no accounting."""
     found: dict[JobId, JobFacts] = {}
     for cluster, numbers in _by_cluster(jobs):
         done = run_client(
@@ -199,7 +189,6 @@ def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
 
 
 def find_sacct_fields() -> list[str]:
-    """Return the fields in SACCT_FIELDS that this Slurm knows; without accounting, return an empty list."""
     done = run_client("sacct", "--helpformat")
     known = set(done.stdout.split()) if done.is_ok else set()
     return [name for name in SACCT_FIELDS if name in known]
@@ -230,13 +219,11 @@ def cancel(job: JobId, *, is_gentle: bool) -> proc.Completed:
 
 
 def dump_topology() -> str:
-    """Return the topology as text; empty where the cluster has no topology."""
     done = run_client("scontrol", "show", "topology")
     return done.stdout if done.is_ok else ""
 
 
 def _find_absent() -> str | None:
-    """Return why one of the clients that later commands need cannot be started, or None."""
     for name in ("sbatch", "squeue", "scancel"):
         try:
             run_client(name, "--version")

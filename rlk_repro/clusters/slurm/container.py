@@ -1,7 +1,4 @@
-"""Make the options by which a container runtime starts the stack's image; refuse values that a runtime cannot take.
-
-The shell code for a runtime is in the template with the same name as the runtime.
-"""
+"""Make the options by which a container runtime starts the stack's image; refuse values that a runtime cannot take."""
 
 from __future__ import annotations
 
@@ -41,8 +38,6 @@ _PREPEND: Final = 'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; exec "$@"'
 
 @dataclass(frozen=True, kw_only=True)
 class Bind:
-    """A mount: a path of the node, and its path in the container."""
-
     source: str
     target: str
     is_read_only: bool
@@ -58,19 +53,17 @@ def find_runtime(plan: Plan) -> str:
 
 
 def find_python(plan: Plan) -> str:
-    """Return the Python that starts the agent: the Python in the container, or else the nodes' own Python."""
+    """Return the Python that starts the agent, in the container or on the node."""
     settings = container_settings(plan)
     nodes = host_python(settings) if find_runtime(plan) == "host" else None
     return nodes or settings.python
 
 
 def host_python(settings: ContainerSettings) -> str | None:
-    """Return the Python interpreter of the nodes themselves; None where the profile names none."""
     return settings.host_python or (settings.python if settings.runtime == "host" else None)
 
 
 def find_remarks(plan: Plan) -> tuple[str, ...]:
-    """Tell the user which choices this tool made because the profile leaves them open."""
     wanted, stack = container_settings(plan).runtime, plan.stack.stack
     if wanted != find_runtime(plan):
         return (f"stack {stack} has no images: the trials run with the Python of the nodes, without {wanted}",)
@@ -78,7 +71,6 @@ def find_remarks(plan: Plan) -> tuple[str, ...]:
 
 
 def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
-    """Yield problems if the container runtime cannot start the stack's image, or cannot take a value of the plan."""
     runtime = find_runtime(plan)
     where = f"profile {plan.profile.profile}: container"
     if runtime == "host":
@@ -99,7 +91,6 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
 
 
 def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
-    """List the mounts: run directory, prepared files, AMD devices, and the profile's ``mounts`` and ``package_dir``."""
     settings = container_settings(plan)
     binds = [_bind(str(run_dir.root.absolute()))]
     binds += [Bind(source=item.source, target=item.target or item.source, is_read_only=item.read_only)
@@ -114,10 +105,7 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
 
 
 def list_fabric(plan: Plan) -> tuple[str, ...]:
-    """List the devices of the network between nodes; in an NVLink domain, add the IMEX devices.
-
-    The job's script mounts the devices that exist on the node.
-    """
+    """List the devices of the network between nodes, of which the job's script mounts those that exist on the node."""
     if plan.layout.num_nodes == 1:
         return ()
     imex = () if slurm_settings(plan).block_size is None else (_IMEX,)
@@ -125,7 +113,6 @@ def list_fabric(plan: Plan) -> tuple[str, ...]:
 
 
 def list_pyxis_mounts(plan: Plan, run_dir: RunDir) -> str:
-    """Return all mounts as one option of srun."""
     binds = list_binds(plan, run_dir)
     return ",".join(f"{bind.source}:{bind.target}{':ro' * bind.is_read_only}" for bind in binds)
 
@@ -135,16 +122,12 @@ def _bind(path: str, *, is_read_only: bool = False) -> Bind:
 
 
 def list_runtime_options(plan: Plan, run_dir: RunDir) -> list[str]:
-    """List the runtime's options, which precede the image; for pyxis, these are options of ``srun``.
-
-    Runtime ``host`` has no options.
-    """
+    """List the runtime's options, which precede the image; for pyxis, these are options of ``srun``."""
     make = _OPTIONS.get(find_runtime(plan))
     return [] if make is None else [*make(plan, run_dir), *container_settings(plan).extra]
 
 
 def _find_image(plan: Plan) -> Image | None:
-    """Return the image that the nodes start; None for runtime ``host``, even if the stack has an image."""
     return None if find_runtime(plan) == "host" else shown_image(plan)
 
 
@@ -162,12 +145,7 @@ def make_image_name(plan: Plan) -> str:
 
 
 def list_entry(plan: Plan) -> list[str]:
-    """List the words that precede Python in the agent's start command: the command ``env`` and its arguments.
-
-    On whole nodes with AMD GPUs, ``env`` removes Slurm's variables that select GPUs.  If the stack has an image,
-    ``env`` sets ``DIGEST_VARIABLE`` to the image's digest.  If the profile has ``package_dir``, a shell command puts
-    this folder first on Python's path and keeps the rest of the path.  If there is a container, ``env`` runs in it.
-    """
+    """List the words that precede Python in the agent's start command: ``env`` with changes of variables."""
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
         words += [f"--unset={name}" for name in AMD_VISIBILITY]
@@ -208,7 +186,6 @@ _SHOW_GPUS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("docker", "rocm"): (*_AMD_DEVICE_OPTIONS, "--security-opt=seccomp=unconfined"),
     ("docker", "cpu"): (),
 }
-"""For each runtime and platform, the options that give a container the node's GPUs."""
 
 
 def _pyxis_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
@@ -249,11 +226,7 @@ def _docker_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
 
 
 def _engine_options(plan: Plan, run_dir: RunDir) -> Iterator[str]:
-    """Yield the options that docker and podman share.
-
-    The container uses the node's network and shared memory, because Ray and NCCL need both.  The
-    container gets no capability and no way to gain one, because a run needs no capability.
-    """
+    # Ray and NCCL need the node's network and shared memory
     yield from ("--rm", "--network=host", "--ipc=host", "--entrypoint=")
     yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges")
     yield f"--workdir={run_dir.root.absolute()}"

@@ -29,8 +29,6 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class UserHere:
-    """Facts of this machine: the variables that are set, which paths exist, and whether the runs' folder is shared."""
-
     variables: frozenset[str]
     existing: Mapping[str, bool]
     runs_root: Path
@@ -42,7 +40,6 @@ class UserHere:
 def judge_profile(
     profile: Profile, site: SlurmSite, here: UserHere, needs: Needs, hardware: Mapping[str, Hardware]
 ) -> list[Finding]:
-    """Compare a profile with facts of the cluster and this machine, without a job; return a finding for each fault."""
     settings = profile.slurm or SlurmSettings()
     pools = site.pools_of(settings.partition)
     return [
@@ -110,7 +107,6 @@ def _judge_gpus(
 
 
 def _judge_hardware(profile: Profile, pools: Sequence[Pool], hardware: Mapping[str, Hardware]) -> Iterator[Finding]:
-    """Check that the GPUs in GRES and features are those of the profile's hardware."""
     model = hardware.get(profile.hardware or "")
     if model is None or model.gpus_per_node == 0:
         return
@@ -160,7 +156,6 @@ def _judge_topology(settings: SlurmSettings, site: SlurmSite, needs: Needs) -> I
 
 
 def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHere) -> Iterator[Finding]:
-    """Check the container settings.  This machine needs pyxis too; other runtimes are needed only on the nodes."""
     runtime = settings.runtime
     if runtime == "pyxis" and runtime not in site.runtimes:
         yield Finding(
@@ -201,7 +196,6 @@ def _judge_env(profile: Profile, here: UserHere) -> Iterator[Finding]:
 
 
 def _judge_runs_root(here: UserHere) -> Iterator[Finding]:
-    """Check the file system of the run directories, into which the nodes write the records of a job."""
     expected = "a file system that the nodes share (set RLK_REPRO_RUNS)"
     if str(here.runs_root).startswith(tuple(f"{folder}/" for folder in NOT_FOR_JOBS)):
         yield Finding(Level.WARNING, "run directories", expected, "a folder for temporary files")

@@ -28,10 +28,7 @@ def time_limit_min(plan: Plan) -> int:
 
 
 def find_max_jobs(plan: Plan) -> int:
-    """Return the largest number of jobs that the run may need.
-
-    Each job finishes at least one pair, one session, or one set of stored rollouts.
-    """
+    """Return the largest number of jobs for the run, of which each finishes a pair, a session or a set of rollouts."""
     is_enough = time_limit_min(plan) >= _surround(plan, plan.all_limits_min)
     return 1 if is_enough or not slurm_settings(plan).requeue else len(plan.groups()) + plan.num_stores
 
@@ -123,6 +120,5 @@ def list_secrets(plan: Plan) -> list[str]:
 
 
 def _make_comment(plan: Plan, run_dir: RunDir) -> str:
-    """Return the job's comment, without unprintable characters.  Accounting shows the comment; no program reads it."""
     run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
     return f"rlk-repro {run_id} plan {plan.plan_hash[:_SHORT_HASH]}"

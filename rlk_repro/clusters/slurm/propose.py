@@ -86,7 +86,6 @@ def _slurm_values(
 
 
 def _choose_account(site: SlurmSite, partition: str, ask: Ask) -> str | None:
-    """Choose the account; return None where the cluster lists no account for this user and partition."""
     usable = [item.account for item in site.associations if item.partition in {"", partition}]
     accounts = list(dict.fromkeys(usable))
     if len(accounts) < 2:

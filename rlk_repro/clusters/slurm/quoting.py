@@ -1,4 +1,4 @@
-"""Quote every value of a template.  For a value of an unexpected type, ``quote`` raises TypeError."""
+"""Quote every value of a template."""
 
 from __future__ import annotations
 
@@ -20,17 +20,11 @@ class Directive:
 
 @dataclass(frozen=True)
 class ShellLine:
-    """A line of shell code, which ``quote`` returns unchanged."""
-
     text: str
 
 
 def quote(value: Any) -> str:
-    """Quote one value: texts and lists of texts as shell words, other values by their type.
-
-    Raises:
-        TypeError: a value of an unexpected type.
-    """
+    """Quote texts and lists of texts as shell words, other values by their type; raise TypeError for other types."""
     match value:
         case Directive(text):
             return quote_directive(text)
@@ -50,11 +44,7 @@ def quote(value: Any) -> str:
 
 
 def quote_directive(text: str) -> str:
-    """Quote ``--name=value`` for sbatch: in double quotes, sbatch takes the character after a backslash unchanged.
-
-    Raises:
-        ValueError: the text holds a line feed, which no quoting can put into a comment line.
-    """
+    """Quote ``--name=value`` for sbatch: in double quotes, sbatch takes the character after a backslash unchanged."""
     if "\n" in text or "\0" in text:
         raise ValueError(f"not one line: {text!r}")
     name, equals, value = text.partition("=")

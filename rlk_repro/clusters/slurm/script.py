@@ -34,23 +34,16 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 SCRIPT: Final = "job.sbatch"
-"""The name of the script in the run directory's ``job/``."""
 
 # a task gets all cores of its node, even if there is only one task
 _SRUN_OPTIONS: Final = ("--ntasks-per-node=1", "--cpu-bind=none")
 
 
 def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> str:
-    """Render the script; equal inputs give equal text.
-
-    Options with a path are not in the script but in ``sbatch_command``, because a path may hold a line feed.
-    ``nodes`` are the nodes that the job requests (``replay --same-nodes``).  When the batch shell alone gets SIGTERM
-    (``scancel --batch --signal=TERM``), the agents write their records and pack the run.  Output of Slurm's tools goes
-    to ``run_dir.job_output(job_id)``.  The script's exit code is the highest exit code of the agents.
+    """Render the script, whose exit code is the highest exit code of the agents.
 
     Raises:
-        SpecError: Slurm or the container runtime cannot take a value, or the runtime needs an image and the stack has
-            none for this hardware.
+        SpecError: Slurm or the container runtime cannot take a value, or an image is missing.
     """
     problems = [*find_option_problems(plan, nodes), *find_container_problems(plan, run_dir)]
     if problems:
@@ -59,7 +52,7 @@ def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> 
 
 
 def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
-    """Return the command sbatch with the arguments that hold paths: ``--chdir``, ``--output`` and the script."""
+    """Return the command sbatch with all options that hold a path, because a path may hold a line feed."""
     absolute = RunDir(run_dir.root.absolute())
     return (
         "sbatch",
@@ -71,10 +64,7 @@ def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
 
 
 def _escape_folder(folder: str) -> str:
-    """Escape a path for Slurm: double each backslash; in a path without backslash, double each ``%``.
-
-    Slurm expands ``%`` only in a path without a backslash.
-    """
+    """Escape a path for Slurm, which expands ``%`` only in a path without a backslash."""
     return folder.replace("\\", "\\\\") if "\\" in folder else folder.replace("%", "%%")
 
 

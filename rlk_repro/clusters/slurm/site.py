@@ -1,7 +1,4 @@
-"""Read a Slurm cluster's facts: partitions, GPUs, limits, topology, accounts, container tools.
-
-Only named fields of Slurm's output are read.  A fact that Slurm does not tell is None or empty.
-"""
+"""Read a Slurm cluster's facts; a fact that Slurm does not tell is None or empty."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from rlk_repro.clusters.slurm.client import (
 )
 
 POOL_FIELDS: Final = "%P|%a|%l|%D|%T|%G|%f"
-# marks that sinfo writes after a state: not responding, powered down, to be rebooted, …
+# marks that sinfo writes after a state, such as ``*`` for a node that does not respond
 STATE_MARKS: Final = "*~#!%$@^-+"
 UNUSABLE: Final = frozenset(
     {"down", "drained", "draining", "fail", "failing", "maint", "unknown", "inval", "future", "error", "blocked"}
@@ -39,7 +36,7 @@ _TIME: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """GPUs of one GRES type on a node; ``kind`` is that type, or empty where the site names no type."""
+    """GPUs of one GRES type on a node; ``kind`` is that type, or empty if the site names no type."""
 
     kind: str
     count: int
@@ -47,7 +44,7 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """A group of equal nodes in one partition; ``max_time_min`` is None where time is not limited."""
+    """A group of equal nodes in one partition; ``max_time_min`` is None if time is not limited."""
 
     partition: str
     is_default: bool
@@ -78,7 +75,7 @@ class Association:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSite:
-    """The facts of one cluster.  A partition that is not in ``visible`` may refuse this user."""
+    """The facts of one cluster; a partition that is not in ``visible`` may refuse this user."""
 
     cluster: str
     version: str
@@ -104,11 +101,7 @@ class SlurmSite:
 
 
 def probe_site() -> SlurmSite:
-    """Read the facts of this machine's cluster with 12 short commands.
-
-    Raises:
-        EnvironmentMissing: no Slurm answers here.
-    """
+    """Read the facts of this machine's cluster; raise EnvironmentMissing if no Slurm answers."""
     obstacle = find_obstacle()
     if obstacle is not None:
         raise EnvironmentMissing(Problem("slurm", obstacle, hint="log in to the cluster, or copy a shipped profile"))
@@ -186,7 +179,7 @@ def find_runtimes(srun_help: str) -> frozenset[str]:
 def _ask_associations() -> Iterator[Association]:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # the system knows no name for the user id
+    except (KeyError, OSError):
         return
     fields = "format=account,partition,qos"
     yield from parse_associations(
@@ -195,7 +188,6 @@ def _ask_associations() -> Iterator[Association]:
 
 
 def _ask(*argv: str) -> str:
-    """Return a tool's output; empty where the tool fails or is not installed."""
     try:
         done = run_client(*argv)
     except EnvironmentMissing:

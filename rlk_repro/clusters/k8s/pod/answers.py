@@ -1,7 +1,4 @@
-"""Run the commands of ``kubectl exec`` in a pod: report facts, send blocks of the bundle and of logs, stop the run.
-
-Each command is a short process of its own, so the pod listens on no port.
-"""
+"""Run the commands of ``kubectl exec`` in a pod: report facts, send blocks of the bundle and of logs, stop the run."""
 
 from __future__ import annotations
 
@@ -33,11 +30,7 @@ def read_facts(run_dir: RunDir, environ: Mapping[str, str]) -> Facts:
 
 
 def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
-    """Return bytes of the bundle or of a log with their checksum; fewer bytes than requested where the file ends.
-
-    Raises:
-        CheckFailed: pods do not send this file, or the request is larger than a block.
-    """
+    """Return bytes of the bundle or of a log with their checksum; fewer bytes than requested at the end of the file."""
     trial = what.removeprefix(f"{TRIALS}/") if what.startswith(f"{TRIALS}/") else ""
     path = _find_file(run_dir, what, trial)
     if path is None or offset < 0 or not 0 <= size <= BLOCK_BYTES:
@@ -55,9 +48,9 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
 
 
 def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
-    """Send SIGINT to the pod's first process; return False where that process has ended.
+    """Send SIGINT to the pod's first process; return False if that process has ended.
 
-    The signal is not SIGTERM, because the kubelet sends SIGTERM, and after SIGTERM the run continues in another pod.
+    After SIGTERM, which the kubelet sends, the run would continue in another pod.
     """
     return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGINT)
 

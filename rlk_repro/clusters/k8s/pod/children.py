@@ -22,11 +22,7 @@ _STDERR: Final = 2
 
 
 def start_ray(environ: Mapping[str, str]) -> Guarded:
-    """Start Ray with the exact command that KubeRay would have run in this container.
-
-    Raises:
-        EnvironmentMissing: KubeRay set no command or no token, or Ray is too old for a token.
-    """
+    """Start Ray with the exact command that KubeRay would have run in this container."""
     require_tokens()
     command = environ.get(RAY_COMMAND)
     if not command:

@@ -1,4 +1,4 @@
-"""Copy the staged files into the run directory, when a run starts and each time the run is resumed."""
+"""Copy the staged files into the run directory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from rlk_repro.rundir.paths import RunDir
 
 
 def bring_in(run_dir: RunDir, inputs: Path) -> None:
-    """Copy the staged files, and remove the bundle, the state and the notes of an earlier submission.
-
-    Raises:
-        EnvironmentMissing: the results volume cannot be written, or the plan is missing.
-    """
+    """Copy the staged files, and remove the bundle, the state and the notes of an earlier submission."""
     with writing(run_dir.root, hint="is the claim writable for the user of the pod?"):
         run_dir.root.mkdir(parents=True, exist_ok=True)
         for source in sorted(inputs.rglob("*")):

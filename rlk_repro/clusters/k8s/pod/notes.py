@@ -1,7 +1,4 @@
-"""Keep notes in the run directory: what the pod's first process does, and how far each trial's log was read.
-
-The commands of ``kubectl exec`` are separate processes, so they and the first process share data through files.
-"""
+"""Keep notes in files of the run directory, by which a pod's first process and ``kubectl exec`` share data."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ FOLLOWER_S: Final = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A note that a pod's first process writes; ``pod`` is the pod's id, ``failure`` says why no bundle can be made."""
+    """A note of a pod's first process; ``pod`` is the pod's unique id, ``failure`` says why no bundle can be made."""
 
     pod: str
     pid: int
@@ -36,15 +33,12 @@ class Note:
 
 
 class Notes:
-    """Writes the note of a pod's first process to the run directory, at every change."""
-
     def __init__(self, run_dir: RunDir, environ: Mapping[str, str]) -> None:
         self._run_dir = run_dir
         self._told: Note | None = None
         self._note = Note(pod=environ.get(UID_VARIABLE, ""), pid=os.getpid())
 
     def write(self, **changes: Any) -> None:
-        """Change the note; raise EnvironmentMissing where the run directory cannot be written."""
         self._note = dataclasses.replace(self._note, **changes)
         if self._note == self._told:
             return
@@ -52,7 +46,6 @@ class Notes:
         self._told = self._note
 
     def write_bundle(self) -> None:
-        """Add the bundle's size and checksum to the note, if there is a bundle; raise as ``write`` does."""
         path = self._run_dir.bundle
         if path.is_file():
             self.write(waits_for="", bundle_bytes=path.stat().st_size, bundle_sha256=sha256_file(path))
@@ -77,7 +70,6 @@ def list_logs(run_dir: RunDir) -> tuple[TrialLog, ...]:
 
 
 def note_log_read(run_dir: RunDir, trial: str, end: int) -> None:
-    """Record that a reader has read this trial's log up to byte ``end``."""
     seen = _read_seen(run_dir)[1]
     seen = {**seen, trial: max(end, seen.get(trial, 0))}
     write_json(run_dir.pod_read, {"schema": SCHEMA, "at": time.time(), "seen": seen}, is_durable=False)

@@ -1,8 +1,7 @@
 """Make the roster, the list of a job's pods, from files that the pods write to their shared run directory.
 
-The name of a pod is not known before the pod runs, and pods of earlier attempts leave files.  Therefore each pod
-changes its file every second, and the leader counts only files that change.  A follower accepts only a roster that
-holds the unique id of its own pod.
+Pods of earlier attempts leave files too.  Therefore each pod changes its file every second, and the leader counts only
+files that change.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class PodSeat:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The pods of a job.  The leader's node comes first; the other nodes follow in natural order."""
+    """The pods of a job: the leader's node comes first, the other nodes follow in natural order."""
 
     allocation: str
     nodes: tuple[str, ...]
@@ -44,10 +43,9 @@ class Roster:
 
 
 def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier: str = "") -> Roster | None:
-    """Announce this pod until a roster names the pod, and return that roster.
+    """Announce this pod until a roster names it, and return that roster; None at the end of this process or the run.
 
-    The result is None if this process is asked to stop or the run is complete.  A roster of the allocation
-    ``earlier``, in which this pod has already taken part, does not count.
+    A roster of the allocation ``earlier``, in which this pod has already taken part, does not count.
     """
     path = run_dir.pod_join(seat.pod)
     try:
@@ -111,7 +109,6 @@ def read_roster(run_dir: RunDir) -> Roster | None:
 
 
 def _read_seat(path: Path) -> PodSeat | None:
-    """Read the file by which a pod announces itself; None if the file is gone or unreadable."""
     try:
         text = read_limited(path, MAX_SEAT_BYTES).partition(b"\n")[2]
         value = parse_json(str(path), text, schema=SCHEMA)

@@ -34,10 +34,10 @@ _RAY_PORT: Final = 6379
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """The arguments of a pod's command.  The pod stays for ``hold_s`` seconds after its agent has ended.
+    """The arguments of a pod's command.
 
-    After a loss of nodes the agents start again with the new pods, at most ``num_restarts`` times.  In a RayJob, the
-    limit ``num_restarts`` also holds for replacements of a lost leading pod.
+    The pod stays for ``hold_s`` seconds after its agent has ended.  ``num_restarts`` limits both the new starts after a
+    loss of nodes and the replacements of a lost leading pod in a RayJob.
     """
 
     run_dir: RunDir
@@ -97,11 +97,7 @@ def follow(duty: Duty, environ: Mapping[str, str]) -> int:
 
 
 def serve(run_dir: RunDir, environ: Mapping[str, str]) -> int:
-    """Run the collector: pack the run directory if it has no bundle, and offer the bundle until a signal comes.
-
-    Raises:
-        EnvironmentMissing: the run directory has no plan, or cannot be written.
-    """
+    """Run the collector: pack the run directory if it has no bundle, and offer the bundle until a signal comes."""
     if not run_dir.plan.is_file():
         raise EnvironmentMissing(Problem(str(run_dir.root), "holds no run, because no agent started"))
     stop = Stop()
@@ -133,11 +129,7 @@ def wait_for_end(run_dir: RunDir, environ: Mapping[str, str]) -> int:
 
 
 def find_seat(environ: Mapping[str, str]) -> PodSeat:
-    """Read this pod's identity, which the downward API gives.
-
-    Raises:
-        EnvironmentMissing: the pod was not started by this tool.
-    """
+    """Read this pod's identity, which the downward API gives."""
     names = ("RLK_REPRO_POD", UID_VARIABLE, "RLK_REPRO_NODE")
     missing = [name for name in names if not environ.get(name)]
     if missing:
@@ -147,7 +139,6 @@ def find_seat(environ: Mapping[str, str]) -> PodSeat:
 
 
 def _take_part(duty: Duty, seat: PodSeat, environ: Mapping[str, str], stop: Stop, ray: Guarded | None) -> int:
-    """Run this node's agent; run it again each time the leading pod, or its replacement, writes a new roster."""
     earlier, code = "", 0
     while roster := join(duty.run_dir, seat, stop.wait, earlier):
         earlier = roster.allocation
@@ -170,13 +161,12 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded 
             _name_ray(duty.run_dir, ray.code)
         if not has_lost_nodes(duty.run_dir, roster) or stop.signal or (ray is not None and ray.code is not None):
             break
-    if not duty.run_dir.bundle.is_file():  # the agent was killed, or it never started
+    if not duty.run_dir.bundle.is_file():
         _pack(duty.run_dir)
     return code
 
 
 def _name_ray(run_dir: RunDir, code: int) -> None:
-    """Add to the agent's last message that Ray ended; the agent knows only that it was asked to stop."""
     state = read_state(run_dir)
     if state is not None and state.is_interrupted:
         message = f"Ray ended with {code}; {state.message}"
@@ -189,7 +179,7 @@ def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
 
 
 def _find_earlier_end(duty: Duty, environ: Mapping[str, str]) -> int | None:
-    """Return the exit code of a run that an earlier pod or container has ended; None where the run goes on."""
+    """Return the exit code of a run that an earlier pod or container has ended; None if the run goes on."""
     if duty.run_dir.is_sealed:
         return 0
     # KubeRay replaces a head pod that is gone before KubeRay sees that the job has ended
@@ -215,10 +205,6 @@ def _read_own(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | Non
 
 
 def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) -> Roster | None:
-    """Wait for all pods and return their roster; return None if this process is asked to stop.
-
-    If pods are still missing after ``GATHER_S`` seconds, raise an error and keep the bundle of an earlier attempt.
-    """
     gathering = Gathering(duty.run_dir, seat, duty.num_nodes, number)
     until = time.monotonic() + GATHER_S
     while (roster := gathering.look()) is None:
@@ -235,7 +221,6 @@ def _gather(duty: Duty, seat: PodSeat, stop: Stop, notes: Notes, number: int) ->
 
 
 def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
-    """Wait for the agent and return its exit code; if a signal comes or Ray ends, ask the agent to stop."""
     is_asked = False
     while (code := agent.code) is None:
         is_over = stop.wait(LOOK_S) or (ray is not None and ray.code is not None)
@@ -259,7 +244,7 @@ def _hold(duty: Duty, stop: Stop) -> None:
 
 
 def _stay_for_operator(stop: Stop, ray: Guarded | None) -> None:
-    """Wait until KubeRay ends this pod.  KubeRay replaces a head pod that ends by itself."""
+    """Wait until KubeRay ends this pod, because KubeRay replaces a head pod that ends by itself."""
     while ray is not None and ray.code is None and not stop.wait(LOOK_S * 5):
         pass
 
@@ -271,7 +256,6 @@ def _tell_end(run_dir: RunDir, environ: Mapping[str, str], code: int) -> int:
 
 
 def _pack(run_dir: RunDir) -> str:
-    """Pack the run directory; return the reason if packing fails, otherwise an empty text."""
     try:
         pack(run_dir)
     except (RlkReproError, OSError) as error:
