@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Final
 
+from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir
@@ -44,6 +46,14 @@ def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bo
         return was_over
 
     return ask
+
+
+def quote_answer(done: proc.Completed, prefix: str) -> str:
+    """Quote a client's message on one line, without repeated lines; ``prefix`` is a pattern of text to leave out."""
+    if done.is_timeout:
+        return "no answer in time"
+    lines = (re.sub(prefix, "", line.strip()) for line in (done.stderr or done.stdout).splitlines())
+    return "; ".join(word for word in dict.fromkeys(lines) if word) or f"exit code {done.returncode}"
 
 
 def join_words(*parts: str) -> str:

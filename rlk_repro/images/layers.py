@@ -22,7 +22,6 @@ _OPAQUE: Final = ".wh..wh..opq"
 class FoundFile:
     """A file of the image; ``data`` is None if the file is larger than MAX_KEPT_BYTES."""
 
-    path: str
     sha256: str
     data: bytes | None
 
@@ -41,7 +40,7 @@ def find_files(
                 folder = path.rpartition("/")[0]
                 gone.add(folder if name == _OPAQUE else f"{folder}/{name.removeprefix(_WHITEOUT)}".lstrip("/"))
             elif member.isreg() and is_wanted(path) and path not in found and not _is_below(path, hidden):
-                found[path] = _read(path, archive.extractfile(member))
+                found[path] = _read(archive.extractfile(member))
         if is_enough(set(found)):
             break
     return found
@@ -73,7 +72,7 @@ def _is_below(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
-def _read(path: str, stream: IO[bytes] | None) -> FoundFile:
+def _read(stream: IO[bytes] | None) -> FoundFile:
     assert stream is not None
     digest, kept, size = hashlib.sha256(), bytearray(), 0
     while data := stream.read(CHUNK_BYTES):
@@ -81,4 +80,4 @@ def _read(path: str, stream: IO[bytes] | None) -> FoundFile:
         size += len(data)
         if size <= MAX_KEPT_BYTES:
             kept += data
-    return FoundFile(path=path, sha256=digest.hexdigest(), data=bytes(kept) if size <= MAX_KEPT_BYTES else None)
+    return FoundFile(sha256=digest.hexdigest(), data=bytes(kept) if size <= MAX_KEPT_BYTES else None)

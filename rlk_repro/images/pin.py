@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
@@ -28,7 +28,6 @@ class PinnedText:
     """The lines of a YAML file; ``set`` and ``remove`` change single keys and keep all other lines."""
 
     lines: list[str]
-    changes: list[tuple[int, int, list[str]]] = field(default_factory=list)
 
     def find(self, *path: str) -> tuple[yaml.Node, yaml.Node] | None:
         """Return the YAML nodes of a key and its value; None if the key is absent."""

@@ -15,6 +15,7 @@ from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMiss
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.archive_check import judge_record
 from rlk_repro.images.importing import plan_import
+from rlk_repro.images.match import missing_record
 from rlk_repro.images.record import parse_record
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.spec import OCI_ARCHITECTURES, Image, Stack
@@ -93,12 +94,12 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
     done = proc.run([*runtime.run(what), "cat", PROVENANCE], timeout_s=ASK_TIMEOUT_S)
     if not done.is_ok:
         if "No such file" in done.stderr and PROVENANCE in done.stderr:
-            return [Finding(Level.BLOCKING, PROVENANCE, "the record that rlk-repro builds into an image", "missing")]
+            return [missing_record("missing")]
         raise EnvironmentMissing(Problem(f"{runtime.name} run {what}", done.last_words[:300]))
     try:
         record = parse_record(done.stdout.encode())
     except BundleUnreadable as error:
-        return [Finding(Level.BLOCKING, PROVENANCE, "the record that the build wrote", str(error.problems[0]))]
+        return [missing_record(str(error.problems[0]))]
     labels = _ask_labels(what, runtime)
     findings = [item for item in judge_record(record, labels or {}, stack, platform)
                 if labels is not None or not item.where.startswith("label ")]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, Final
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.base.files import dump_json
+from rlk_repro.clusters.asking import quote_answer
 from rlk_repro.clusters.k8s.naming import CONTAINER
 
 TIMEOUT_S: Final = 60.0
@@ -23,7 +24,9 @@ _UNREACHABLE: Final = re.compile(
     r"|ServiceUnavailable|TooManyRequests|too many requests|network is unreachable|no route to host|Unable to connect",
     re.IGNORECASE,
 )
-_PREFIX: Final = re.compile(r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: |Error: )+")
+_PREFIX: Final = r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: |Error: )+"
+# kubectl's log of a retry, such as ``E1122 01:00:00.000000  123 memcache.go:265] …``
+_RETRY: Final = r"^[EWI]\d{4} \d\d:\d\d:.*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +121,7 @@ def is_not_found(done: proc.Completed) -> bool:
 
 
 def quote_words(done: proc.Completed) -> str:
-    """Quote kubectl's message on one line, without repeated lines and without kubectl's prefixes."""
-    if done.is_timeout:
-        return "no answer in time"
-    lines = (line.strip() for line in (done.stderr or done.stdout).splitlines())
-    words = dict.fromkeys(_PREFIX.sub("", line) for line in lines if line and not _is_noise(line))
-    return "; ".join(word for word in words if word) or f"exit code {done.returncode}"
+    return quote_answer(done, f"{_PREFIX}|{_RETRY}")
 
 
 def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner: Mapping[str, Any],
@@ -160,8 +158,3 @@ def make_owner(item: Mapping[str, Any]) -> dict[str, str]:
         "name": str(metadata["name"]),
         "uid": str(metadata["uid"]),
     }
-
-
-def _is_noise(line: str) -> bool:
-    """Whether a line is kubectl's log of a retry: ``E1122 01:00:00.000000  123 memcache.go:265] …``."""
-    return re.match(r"[EWI]\d{4} \d\d:\d\d:", line) is not None

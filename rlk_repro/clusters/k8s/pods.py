@@ -119,7 +119,7 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
     _add_inputs(spec, name)
     container = spec["containers"][0]
     container["resources"] = make_resources(plan, settings)
-    _volume(spec, "shm")["emptyDir"]["sizeLimit"] = settings.shm
+    _limit_shm(spec, settings.shm)
     if uses_compute_domain(plan, settings):
         template = make_claim_template_name(name)
         spec["resourceClaims"] = [{"name": _CHANNEL, "resourceClaimTemplateName": template}]
@@ -154,7 +154,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
     container = spec["containers"][0]
     container["resources"] = {"requests": _COLLECTOR_RESOURCES, "limits": _COLLECTOR_RESOURCES}
     container["env"] = [item for item in container["env"] if item["name"] not in settings.secrets]
-    _volume(spec, "shm")["emptyDir"]["sizeLimit"] = "64Mi"
+    _limit_shm(spec, "64Mi")
     return pod
 
 
@@ -237,5 +237,6 @@ def _pod_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
     return annotations
 
 
-def _volume(spec: Object, name: str) -> Object:
-    return next(volume for volume in spec["volumes"] if volume["name"] == name)
+def _limit_shm(spec: Object, size: str) -> None:
+    volume = next(volume for volume in spec["volumes"] if volume["name"] == "shm")
+    volume["emptyDir"]["sizeLimit"] = size

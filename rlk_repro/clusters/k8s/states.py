@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from rlk_repro.clusters.api import JobState
@@ -13,27 +12,27 @@ from rlk_repro.clusters.k8s.tree import as_list, as_map
 
 Pod = TypeVar("Pod", bound=Mapping[str, Any])
 # KubeRay's jobDeploymentStatus
-RAYJOB_STATES: Final[Mapping[str, JobState]] = MappingProxyType(
-    {
-        "": JobState.PENDING,
-        "New": JobState.PENDING,
-        "Initializing": JobState.PENDING,
-        "Waiting": JobState.PENDING,
-        "Running": JobState.RUNNING,
-        "Complete": JobState.DONE,
-        "Failed": JobState.FAILED,
-        "Suspending": JobState.PENDING,
-        "Suspended": JobState.PENDING,
-        "Retrying": JobState.PENDING,
-        "ValidationFailed": JobState.FAILED,
-        "Scheduled": JobState.PENDING,
-        "Scheduling": JobState.PENDING,
-    }
-)
+RAYJOB_STATES: Final[Mapping[str, JobState]] = {
+    "": JobState.PENDING,
+    "New": JobState.PENDING,
+    "Initializing": JobState.PENDING,
+    "Waiting": JobState.PENDING,
+    "Running": JobState.RUNNING,
+    "Complete": JobState.DONE,
+    "Failed": JobState.FAILED,
+    "Suspending": JobState.PENDING,
+    "Suspended": JobState.PENDING,
+    "Retrying": JobState.PENDING,
+    "ValidationFailed": JobState.FAILED,
+    "Scheduled": JobState.PENDING,
+    "Scheduling": JobState.PENDING,
+}
 # KubeRay's jobStatus, once jobDeploymentStatus is Complete
-RAY_ENDS: Final[Mapping[str, JobState]] = MappingProxyType(
-    {"SUCCEEDED": JobState.DONE, "FAILED": JobState.FAILED, "STOPPED": JobState.CANCELLED}
-)
+RAY_ENDS: Final[Mapping[str, JobState]] = {
+    "SUCCEEDED": JobState.DONE,
+    "FAILED": JobState.FAILED,
+    "STOPPED": JobState.CANCELLED,
+}
 # conditions of a Job; the first one with status True decides
 CONDITIONS: Final[tuple[tuple[str, JobState], ...]] = (
     ("Failed", JobState.FAILED),
@@ -41,50 +40,48 @@ CONDITIONS: Final[tuple[tuple[str, JobState], ...]] = (
     ("Complete", JobState.DONE),
     ("Suspended", JobState.PENDING),
 )
-WORDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "BackoffLimitExceeded": "a pod failed",
-        "ContainerCannotRun": "the container cannot be started",
-        "ContainerCreating": "the container is being created",
-        "ContainersNotReady": "the pod's containers are not ready",
-        "CrashLoopBackOff": "the container ends after every start",
-        "CreateContainerConfigError": "a secret or ConfigMap that the pod names is missing",
-        "CreateContainerError": "the container cannot be created",
-        "DeadlineExceeded": "the job took longer than max_time_min",
-        "DeletionByTaintManager": "the node got a taint that the pod does not tolerate",
-        "DeletionByPodGC": "the node is gone",
-        "ErrImageNeverPull": "the image is not on the node, and pulling is not allowed",
-        "ErrImagePull": "the image cannot be pulled",
-        "Error": "the agent failed",
-        "Evicted": "evicted: the node ran out of a resource",
-        "EvictionByEvictionAPI": "evicted because the node is drained",
-        "FailedAttachVolume": "a volume cannot be attached",
-        "FailedCreate": "a pod may not be created (quota or admission)",
-        "FailedMount": "a volume cannot be mounted",
-        "FailedScheduling": "no node fits",
-        "ImageInspectError": "the image cannot be read",
-        "ImagePullBackOff": "the image cannot be pulled",
-        "InvalidImageName": "the image's name is wrong",
-        "JobSuspended": "suspended by its queue or by hand",
-        "NodeAffinity": "the node's labels changed",
-        "NodeLost": "the node does not answer",
-        "NodeShutdown": "the node was shut down",
-        "OOMKilled": "out of memory: the container used more than its limit",
-        "OutOfcpu": "the node had no CPU left",
-        "OutOfmemory": "the node had no memory left",
-        "PodFailurePolicy": "a pod failed, or was evicted or preempted",
-        "PodInitializing": "the container is being created",
-        "Preempted": "preempted by a job of higher priority",
-        "PreemptionByScheduler": "preempted by a job of higher priority",
-        "PreemptionByKubeScheduler": "preempted by a job of higher priority",
-        "RegistryUnavailable": "the registry does not answer",
-        "SchedulingGated": "held back by its queue",
-        "Terminated": "ended because the node shut down",
-        "TerminationByKubelet": "ended by its node",
-        "UnexpectedAdmissionError": "the node's device plugin refused the pod",
-        "Unschedulable": "no node fits",
-    }
-)  # fmt: skip
+WORDS: Final[Mapping[str, str]] = {
+    "BackoffLimitExceeded": "a pod failed",
+    "ContainerCannotRun": "the container cannot be started",
+    "ContainerCreating": "the container is being created",
+    "ContainersNotReady": "the pod's containers are not ready",
+    "CrashLoopBackOff": "the container ends after every start",
+    "CreateContainerConfigError": "a secret or ConfigMap that the pod names is missing",
+    "CreateContainerError": "the container cannot be created",
+    "DeadlineExceeded": "the job took longer than max_time_min",
+    "DeletionByTaintManager": "the node got a taint that the pod does not tolerate",
+    "DeletionByPodGC": "the node is gone",
+    "ErrImageNeverPull": "the image is not on the node, and pulling is not allowed",
+    "ErrImagePull": "the image cannot be pulled",
+    "Error": "the agent failed",
+    "Evicted": "evicted: the node ran out of a resource",
+    "EvictionByEvictionAPI": "evicted because the node is drained",
+    "FailedAttachVolume": "a volume cannot be attached",
+    "FailedCreate": "a pod may not be created (quota or admission)",
+    "FailedMount": "a volume cannot be mounted",
+    "FailedScheduling": "no node fits",
+    "ImageInspectError": "the image cannot be read",
+    "ImagePullBackOff": "the image cannot be pulled",
+    "InvalidImageName": "the image's name is wrong",
+    "JobSuspended": "suspended by its queue or by hand",
+    "NodeAffinity": "the node's labels changed",
+    "NodeLost": "the node does not answer",
+    "NodeShutdown": "the node was shut down",
+    "OOMKilled": "out of memory: the container used more than its limit",
+    "OutOfcpu": "the node had no CPU left",
+    "OutOfmemory": "the node had no memory left",
+    "PodFailurePolicy": "a pod failed, or was evicted or preempted",
+    "PodInitializing": "the container is being created",
+    "Preempted": "preempted by a job of higher priority",
+    "PreemptionByScheduler": "preempted by a job of higher priority",
+    "PreemptionByKubeScheduler": "preempted by a job of higher priority",
+    "RegistryUnavailable": "the registry does not answer",
+    "SchedulingGated": "held back by its queue",
+    "Terminated": "ended because the node shut down",
+    "TerminationByKubelet": "ended by its node",
+    "UnexpectedAdmissionError": "the node's device plugin refused the pod",
+    "Unschedulable": "no node fits",
+}
 TELLING_EVENTS: Final = frozenset(
     {"FailedScheduling", "FailedMount", "FailedAttachVolume", "FailedCreate", "Failed", "BackOff", "InvalidRayJobSpec",
      "FailedToCreateRayCluster", "Preempted", "Evicted", "FailedResourceClaimCreation"}

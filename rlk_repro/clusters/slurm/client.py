@@ -6,48 +6,46 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.clusters.api import JobState
+from rlk_repro.clusters.asking import quote_answer
 
 TIMEOUT_S: Final = 60.0
 
-STATES: Final[Mapping[str, JobState]] = MappingProxyType(
-    {
-        "BOOT_FAIL": JobState.FAILED,
-        "CANCELLED": JobState.CANCELLED,
-        "COMPLETED": JobState.DONE,
-        "COMPLETING": JobState.RUNNING,
-        "CONFIGURING": JobState.PENDING,
-        "DEADLINE": JobState.FAILED,
-        "EXPEDITING": JobState.PENDING,
-        "FAILED": JobState.FAILED,
-        "LAUNCH_FAILED": JobState.FAILED,
-        "NODE_FAIL": JobState.FAILED,
-        "OUT_OF_MEMORY": JobState.FAILED,
-        "PENDING": JobState.PENDING,
-        "POWER_UP_NODE": JobState.PENDING,
-        "PREEMPTED": JobState.FAILED,
-        "RECONFIG_FAIL": JobState.FAILED,
-        "REQUEUED": JobState.PENDING,
-        "REQUEUE_FED": JobState.PENDING,
-        "REQUEUE_HOLD": JobState.PENDING,
-        "RESIZING": JobState.RUNNING,
-        "RESV_DEL_HOLD": JobState.PENDING,
-        "REVOKED": JobState.UNKNOWN,  # a sibling cluster of a federation took the job
-        "RUNNING": JobState.RUNNING,
-        "SIGNALING": JobState.RUNNING,
-        "SPECIAL_EXIT": JobState.PENDING,
-        "STAGE_OUT": JobState.RUNNING,
-        "STOPPED": JobState.RUNNING,
-        "SUSPENDED": JobState.RUNNING,
-        "TIMEOUT": JobState.FAILED,
-        "UPDATE_DB": JobState.RUNNING,
-    }
-)
+STATES: Final[Mapping[str, JobState]] = {
+    "BOOT_FAIL": JobState.FAILED,
+    "CANCELLED": JobState.CANCELLED,
+    "COMPLETED": JobState.DONE,
+    "COMPLETING": JobState.RUNNING,
+    "CONFIGURING": JobState.PENDING,
+    "DEADLINE": JobState.FAILED,
+    "EXPEDITING": JobState.PENDING,
+    "FAILED": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "PENDING": JobState.PENDING,
+    "POWER_UP_NODE": JobState.PENDING,
+    "PREEMPTED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "RESIZING": JobState.RUNNING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "REVOKED": JobState.UNKNOWN,  # a sibling cluster of a federation took the job
+    "RUNNING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "STAGE_OUT": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "TIMEOUT": JobState.FAILED,
+    "UPDATE_DB": JobState.RUNNING,
+}
 
 # Fields to ask sacct for. One unknown name makes sacct fail, so unknown names are left out.
 SACCT_FIELDS: Final = (
@@ -121,13 +119,7 @@ def run_client(*argv: str, timeout_s: float = TIMEOUT_S) -> proc.Completed:
 
 
 def quote_words(done: proc.Completed) -> str:
-    """Quote a client's refusal on one line, without repeated lines and without the client's name in front."""
-    if done.is_timeout:
-        return "no answer in time"
-    lines = (done.stderr or done.stdout).splitlines()
-    prefix = re.compile(rf"^{re.escape(done.argv[0].rpartition('/')[2])}: (?:error: |fatal: )?")
-    words = dict.fromkeys(prefix.sub("", line.strip()) for line in lines)
-    return "; ".join(word for word in words if word) or f"exit code {done.returncode}"
+    return quote_answer(done, rf"^{re.escape(done.argv[0].rpartition('/')[2])}: (?:error: |fatal: )?")
 
 
 def find_obstacle() -> str | None:
