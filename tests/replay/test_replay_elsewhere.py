@@ -29,7 +29,6 @@ def test_a_replay_shows_the_analysis_first_then_everything_missing(
     monkeypatch.setattr("rlk_repro.replay.steps.reanalyse", lambda _: recorded)  # once is enough for both commands
     with open_bundle(bundle) as run_dir:
         patch = describe_own_patch(bundle, load_manifests(run_dir))
-    assert len(patch) == ("agreement" in bundle.name)  # recorded in a checkout without the folder of tests
     blocking = [str(item) for item in prepare(recorded).known_drift if item.level is Level.BLOCKING]
     assert any("gpu.count" in text for text in blocking)
     needed = {*recorded.plan.run.workload.modules, *recorded.identity.sources}
