@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -218,12 +218,11 @@ class Scrubber:
         self.find_open = self._known.find_open
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None, named: Iterable[str] = ()) -> Scrubber:
+    def from_environment(cls, named: Iterable[str] = ()) -> Scrubber:
         """Read the values of variables in ``named`` or named like a secret, and the passwords in any variable's URL."""
-        variables = os.environ if environ is None else environ
-        secret = {*named, *filter(is_secret_name, variables)}
-        values = [variables[name] for name in secret & variables.keys() if _can_be_known(variables[name])]
-        return cls([*values, *(found for value in variables.values() for found in _USER_INFO.findall(value))])
+        secret = {*named, *filter(is_secret_name, os.environ)}
+        values = [os.environ[name] for name in secret & os.environ.keys() if _can_be_known(os.environ[name])]
+        return cls([*values, *(found for value in os.environ.values() for found in _USER_INFO.findall(value))])
 
     def bytes(self, block: bytes) -> bytes:
         """Remove secrets from whole lines; a value that spans lines is removed only if one call has all its lines."""

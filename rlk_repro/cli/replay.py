@@ -60,6 +60,7 @@ def replay(
     """Check a bundle, analyse its logs again, run its experiment here and compare."""
     from rlk_repro.replay import steps
     from rlk_repro.replay.answers import Replayed, Rerun
+    from rlk_repro.submit.consent import require_trust
 
     recorded = steps.reanalyse(bundle)
     first = recorded.describe()
@@ -82,11 +83,9 @@ def replay(
         if is_dry_run:
             _show_dry_run(prepared, first, needs, as_json=as_json)
             return
-        if needs and not as_json:
-            _require_trusted(prepared, is_trusted=is_trusted)
-            _say_needs(bundle, recorded, needs)
-            raise typer.Exit(EnvironmentMissing.exit_code)
-        _require_ready(prepared, needs, is_trusted=is_trusted, is_accepted=is_accepted, as_json=as_json)
+        if not is_trusted:
+            require_trust(prepared.launch.plan)
+        _require_ready(prepared, bundle, needs, is_accepted=is_accepted, as_json=as_json)
         comparison, result = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
         say_json(Replayed(**vars(comparison), reanalysis=first, rerun=Rerun(is_done=True)))
@@ -94,13 +93,6 @@ def replay(
         _say_comparison(bundle, comparison, result)
     if not comparison.is_ok:
         raise typer.Exit(NotReproduced.exit_code)
-
-
-def _require_trusted(prepared: PreparedReplay, *, is_trusted: bool) -> None:
-    from rlk_repro.submit.consent import require_trust
-
-    if not is_trusted:
-        require_trust(prepared.launch.plan)
 
 
 def _say_end(bundle: Path, recorded: Recorded, replay: str, next_command: str) -> None:
@@ -141,13 +133,15 @@ def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> No
 
 
 def _require_ready(
-    prepared: PreparedReplay, needs: Sequence[Problem], *, is_trusted: bool, is_accepted: bool, as_json: bool
+    prepared: PreparedReplay, bundle: Path, needs: Sequence[Problem], *, is_accepted: bool, as_json: bool
 ) -> None:
     from rlk_repro.replay import steps
 
-    _require_trusted(prepared, is_trusted=is_trusted)
-    if needs:
+    if needs and as_json:
         raise EnvironmentMissing(*needs)
+    if needs:
+        _say_needs(bundle, prepared.recorded, needs)
+        raise typer.Exit(EnvironmentMissing.exit_code)
     if not is_accepted and not as_json and sys.stdin.isatty():
         is_accepted = _ask(prepared)
     steps.check_drift(prepared.known_drift, is_accepted=is_accepted)

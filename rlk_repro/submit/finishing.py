@@ -25,11 +25,11 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.rundir.state import Progress, read_state
 from rlk_repro.submit.authored import describe_rule_changes
+from rlk_repro.submit.sending import Launched, load_plan, load_submission, poll
 from rlk_repro.workloads.differences import list_differences, read_differences
 
 if TYPE_CHECKING:
     from rlk_repro.report import Context
-from rlk_repro.submit.sending import Launched, load_plan, load_submission, poll
 
 
 @dataclass(frozen=True, kw_only=True)

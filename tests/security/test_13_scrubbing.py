@@ -146,8 +146,10 @@ def test_the_last_line_is_not_held_back_for_ever(tmp_path: Path) -> None:
     assert log.endswith(f"ends with {VALUE[:9]}\n")
 
 
-def test_passwords_of_addresses_are_known_by_themselves() -> None:
-    scrubber = Scrubber.from_environment({"HTTPS_PROXY": "http://me:tulips9roses@proxy:3128", "X": "http://h:80/a@b"})
+def test_passwords_of_addresses_are_known_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:tulips9roses@proxy:3128")
+    monkeypatch.setenv("X", "http://h:80/a@b")
+    scrubber = Scrubber.from_environment()
     assert scrubber.text("auth failed for tulips9roses at h:80/a") == "auth failed for <redacted:known-value> at h:80/a"
 
 
