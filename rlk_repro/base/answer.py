@@ -20,7 +20,6 @@ class Answer:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value in JSON's types, by its method ``to_json`` if it has one."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if dataclasses.is_dataclass(value):

@@ -44,8 +44,6 @@ def shorten(text: str, limit: int = MAX_TEXT) -> str:
 
 
 class RlkReproError(Exception):
-    """Base of all errors that are shown without a traceback."""
-
     exit_code: ClassVar[int] = EXIT_BUG
     title: ClassVar[str] = "error"
 

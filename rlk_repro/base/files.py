@@ -29,6 +29,7 @@ MAX_ANALYSIS_BYTES: Final = 64 << 20
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20
+_TOO_DEEP: Final = f"more than {MAX_JSON_DEPTH} levels"
 
 
 @contextmanager
@@ -136,7 +137,7 @@ def decode_json(data: bytes, max_bytes: int) -> Any:
     try:
         value = _DECODER.decode(text)
     except RecursionError:
-        raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
+        raise ValueError(_TOO_DEEP) from None
     if num_lists > MAX_JSON_DEPTH:
         _check_depth(value)
     return value
@@ -150,7 +151,7 @@ def _check_depth(value: Any) -> None:
         if not lists and not objects:
             return
         level = [item for items in (*lists, *objects) for item in items]
-    raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
+    raise ValueError(_TOO_DEEP)
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -63,7 +63,6 @@ def limit_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def diff_values(path: str, old: Any, new: Any, level: Level) -> Iterator[Finding]:
-    """Yield a finding for every dotted path at which two JSON values differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from diff_values(f"{path}.{key}", old.get(key), new.get(key), level)

@@ -76,7 +76,6 @@ class Guarded:
             self._socket.shutdown(socket.SHUT_WR)
 
     def release(self) -> None:
-        """Kill the remaining processes of the command."""
         self.kill()
         if not proc.wait(self._process, _END_S):
             proc.signal_group(self.pid, signal.SIGKILL)

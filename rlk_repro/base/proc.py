@@ -88,7 +88,6 @@ def start(
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Wait for a command from ``start``; return whether it ended within ``timeout_s``."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:

@@ -190,7 +190,6 @@ def looks_secret(name: str, value: str) -> str | None:
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a variable with this name holds a secret by convention."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").upper()
     if _ADDRESS_NAME.search(words) is not None:
         return True

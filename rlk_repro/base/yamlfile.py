@@ -77,7 +77,6 @@ def parse_yaml(name: str, data: bytes) -> YamlSource:
 
 
 def parse_scalar(text: str) -> Any:
-    """Parse a value typed after ``--set path=``; raise SpecError if it is not YAML."""
     return parse_yaml("value", text.encode("utf-8", errors="surrogateescape")).value
 
 

@@ -33,6 +33,7 @@ _MAX_PART_BYTES: Final = 255
 _MAX_PARTS: Final = 32
 _MAX_EXTENSION_BYTES: Final = 1 << 16
 _MAX_EXTENSIONS: Final = 2
+_NO_END: Final = "ends without an end-of-archive mark"
 _FILE_TYPES: Final = {tarfile.REGTYPE, tarfile.AREGTYPE}
 _REFUSED_TYPES: Final = {
     tarfile.SYMTYPE: "a symbolic link",
@@ -161,7 +162,7 @@ class ArchiveReader:
         while len(data) < num_bytes:
             piece = self._gzip.next_piece(num_bytes - len(data))
             if not piece:
-                self._place.refuse("ends without an end-of-archive mark")
+                self._place.refuse(_NO_END)
             data += piece
         return data
 
@@ -273,7 +274,7 @@ class ArchiveReader:
         if not self._is_file:
             self._place.refuse("is empty")
         if self._take(_BLOCK_BYTES) != _ZERO_BLOCK:
-            self._place.refuse("ends without an end-of-archive mark")
+            self._place.refuse(_NO_END)
         while piece := self._gzip.next_piece(_BLOCK_BYTES << 7):
             if bytes(piece).strip(b"\0"):
                 self._place.refuse("data follows the end of the archive")

@@ -157,7 +157,7 @@ class GzipReader:
             except _DeflateError as error:
                 self._place.refuse(f"compressed data is damaged here or shortly before ({error})")
             if not (data or piece or engine.eof):
-                self._place.refuse("ends early: the file was cut off", hint=f"copy the bundle again; {FIND_BUNDLE}")
+                self._refuse_cut()
             crc = deflate.crc32(piece, crc)
             self._num_inflated_bytes += len(piece)
             self._check_size(self._num_inflated_bytes, self._num_read_bytes)
@@ -188,6 +188,9 @@ class GzipReader:
             limit = f"at most {format_bytes(most_bytes)} inflated from a file of {format_bytes(self._file_bytes)}"
             self._place.refuse("refused: a compression bomb", got=size, expected=limit)
 
+    def _refuse_cut(self) -> NoReturn:
+        self._place.refuse("ends early: the file was cut off", hint=f"copy the bundle again; {FIND_BUNDLE}")
+
     def _check_trailer(self, tail: bytes, crc: int) -> None:
         while len(tail) <= _TRAILER_BYTES and (more := self._read_compressed()):
             tail += more
@@ -195,7 +198,7 @@ class GzipReader:
         if len(tail) > _TRAILER_BYTES:
             self._place.refuse("data follows the end of the archive")
         if len(tail) < _TRAILER_BYTES:
-            self._place.refuse("ends early: the file was cut off", hint=f"copy the bundle again; {FIND_BUNDLE}")
+            self._refuse_cut()
         if tail != crc.to_bytes(4, "little") + size.to_bytes(4, "little"):
             self._place.refuse("content is damaged (CRC or length differs)")
 

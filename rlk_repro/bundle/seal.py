@@ -118,9 +118,9 @@ class FolderReader:
                 yield Member(name=name, size_bytes=self._num_unread_bytes)
 
     def data(self) -> Iterator[bytes]:
-        """Yield at most the bytes that the current file had when it was opened."""
         assert self._stream is not None
         try:
+            # A file that grows gives only the bytes that it had when it was opened.
             while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
                 self._num_unread_bytes -= len(piece)
                 yield piece

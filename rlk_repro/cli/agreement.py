@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from rlk_repro.cli.bundles import BundlePath
 from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, say_text
 from rlk_repro.cli.report import read_fail_on
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def agreement(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")],
+    bundle: BundlePath,
     fail_on: Annotated[
         str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these results: outside, not-measured.")
     ] = "",

@@ -32,7 +32,6 @@ complete_profile = _complete_from("profiles")
 
 
 def complete_id(incomplete: str) -> list[str]:
-    """Return matching run ids, newest first."""
     from rlk_repro.rundir.store import list_run_dirs
 
     return [item.run_id for item in reversed(list_run_dirs()) if item.run_id.startswith(incomplete)]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlk_repro.images.archive_check import ArchiveChecked
 
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; default: this machine's.")]
+ExpectedStack = Annotated[str | None, typer.Option("--stack", help="Check the image against this stack.")]
 RuntimeName = Annotated[
     str | None, typer.Option("--runtime", help="podman, docker, apptainer or enroot; default: the first installed.")
 ]
@@ -116,7 +117,7 @@ def build(
 
 def check(
     image: Annotated[str, typer.Argument(metavar="REF", help="An OCI archive or layout, or an image in a runtime.")],
-    stack: Annotated[str | None, typer.Option("--stack", help="Check the image against this stack.")] = None,
+    stack: ExpectedStack = None,
     platform: Platform = None,
     runtime: RuntimeName = None,
     as_json: AsJson = False,
@@ -197,7 +198,7 @@ def import_(
     target: Annotated[
         str, typer.Option("--to", help="docker://REGISTRY/NAME, docker-daemon:NAME:TAG, containers-storage:NAME.")
     ],
-    stack: Annotated[str | None, typer.Option("--stack", help="Check the image against this stack.")] = None,
+    stack: ExpectedStack = None,
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:

@@ -34,8 +34,6 @@ from rlk_repro.workloads.checkouts import trainer_path
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A verified bundle whose sealed analysis the logs reproduce."""
-
     bundle_id: str
     plan: Plan
     inputs: AuthorFiles
@@ -150,7 +148,6 @@ def require_consent(*, is_accepted: bool) -> None:
 def run(
     prepared: PreparedReplay, tell: Callable[[str], None], *, is_quiet: bool = False
 ) -> tuple[Comparison, finishing.Result]:
-    """Submit, wait, and compare the new result with the recorded one."""
     launched = sending.submit(prepared.launch, [("replay_of", prepared.recorded.bundle_id)])
     tell(f"run directory: {launched.run_dir.root}")
     sending.wait(launched, tell, is_quiet=is_quiet)

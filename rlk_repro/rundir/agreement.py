@@ -167,7 +167,6 @@ def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
 
 
 def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:
-    """Yield lines on the checks whose result differs from the recorded result."""
     was, now = _number(recorded), _number(new)
     keys = list(was | now)
     changed = [key for key in keys if was.get(key) != now.get(key)]

@@ -94,7 +94,6 @@ class OperatorResult:
 
     @property
     def status(self) -> OperatorStatus:
-        """The worst status of all processes."""
         order = (OperatorStatus.FAILED, OperatorStatus.OOM, OperatorStatus.BLOCKED)
         found = {trial.status for trial in self.trials}
         return next((status for status in order if status in found), OperatorStatus.PASSED)

@@ -112,7 +112,6 @@ def _load(model: type[M], path: Path, overrides: list[Override]) -> M:
 
 
 def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "") -> Iterator[Override]:
-    """Yield the flags that the plan records, each with the value that it set."""
     values = dump_model(model)
     seen = set()
     for leaf in list_leaves(values):

@@ -37,8 +37,6 @@ LOCAL: Final = "local"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The flags of ``submit``; a flag that is not given is None."""
-
     run: str
     cluster: str | None = None
     hardware: str | None = None

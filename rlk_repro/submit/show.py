@@ -42,7 +42,6 @@ class DryRun(Answer):
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
-    """Return the figures of a plan: trials, GPU-hours, smallest effect, operators."""
     measure = plan.run.measure
     controls = [first.is_control for first, _ in plan.pairs().values()]
     num_pairs = controls.count(False)
