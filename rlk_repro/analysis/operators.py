@@ -44,7 +44,7 @@ def _read_trial(name: str, log: OperatorLog, warmup: int) -> Iterator[tuple[Cell
     }
     medians = {key: _find_median(records) for key, records in scored.items()}
     for key, records in scored.items():
-        check = log.checks[key][1] if key in log.checks else None
+        check = log.checks.get(key)
         status, reason = _find_status([record for _, record in records], check)
         first_line = min(line for line, _ in log.times[key].values())
         yield key, _make_trial(name, status, reason, records, medians.get((key[0], REFERENCE)), first_line)
@@ -103,7 +103,7 @@ def _make_result(
     key: CellKey, logs: Mapping[str, OperatorLog], trials: Mapping[str, Mapping[CellKey, OperatorTrial]]
 ) -> OperatorResult:
     times = [record for log in logs.values() for _, record in log.times.get(key, {}).values()]
-    checks = [log.checks[key][1] for log in logs.values() if key in log.checks]
+    checks = [log.checks[key] for log in logs.values() if key in log.checks]
     found = tuple(cells[key] for cells in trials.values() if key in cells)
     medians = [trial.median_s for trial in found if trial.median_s is not None]
     resolved = [time for time in times if time.class_name] or times

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.logs.ops import OpsLog
@@ -16,19 +16,11 @@ MAX_SHOWN_RANKS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpProof:
-    status: ProofStatus
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Proof:
     """Whether RL-Kernel ran in a trial; only the status ``proved`` allows a verdict on speed."""
 
     status: ProofStatus
-    reason: str
-    num_calls: int = 0
-    by_op: Mapping[str, OpProof] = field(default_factory=dict)
+    reason: str = ""
 
 
 # The statuses are ordered from worst to best.
@@ -104,8 +96,7 @@ def prove(
     by_op = {op: _prove_op(ops_log, op, platform, planned) for op in requested_ops}
     status = min((item.status for item in by_op.values()), key=_SEVERITY.index, default=ProofStatus.MISSING)
     reasons = [f"{op}: {item.reason}" for op, item in by_op.items() if item.status is status and item.reason]
-    num_calls = sum(count.calls for count in ops_log.calls.values())
-    return Proof(status=status, reason="; ".join(reasons), num_calls=num_calls, by_op=by_op)
+    return Proof(status=status, reason="; ".join(reasons))
 
 
 def _find_gap(ops_log: OpsLog) -> str:
@@ -115,8 +106,8 @@ def _find_gap(ops_log: OpsLog) -> str:
         return missing
     steps = set(ops_log.steps())
     for rank in ops_log.ranks:
-        if rank.rejects:
-            return f"{rank.source}: {rank.rejects[0]}"
+        if rank.first_reject:
+            return f"{rank.source}: {rank.first_reject}"
         if rank.install is None:
             return f"{rank.source}: has no record of the trainer's setup"
         if not rank.install.is_requested:
@@ -135,41 +126,41 @@ def _name_missing_ranks(ops_log: OpsLog) -> str:
 
 
 def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
-    served = (item for rank in ops_log.ranks for _, item in rank.decisions if item.is_rl_kernel)
+    served = (item for rank in ops_log.ranks for item in rank.decisions if item.is_rl_kernel)
     other = next((item for item in served if f" at {commit[:12]}" not in item.version), None) if commit else None
     return "" if other is None else f"{other.op} ran from RL-Kernel {other.version}, not from the planned {commit[:12]}"
 
 
-def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None) -> OpProof:
-    decisions = [item for rank in ops_log.ranks for _, item in rank.decisions if item.op == op]
-    undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for _, item in rank.decisions)]
+def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None) -> Proof:
+    decisions = [item for rank in ops_log.ranks for item in rank.decisions if item.op == op]
+    undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for item in rank.decisions)]
     if undecided:
-        return OpProof(status=ProofStatus.MISSING, reason=f"no decision on rank {undecided[0]}")
+        return Proof(status=ProofStatus.MISSING, reason=f"no decision on rank {undecided[0]}")
     own = next((item for item in decisions if not item.is_rl_kernel), None)
     if own is not None:
-        return OpProof(status=ProofStatus.FALLBACK, reason=own.reason)
+        return Proof(status=ProofStatus.FALLBACK, reason=own.reason)
     found = {
         item.implementation: OPERATORS[op].find_implementation(platform, item.implementation) for item in decisions
     }
     refused = next((name for name, implementation in found.items() if implementation is None), None)
     if refused is not None:
-        return OpProof(status=ProofStatus.FALLBACK, reason=f"{refused} is not an accepted implementation on {platform}")
+        return Proof(status=ProofStatus.FALLBACK, reason=f"{refused} is not an accepted implementation on {platform}")
     if ops_log.calls.get(op, OpCount()).fallbacks:
-        return OpProof(status=ProofStatus.FALLBACK, reason=f"{ops_log.calls[op].fallbacks} calls fell back")
+        return Proof(status=ProofStatus.FALLBACK, reason=f"{ops_log.calls[op].fallbacks} calls fell back")
     odd = next((f"{rank.source}:{line}: {step.odd[op]}" for rank in ops_log.ranks
                 for line, step in rank.steps.values() if op in step.odd), None)  # fmt: skip
     if odd is not None:
-        return OpProof(status=ProofStatus.MISSING, reason=odd)
+        return Proof(status=ProofStatus.MISSING, reason=odd)
     variants = dict.fromkeys(ops_log.steps()) if planned is None else planned
     steps = (find_unproved(ops_log, op, step, variant) for step, variant in variants.items())
     if unproved := next(filter(None, steps), ""):
-        return OpProof(status=ProofStatus.MISSING, reason=unproved)
+        return Proof(status=ProofStatus.MISSING, reason=unproved)
     unseen = _find_unseen_kernel(ops_log, found.values())
     if unseen:
-        return OpProof(status=ProofStatus.MISSING, reason=unseen)
+        return Proof(status=ProofStatus.MISSING, reason=unseen)
     is_native = any(implementation is not None and implementation.is_native for implementation in found.values())
     reason = "RL-Kernel's operator ran as plain PyTorch" if is_native else ""
-    return OpProof(status=ProofStatus.NATIVE if is_native else ProofStatus.PROVED, reason=reason)
+    return Proof(status=ProofStatus.NATIVE if is_native else ProofStatus.PROVED, reason=reason)
 
 
 def _find_foreign_kernel(ops_log: OpsLog) -> str:

@@ -7,7 +7,7 @@ pair of trials.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -175,8 +175,7 @@ def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapp
     )
 
 
-def _keep_steps(series: Series, steps: Iterable[int]) -> Series:
-    kept = set(steps)
+def _keep_steps(series: Series, kept: Collection[int]) -> Series:
     return replace(
         series,
         values=tuple(value if step in kept else None for step, value in enumerate(series.values)),

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rlk_repro.base.units import format_number
-from rlk_repro.logs.ops import OpsLog, ShadowSample
+from rlk_repro.logs.ops import OpsLog
+from rlk_repro.logs.ops_lines import Shadow
 from rlk_repro.rundir.results import Gate, GateStatus, ShadowResult
 from rlk_repro.spec import Margins
 
@@ -17,24 +18,25 @@ ROUTES: Final = "RL-Kernel and the trainer's own functions"
 
 def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
     """Make one result per case of the shadow steps, with the largest difference over all ranks and steps."""
-    by_case: dict[str, list[ShadowSample]] = {}
-    for sample in ops.shadows:
-        by_case.setdefault(sample.case, []).append(sample)
-    for case, samples in by_case.items():
-        records = [sample.record for sample in samples]
+    by_case: dict[str, list[tuple[int, Shadow]]] = {}
+    for rank in ops.ranks:
+        for shadow in rank.shadows:
+            by_case.setdefault(shadow.case, []).append((rank.rank, shadow))
+    for case, found in by_case.items():
+        records = [record for _, record in found]
         gaps = [gap for record in records for gap in (record.log_probs, record.log_probs_no_grad) if gap is not None]
         shares = [
             None if not gap.max_abs_baseline or gap.max_abs is None else gap.max_abs / gap.max_abs_baseline
             for record in records
             if (gap := record.logits_grad) is not None
         ]
-        errors = [f"rank {sample.rank}: {sample.record.error}" for sample in samples if sample.record.error]
+        errors = [f"rank {number}: {record.error}" for number, record in found if record.error]
         if not errors and not all(record.calls for record in records):
             errors = ["RL-Kernel was not called in the comparison"]
         yield ShadowResult(
             session=session,
             case=case,
-            num_ranks=len({sample.rank for sample in samples}),
+            num_ranks=len({number for number, _ in found}),
             error=errors[0] if errors else "",
             log_prob_max=_worst(gap.max_abs for gap in gaps),
             log_prob_mean=_worst(gap.mean_abs for gap in gaps),

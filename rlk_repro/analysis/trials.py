@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from rlk_repro.analysis.proof import Proof, prove
-from rlk_repro.logs.metrics import SampleSeries, find_void_rollouts, metric_series
-from rlk_repro.logs.ops import OpsLog, read_ops
+from rlk_repro.logs.metrics import find_void_rollouts, metric_series
+from rlk_repro.logs.ops import OpsLog, TimerSample, read_ops
 from rlk_repro.logs.telemetry import TrialTelemetry
-from rlk_repro.logs.vime import parse_log
+from rlk_repro.logs.vime import LogSample, parse_log
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
@@ -101,12 +101,12 @@ def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[st
     return series, {**parsed.reject_counts, IMPOSSIBLE: len(void)}, f"; step {first} is void: {what} is impossible"
 
 
-def _series(name: str, found: SampleSeries, source: str) -> Series:
+def _series(name: str, found: Sequence[LogSample | TimerSample | None], source: str) -> Series:
     return Series(
         metric=name,
         source=source,
-        values=tuple(None if sample is None else _finite(sample.value) for sample in found.samples),
-        lines=tuple(None if sample is None else sample.line for sample in found.samples),
+        values=tuple(None if sample is None else _finite(sample.value) for sample in found),
+        lines=tuple(None if sample is None else sample.line for sample in found),
     )
 
 
@@ -123,12 +123,7 @@ def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
         samples = [by_step.get(step) for step in range(plan.num_steps)]
         sources = {sample.source for sample in samples if sample is not None}
         place = folder.path / sources.pop() if len(sources) == 1 else folder.ops
-        yield Series(
-            metric=name,
-            source=_place(folder, place),
-            values=tuple(None if sample is None else _finite(sample.value) for sample in samples),
-            lines=tuple(None if sample is None else sample.line for sample in samples),
-        )
+        yield _series(name, samples, _place(folder, place))
 
 
 def _place(folder: TrialDir, path: Path) -> str:

@@ -36,7 +36,6 @@ from rlk_repro.rundir.operator_results import OperatorStatus
 ZERO_BYTES: Final = 32 << 20
 NO_GPU: Final = "this machine has no GPU, and speed is not checked on a CPU"
 COMPUTED: Final = "only the formula of the published memory was checked; nothing was measured"
-_HOLDS: Final = {True: Word.ARITHMETIC, False: Word.REPRODUCED}
 NOTHING_COMPARED: Final = "the published run ran out of memory, so no published value can be compared"
 
 
@@ -61,10 +60,17 @@ def list_cells(claim: Claim) -> list[Cell]:
         return []
     cells: dict[Cell, None] = {}
     for row in claim.rows:
-        for comparison in claim.check.compare:
-            if row in chosen_rows(claim, comparison) and find_published(claim, row, comparison) is not None:
-                cells.update(dict.fromkeys(_cells_of(claim, row, comparison)))
+        for comparison in _comparisons_of(claim, claim.check, row):
+            cells.update(dict.fromkeys(_cells_of(claim, row, comparison)))
     return list(cells)
+
+
+def _comparisons_of(claim: Claim, check: MeasureCheck, row: Row) -> list[SpeedComparison | MemoryComparison]:
+    return [
+        comparison
+        for comparison in check.compare
+        if row in chosen_rows(claim, comparison) and find_published(claim, row, comparison) is not None
+    ]
 
 
 def _cells_of(claim: Claim, row: Row, comparison: SpeedComparison | MemoryComparison) -> Iterator[Cell]:
@@ -94,14 +100,15 @@ def judge_claim(claim: Claim, here: Here, measurements: Mapping[Cell, Measuremen
 def _judge_row(claim: Claim, row: Row, here: Here, measurements: Mapping[Cell, Measurement]) -> RowResult:
     if not isinstance(claim.check, MeasureCheck):
         return RowResult(row=row.row, word=Word.NOT_RUNNABLE, reason=claim.check.reason)
-    comparisons = [
-        comparison
-        for comparison in claim.check.compare
-        if row in chosen_rows(claim, comparison) and find_published(claim, row, comparison) is not None
-    ]
+    comparisons = _comparisons_of(claim, claim.check, row)
     if not comparisons:
         return RowResult(row=row.row, word=Word.NOT_RUNNABLE, reason=NOTHING_COMPARED)
-    compared = tuple(_compare(claim, row, comparison, here, measurements) for comparison in comparisons)
+    compared = tuple(
+        _compare_speed(claim, row, comparison, here, measurements)
+        if isinstance(comparison, SpeedComparison)
+        else _compare_memory(claim, row, comparison, here, measurements)
+        for comparison in comparisons
+    )
     gaps = dict.fromkeys([*_list_gaps(compared), *_list_ignored(row, comparisons)])
     word = join_words(item.word for item in compared)
     return RowResult(
@@ -126,18 +133,6 @@ def _list_ignored(row: Row, comparisons: Sequence[SpeedComparison | MemoryCompar
         for quantity in values:
             if (implementation, quantity) not in used:
                 yield f"{quantity} of {implementation} is not compared"
-
-
-def _compare(
-    claim: Claim,
-    row: Row,
-    comparison: SpeedComparison | MemoryComparison,
-    here: Here,
-    measurements: Mapping[Cell, Measurement],
-) -> Compared:
-    if isinstance(comparison, SpeedComparison):
-        return _compare_speed(claim, row, comparison, here, measurements)
-    return _compare_memory(claim, row, comparison, here, measurements)
 
 
 def _compare_speed(
@@ -184,7 +179,8 @@ def _compare_memory(
     reason = None if is_arithmetic else _find_obstacle(here, measurement)
     if found is not None and published is not None:
         is_near = _is_near_bytes(found, published * scale, comparison.tolerance_pct)
-        word = _HOLDS[is_arithmetic] if is_near else Word.NOT_REPRODUCED
+        agrees = Word.ARITHMETIC if is_arithmetic else Word.REPRODUCED
+        word = agrees if is_near else Word.NOT_REPRODUCED
     else:
         word = _word_without(claim, here, measurement)
     counted = "with inputs" if comparison.counts_inputs else "above inputs"

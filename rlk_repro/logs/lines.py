@@ -66,7 +66,6 @@ class LineScanner:
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         self.num_lines = 0
-        self.num_bytes = 0
         self._stream = stream
         self._needles = dict(needles)
         self._block_bytes = block_bytes
@@ -75,7 +74,6 @@ class LineScanner:
     def __iter__(self) -> Iterator[LogLine]:
         rest, is_continued = b"", False
         while block := self._stream.read(self._block_bytes):
-            self.num_bytes += len(block)
             data = rest + block
             start, end = 0, data.rfind(b"\n", len(rest)) + 1
             if is_continued and end:

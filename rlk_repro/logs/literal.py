@@ -45,42 +45,40 @@ def read_numbers(text: str) -> tuple[dict[str, float], int]:
     while mark == ",":
         key = _KEY.match(text, position)
         if key is None:
-            raise _failure(text, position, "no key")
+            raise _failure(text, position)
         name = sys.intern(key["key"][1:-1])  # saves memory: thousands of rows have the same few keys
         if name in seen:
-            raise NotADict(f"{name!r} twice")
+            raise NotADict
         seen.add(name)
-        position, number = _read_value(text, key.end(), name)
+        position, number = _read_value(text, key.end())
         if number is not None:
             numbers[name] = number
         separator = _SEPARATOR.match(text, position)
         if separator is None:
-            raise _failure(text, position, f"no comma after {name!r}")
+            raise _failure(text, position)
         position, mark = separator.end(), separator["mark"]
     return numbers, position
 
 
-def _read_value(text: str, start: int, name: str) -> tuple[int, float | None]:
+def _read_value(text: str, start: int) -> tuple[int, float | None]:
     value = _VALUE.match(text, start)
     if value is not None:
         number = value["plain"] or value["wrapped"]
         return value.end(), None if number is None else float(number)
     if text[start : start + 1] in ("[", "(", "{"):
-        return _skip_nested(text, start, name), None
-    raise _failure(text, start, f"unreadable value of {name!r}")
+        return _skip_nested(text, start), None
+    raise _failure(text, start)
 
 
-def _skip_nested(text: str, start: int, name: str) -> int:
+def _skip_nested(text: str, start: int) -> int:
     depth, position = 0, start
     while token := _NESTED.match(text, position):
         position = token.end()
         depth += (token["open"] is not None) - (token["close"] is not None)
         if depth == 0:
             return position
-    raise _failure(text, position, f"unreadable value of {name!r}")
+    raise _failure(text, position)
 
 
-def _failure(text: str, position: int, what: str) -> NotADict:
-    if text.find("}", position) < 0:
-        return CutOff(what)
-    return NotADict(what)
+def _failure(text: str, position: int) -> NotADict:
+    return CutOff() if text.find("}", position) < 0 else NotADict()

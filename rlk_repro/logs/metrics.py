@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from rlk_repro.logs.vime import LogSample, ParsedLog, Rows
 
@@ -58,12 +58,8 @@ class Metric:
         return value < self.lowest or (self.is_positive and value <= 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleSeries:
-    """One metric's values for rollouts 0, 1, …; ``None`` for a rollout without a value."""
-
-    metric: Metric
-    samples: tuple[LogSample | None, ...]
+Samples: TypeAlias = tuple[LogSample | None, ...]
+"""One metric's values for rollouts 0, 1, …; None for a rollout without a value."""
 
 
 def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_s: float) -> float | None:
@@ -132,7 +128,7 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 
 
-def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout: int) -> Mapping[str, SampleSeries]:
+def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout: int) -> Mapping[str, Samples]:
     """Compute every metric of ``METRICS``, for rollouts ``0 … num_rollouts - 1``.
 
     A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of the steps is
@@ -140,18 +136,16 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     """
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
-    def make_series(metric: Metric) -> SampleSeries:
+    def make_series(metric: Metric) -> Samples:
         columns = []
         for row, key in metric.sources:
             found = _find_samples(_rows(parsed, row), key, _num_rows(row, num_steps_per_rollout))
             rollout_ids = range(metric.offset, num_rollouts + metric.offset)
             columns.append(tuple(None if item in void else found.get(item) for item in rollout_ids))
-        if metric.formula is None:
-            chosen = next((column for column in columns if any(column)), columns[0])
-        else:
-            formula = metric.formula
-            chosen = tuple(_apply(formula, operands) for operands in zip(*columns, strict=True))
-        return SampleSeries(metric=metric, samples=chosen)
+        formula = metric.formula
+        if formula is None:
+            return next((column for column in columns if any(column)), columns[0])
+        return tuple(_apply(formula, operands) for operands in zip(*columns, strict=True))
 
     return {metric.name: make_series(metric) for metric in METRICS}
 

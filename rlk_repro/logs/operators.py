@@ -7,6 +7,7 @@ counts are limited.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
 from rlk_repro.base.files import decode_json
 from rlk_repro.logs.lines import LineScanner, LogLine, open_log
-from rlk_repro.logs.rejects import Reject, RejectLog, describe
 from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorStatus
 
 MAX_RECORD_BYTES: Final = 1 << 20
@@ -107,8 +107,7 @@ class OperatorLog:
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]
-    checks: Mapping[CellKey, tuple[int, OracleCheck]]
-    rejects: tuple[Reject, ...]
+    checks: Mapping[CellKey, OracleCheck]
     num_rejects: Mapping[str, int]
 
 
@@ -130,8 +129,7 @@ def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
         device=reader.device,
         times=reader.times,
         checks=reader.checks,
-        rejects=reader.rejects.kept,
-        num_rejects=reader.rejects.totals,
+        num_rejects=dict(sorted(reader.rejects.items())),
     )
 
 
@@ -139,8 +137,8 @@ class _Reader:
     def __init__(self) -> None:
         self.device: Device | None = None
         self.times: dict[CellKey, dict[int, tuple[int, Time]]] = {}
-        self.checks: dict[CellKey, tuple[int, OracleCheck]] = {}
-        self.rejects = RejectLog()
+        self.checks: dict[CellKey, OracleCheck] = {}
+        self.rejects: Counter[str] = Counter()
         self._num_times = 0
         self._num_samples = 0
 
@@ -150,21 +148,21 @@ class _Reader:
             return
         body = line.text[found.end() :]
         if len(body) > MAX_RECORD_BYTES:
-            self.rejects.add(line.number, "the record is too long", f"{len(body)} bytes")
+            self.rejects["the record is too long"] += 1
             return
         try:
             event = _EVENTS.validate_json(body)
             decode_json(body, MAX_RECORD_BYTES)  # pydantic accepts duplicate keys
-        except ValueError as error:
-            reason = "not an operator record" if body.rstrip().endswith(b"}") else "the record is cut off"
-            self.rejects.add(line.number, reason, describe(error))
+        except ValueError:
+            is_whole = body.rstrip().endswith(b"}")
+            self.rejects["not an operator record" if is_whole else "the record is cut off"] += 1
         else:
             self._take(line.number, event)
 
     def _take(self, number: int, event: Event) -> None:
         refusal = self._refuse(event)
         if refusal is not None:
-            self.rejects.add(number, refusal, event.event)
+            self.rejects[refusal] += 1
         elif isinstance(event, Device):
             self.device = event
         elif isinstance(event, Time):
@@ -172,7 +170,7 @@ class _Reader:
             self._num_samples += len(event.samples_s)
             self.times.setdefault(event.key, {})[event.sweep] = (number, event)
         else:
-            self.checks[event.key] = (number, event)
+            self.checks[event.key] = event
 
     def _refuse(self, event: Event) -> str | None:
         if isinstance(event, Device):

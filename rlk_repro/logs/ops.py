@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+from pydantic import ValidationError
 
 from rlk_repro.base.files import check_schema, decode_json
 from rlk_repro.logs.lines import open_log, read_lines
-from rlk_repro.logs.ops_lines import EVENTS, Decided, End, Event, Install, Kernels, OpCount, Shadow, Step
-from rlk_repro.logs.rejects import Reject, RejectLog, describe
+from rlk_repro.logs.ops_lines import EVENTS, Decided, Event, Install, Kernels, OpCount, Shadow, Step
 from rlk_repro.operators import OPS_SCHEMA
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary
@@ -23,6 +24,7 @@ MAX_KERNELS_BYTES: Final = 1 << 20
 MAX_DECISIONS: Final = 100
 MAX_METRICS: Final = 40
 MAX_SHADOWS: Final = 64
+MAX_DETAIL: Final = 200
 
 _AGREEMENT: Final = b'"agreement"'
 _DECISION: Final = b'"decision"'
@@ -31,34 +33,23 @@ _KERNELS: Final = b'{"event":"kernels",'
 
 @dataclass(frozen=True, kw_only=True)
 class RankOps:
-    """One rank's file.  Each entry of ``decisions``, ``steps`` and ``shadows`` has its line number, counted from 1."""
+    """One rank's file; each entry of ``steps`` has its line number, counted from 1."""
 
     rank: int
     source: str
     install: Install | None
-    decisions: tuple[tuple[int, Decided], ...]
+    decisions: tuple[Decided, ...]
     steps: Mapping[int, tuple[int, Step]]
-    shadows: tuple[tuple[int, Shadow], ...]
+    shadows: tuple[Shadow, ...]
     kernels: Kernels | None
-    is_ended: bool
-    rejects: tuple[Reject, ...]
+    first_reject: str
     num_rejects: Mapping[str, int]
 
 
 class TimerSample(NamedTuple):
-    """The largest value over all ranks of one timer or one memory metric, with this value's rank, file and line."""
+    """The largest value over all ranks of one timer or one memory metric, with this value's file and line."""
 
     value: float
-    rank: int
-    source: str
-    line: int
-
-
-class ShadowSample(NamedTuple):
-    rank: int
-    step: int
-    case: str
-    record: Shadow
     source: str
     line: int
 
@@ -76,14 +67,6 @@ class OpsLog:
     memory: Mapping[str, Mapping[int, TimerSample]] = field(default_factory=dict)
     calls: Mapping[str, OpCount] = field(default_factory=dict)
     energy: Mapping[int, TimerSample] = field(default_factory=dict)
-
-    @property
-    def shadows(self) -> tuple[ShadowSample, ...]:
-        return tuple(
-            ShadowSample(rank.rank, item.step, item.case, item, rank.source, line)
-            for rank in self.ranks
-            for line, item in rank.shadows
-        )
 
     @property
     def num_rejects(self) -> dict[str, int]:
@@ -117,7 +100,7 @@ class OpsLog:
         distinct = {
             (item.op, not item.is_rl_kernel, item.implementation, item.reason): None
             for rank in self.ranks
-            for _, item in rank.decisions
+            for item in rank.decisions
         }
         return tuple(
             DecisionSummary(
@@ -164,7 +147,7 @@ def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
         BundleUnreadable: a file cannot be read.
     """
     for path in trial_dir.ops_files().values():
-        for _, event in islice(_read_events(path, "", RejectLog(), needle=_DECISION), MAX_DECISIONS):
+        for _, event in islice(_read_events(path, "", _Rejects(), needle=_DECISION), MAX_DECISIONS):
             if isinstance(event, Decided):
                 yield event
 
@@ -177,19 +160,29 @@ def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
     """
     for rank, path in trial_dir.ops_files().items():
         seen: set[int] = set()
-        for _, event in _read_events(path, "", RejectLog(), needle=_AGREEMENT):
+        for _, event in _read_events(path, "", _Rejects(), needle=_AGREEMENT):
             if isinstance(event, Step) and event.step not in seen:
                 seen.add(event.step)
                 yield rank, event
 
 
+class _Rejects:
+    def __init__(self) -> None:
+        self.first = ""
+        self.counts: Counter[str] = Counter()
+
+    def add(self, line: int, reason: str, detail: str) -> None:
+        self.first = self.first or f"line {line}: {reason}: {detail[:MAX_DETAIL]}"
+        self.counts[reason] += 1
+
+
 def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
-    source, rejects = f"{path.parent.name}/{path.name}", RejectLog()
+    source, rejects = f"{path.parent.name}/{path.name}", _Rejects()
     install: Install | None = None
-    decisions: list[tuple[int, Decided]] = []
+    decisions: list[Decided] = []
     steps: dict[int, tuple[int, Step]] = {}
-    shadows: list[tuple[int, Shadow]] = []
-    last: dict[type, Any] = {}
+    shadows: list[Shadow] = []
+    kernels: Kernels | None = None
     for line, event in _read_events(path, source, rejects):
         match event:
             case Install() if install is None and event.rank == rank:
@@ -197,7 +190,7 @@ def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
             case Install():
                 rejects.add(line, "another process's line", f"rank {event.rank}")
             case Decided() if len(decisions) < MAX_DECISIONS:
-                decisions.append((line, event))
+                decisions.append(event)
             case Decided():
                 rejects.add(line, "too many decisions", event.op)
             case Step() if (reason := _find_step_problem(event, steps, metrics)) is not None:
@@ -205,10 +198,10 @@ def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
             case Step():
                 metrics.update(event.timers, event.memory)
                 steps[event.step] = (line, event)
-            case Shadow():
-                shadows = [*shadows, (line, event)][:MAX_SHADOWS]
-            case Kernels() | End():
-                last[type(event)] = event
+            case Shadow() if len(shadows) < MAX_SHADOWS:
+                shadows.append(event)
+            case Kernels():
+                kernels = event
     return RankOps(
         rank=rank,
         source=source,
@@ -216,10 +209,9 @@ def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
         decisions=tuple(decisions),
         steps=steps,
         shadows=tuple(shadows),
-        kernels=last.get(Kernels),
-        is_ended=End in last,
-        rejects=rejects.kept,
-        num_rejects=rejects.totals,
+        kernels=kernels,
+        first_reject=rejects.first,
+        num_rejects=rejects.counts,
     )
 
 
@@ -230,7 +222,7 @@ def _find_step_problem(event: Step, steps: Collection[int], metrics: Set[str]) -
     return "too many metrics" if is_full else None
 
 
-def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"") -> Iterator[tuple[int, Event]]:
+def _read_events(path: Path, source: str, rejects: _Rejects, needle: bytes = b"") -> Iterator[tuple[int, Event]]:
     with open_log(path) as stream:
         for number, text in read_lines(stream, MAX_KERNELS_BYTES):
             if needle not in text:
@@ -240,11 +232,19 @@ def _read_events(path: Path, source: str, rejects: RejectLog, needle: bytes = b"
                 event = EVENTS.validate_json(text[:limit])
                 decode_json(text, limit)  # pydantic accepts duplicate keys
             except ValueError as error:
-                rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", describe(error))
+                rejects.add(number, "not an event" if text.endswith(b"\n") else "torn line", _describe(error))
                 continue
             if isinstance(event, Install):
                 check_schema(f"{source}:{number}", {"schema": event.schema_}, OPS_SCHEMA)
             yield number, event
+
+
+def _describe(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
 def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -> dict[str, dict[int, TimerSample]]:
@@ -255,7 +255,7 @@ def _find_largest(ranks: Sequence[RankOps], kind: Literal["timers", "memory"]) -
             for metric, value in values.items():
                 series = largest.setdefault(metric, {})
                 if number not in series or value > series[number].value:
-                    series[number] = TimerSample(value=value, rank=rank.rank, source=rank.source, line=line)
+                    series[number] = TimerSample(value=value, source=rank.source, line=line)
     return {metric: dict(sorted(series.items())) for metric, series in sorted(largest.items())}
 
 
@@ -274,5 +274,5 @@ def _add_energy(ranks: Sequence[RankOps]) -> dict[int, TimerSample]:
         parts = [rank.steps[number][1].energy_j for rank in ranks if number in rank.steps]
         known = [part for part in parts if part is not None]
         if len(known) == len(ranks):
-            total[number] = TimerSample(math.fsum(known), ranks[0].rank, ranks[0].source, line)
+            total[number] = TimerSample(math.fsum(known), ranks[0].source, line)
     return total

@@ -7,6 +7,7 @@ Each line is a sample of the node agent: ``{"t": unix seconds, "trial": name or 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlk_repro.base.files import decode_json
 from rlk_repro.logs.lines import open_log, read_lines
-from rlk_repro.logs.rejects import Reject, RejectLog, describe
 
 MAX_LINE_BYTES: Final = 1 << 20
 MAX_TRIALS: Final = 1000
@@ -50,7 +50,6 @@ class Telemetry:
     """One node's telemetry by trial; samples between trials are dropped."""
 
     trials: Mapping[str, TrialTelemetry]
-    rejects: tuple[Reject, ...]
     reject_counts: Mapping[str, int]
 
 
@@ -61,22 +60,22 @@ def parse_telemetry(path: Path) -> Telemetry:
         BundleUnreadable: the file is absent or cannot be read.
     """
     trials: dict[str, TrialTelemetry] = {}
-    rejects = RejectLog()
+    rejects: Counter[str] = Counter()
     with open_log(path) as stream:
-        for number, line in read_lines(stream, MAX_LINE_BYTES):
+        for _, line in read_lines(stream, MAX_LINE_BYTES):
             try:
                 sample = _Sample.model_validate(decode_json(line, MAX_LINE_BYTES))
-            except ValidationError as error:
-                rejects.add(number, "not a sample", describe(error))
-            except ValueError as error:
-                rejects.add(number, _describe_bytes(line), str(error))
+            except ValidationError:
+                rejects["not a sample"] += 1
+            except ValueError:
+                rejects[_describe_bytes(line)] += 1
             else:
                 name = sample.trial
                 if name is not None and name not in trials and len(trials) >= MAX_TRIALS:
-                    rejects.add(number, "not a sample", "the file names too many trials")
+                    rejects["not a sample"] += 1
                 elif name is not None:
                     trials[name] = trials.get(name, TrialTelemetry()) + sample.summarise()
-    return Telemetry(trials=trials, rejects=rejects.kept, reject_counts=rejects.totals)
+    return Telemetry(trials=trials, reject_counts=dict(sorted(rejects.items())))
 
 
 def _describe_bytes(line: bytes) -> str:

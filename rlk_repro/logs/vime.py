@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +17,6 @@ from typing import IO, Final
 
 from rlk_repro.logs.lines import LineScanner, LogLine, open_log
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
-from rlk_repro.logs.rejects import Reject, RejectLog
 
 MAX_DICT_BYTES: Final = 1 << 20
 
@@ -25,7 +24,7 @@ _NEEDLES: Final = {b": {'": b"0123456789", b" end (elapsed: ": b""}
 _KEYS: Final = (b": {'perf/", b": {'train/", b": {'rollout/", b": {'eval/")
 _PREFIX: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\r\n]{0,40}\] [\w.\-]{1,100}\.py:\d{1,6} - ")
 _TABLE: Final = re.compile(rb"(critic-step|step|rollout|perf|eval|multi_turn|passrate) (0|[1-9]\d{0,8}): (?=\{)")
-_TIMER: Final = re.compile(rb"Timer (\w{1,100}) (?:start|end \(elapsed: (\d{1,12}\.\d{1,9})s\))")
+_TIMER: Final = re.compile(rb"Timer \w{1,100} (?:start|end \(elapsed: (\d{1,12}\.\d{1,9})s\))")
 _ACTOR: Final = re.compile(rb"\(([A-Za-z_][\w.:]{0,100}) pid=\d{1,12}(?:, ip=[^\s()]{1,64})?\)")
 _REPEATED: Final = re.compile(r"\s*\[repeated (\d{1,9})x across cluster\]")
 _COLOUR: Final = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -74,8 +73,6 @@ class ParsedLog:
     step_rows: Rows
     rollout_rows: Rows
     perf_rows: Rows
-    timers: Mapping[str, tuple[LogSample, ...]]
-    rejects: tuple[Reject, ...]
     reject_counts: Mapping[str, int]
 
 
@@ -98,17 +95,14 @@ def parse_stream(stream: IO[bytes]) -> ParsedLog:
         step_rows=reader.rows["step"],
         rollout_rows=reader.rows["rollout"],
         perf_rows=reader.rows["perf"],
-        timers={name: tuple(samples) for name, samples in reader.timers.items()},
-        rejects=reader.rejects.kept,
-        reject_counts=reader.rejects.totals | ({LogReject.HIDDEN.value: hidden} if hidden else {}),
+        reject_counts=dict(sorted(reader.rejects.items())) | ({LogReject.HIDDEN.value: hidden} if hidden else {}),
     )
 
 
 class _LogReader:
     def __init__(self) -> None:
         self.rows: dict[str, dict[int, dict[str, LogSample]]] = {kind: {} for kind in _FAMILIES}
-        self.timers: defaultdict[str, list[LogSample]] = defaultdict(list)
-        self.rejects = RejectLog()
+        self.rejects: Counter[str] = Counter()
         self.num_hidden_by_ray = 0
         self._line = 0
         self._actor: bytes | None = None
@@ -132,30 +126,29 @@ class _LogReader:
     def _read_message(self, piece: bytes) -> bool:
         """Return False if the text is not one of vime's messages with numbers."""
         if table := _TABLE.match(piece):
-            if self._is_ours(table[0]):
+            if self._is_ours():
                 self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
         elif timer := _TIMER.match(piece):
-            if timer[2] is not None and self._is_ours(timer[0]):
-                self.timers[timer[1].decode()].append(LogSample(float(timer[2]), self._line))
+            # No metric is a timer, but the counts in sealed analyses include the refused timers.
+            if timer[1] is not None:
+                self._is_ours()
         else:
             return False
         return True
 
     def _read_other_text(self, piece: bytes, *, is_message: bool) -> None:
-        found = [position for keys in _KEYS if (position := piece.find(keys)) >= 0]
-        if found:
-            self._reject(LogReject.NO_PREFIX, _decode(piece[min(found) + 2 :][:80].strip()))
+        if any(keys in piece for keys in _KEYS):
+            self.rejects[LogReject.NO_PREFIX.value] += 1
         # A message may quote text of a rollout (``First rollout sample: ['…``); metrics in the quotes are not vime's.
         if is_message and any(quote in piece for quote in _QUOTES):
             self._is_quoted = True
 
-    def _is_ours(self, message: bytes) -> bool:
+    def _is_ours(self) -> bool:
         """Whether the trainer or the RolloutManager printed a line; without Ray, a line has no actor name."""
-        name = _decode(message.rstrip(b": "))
         if self._is_quoted:
-            self._reject(LogReject.QUOTED, name)
+            self.rejects[LogReject.QUOTED.value] += 1
         elif self._actor and b"TrainRayActor" not in self._actor and b"RolloutManager" not in self._actor:
-            self._reject(LogReject.OTHER_ACTOR, f"{name} by {_decode(self._actor)}")
+            self.rejects[LogReject.OTHER_ACTOR.value] += 1
         else:
             return True
         return False
@@ -164,15 +157,14 @@ class _LogReader:
         families = _FAMILIES.get(kind)
         if families is None:  # other kinds (critic, evaluation, multi_turn, passrate) are not used
             return
-        where = f"{kind} {index}"
-        numbers = self._read_dict(where, body)
+        numbers = self._read_dict(body)
         if numbers is None:
             return
         known = {key: value for key, value in numbers.items() if key.startswith(families)}
         if not known:
-            self._reject(LogReject.UNKNOWN_KEYS, f"{where} has {', '.join(numbers) or 'no numbers'}")
+            self.rejects[LogReject.UNKNOWN_KEYS.value] += 1
         elif known.get(_STEP_INDEX, index) != index:
-            self._reject(LogReject.WRONG_INDEX, f"{where} has {_STEP_INDEX} {known[_STEP_INDEX]:g}")
+            self.rejects[LogReject.WRONG_INDEX.value] += 1
         else:
             self._merge(kind, index, known)
 
@@ -181,32 +173,24 @@ class _LogReader:
         for key, value in numbers.items():
             first = row.get(key)
             if first is not None and not _is_same(first.value, value):
-                where = f"{kind} {index}: {key}"
-                self._reject(LogReject.CONFLICT, f"{where} was {first.value!r} on line {first.line}, now {value!r}")
+                self.rejects[LogReject.CONFLICT.value] += 1
                 return
         for key, value in numbers.items():
             if key not in row:
                 row[key] = LogSample(value, self._line)
 
-    def _read_dict(self, where: str, body: bytes) -> dict[str, float] | None:
-        text = _decode(body[:MAX_DICT_BYTES])
+    def _read_dict(self, body: bytes) -> dict[str, float] | None:
+        text = body[:MAX_DICT_BYTES].decode("utf-8", errors="replace")
         try:
             numbers, end = read_numbers(text)
         except NotADict as error:
             reason = LogReject.CUT_OFF if isinstance(error, CutOff) else LogReject.MALFORMED
-            self._reject(reason, f"{where}: {error}")
+            self.rejects[reason.value] += 1
             return None
         if repeated := _REPEATED.match(text, end):
             self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray also counts the printed line
         return numbers
 
-    def _reject(self, reason: LogReject, detail: str) -> None:
-        self.rejects.add(self._line, reason.value, detail)
-
 
 def _is_same(first: float, second: float) -> bool:
     return first == second or (math.isnan(first) and math.isnan(second))
-
-
-def _decode(text: bytes) -> str:
-    return text.decode("utf-8", errors="replace")

@@ -138,16 +138,17 @@ def _size(view: View, effect: Effect) -> str:
     shown = " to ".join(f"{end:.2f}" for end in sorted((100 * sign * (low - 1), 100 * sign * (high - 1))))
     interval = f"{format_number(100 * effect.confidence, 3)} % interval {shown} %"
     times = f", {1 / effect.ratio:.2f} times as fast" if effect.ratio < 1 / TWICE else ""
-    return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{times}{_apply(view, effect, effect.ratio)} ({interval})"
+    values = _apply(view, effect.metric, effect.ratio)
+    return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{times}{values} ({interval})"
 
 
-def _apply(view: View, effect: Effect, ratio: float) -> str:
+def _apply(view: View, metric: str, ratio: float) -> str:
     """The baseline's mean times the ratio has less noise than enabled's own mean."""
-    mean = view.mean(effect.metric, BASELINE)
+    mean = view.mean(metric, BASELINE)
     if mean is None:
         return ""
-    ends = (view.numbers.format(effect.metric, value) for value in (mean, mean * ratio))
-    return f", {' → '.join(ends)} {view.label(effect.metric).unit}".rstrip()
+    ends = (view.numbers.format(metric, value) for value in (mean, mean * ratio))
+    return f", {' → '.join(ends)} {view.label(metric).unit}".rstrip()
 
 
 def describe_ground(analysis: Analysis) -> str:

@@ -174,11 +174,8 @@ class View:
     def file_cell(self, path: str, text: str) -> TableCell:
         """Return ``text`` with a link to a file of the run directory, if the report lies beside that directory."""
         root = self.context.run_directory
-        return TableCell(text=text, target=_link(root, path) if root else "", is_code=True)
-
-
-def _link(*parts: str) -> str:
-    return "/".join(quote(part, errors="replace") for part in parts)
+        target = "/".join(quote(part, errors="replace") for part in (root, path)) if root else ""
+        return TableCell(text=text, target=target, is_code=True)
 
 
 def log_path(trial: str) -> str:
@@ -190,9 +187,9 @@ def describe_source(trial: TrialResult, series: Series) -> str:
     return series.source.replace(trial.folder, "<trial>", 1)
 
 
-def describe_lines(series: Series | None) -> str:
+def describe_lines(series: Series) -> str:
     """Return the numbers of the first and the last line that printed a value of the series, like ``:120-412``."""
-    lines = [line for line in series.lines if line is not None] if series else []
+    lines = [line for line in series.lines if line is not None]
     return f":{min(lines)}-{max(lines)}" if lines else f" ({NOT_RECORDED})"
 
 

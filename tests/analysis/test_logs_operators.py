@@ -65,13 +65,9 @@ def record(value: dict[str, Any], **changes: Any) -> str:
     return PREFIX + dump_json_line(value | changes)
 
 
-def reasons(log: OperatorLog) -> list[tuple[int, str]]:
-    return [(reject.line, reject.reason) for reject in log.rejects]
-
-
 def test_records_are_read_by_cell_and_sweep_with_their_lines() -> None:
     log = read(record(DEVICE), "chatter", STAMP + record(TIME), record(TIME, sweep=1), record(CHECK))
-    assert log.rejects == ()
+    assert log.num_rejects == {}
     assert log.device is not None
     assert log.device.bytes_per_s == 4.3e12
     ((case, name),) = log.times
@@ -80,70 +76,65 @@ def test_records_are_read_by_cell_and_sweep_with_their_lines() -> None:
     assert lines == {0: 3, 1: 4}
     first = log.times[case, name][0][1]
     assert (first.kind, first.status, first.samples_s) == (OperatorKind.FUSED, OperatorStatus.PASSED, (0.0017, 0.0018))
-    line, check = log.checks[case, name]
-    assert (line, check.error, check.is_repeatable) == (5, 1.7e-6, True)
+    check = log.checks[case, name]
+    assert (check.error, check.is_repeatable) == (1.7e-6, True)
 
 
 def test_a_record_that_comes_again_is_refused_and_the_first_stays() -> None:
     log = read(record(DEVICE), record(DEVICE, bytes_per_s=9e12), record(TIME), record(TIME, samples_s=[1.0]),
                record(CHECK), record(CHECK, error=0.0))  # fmt: skip
-    assert reasons(log) == [
-        (2, "the same record was read before"),
-        (4, "the same record was read before"),
-        (6, "the same record was read before"),
-    ]
+    assert log.num_rejects == {"the same record was read before": 3}
     assert log.device is not None
     assert log.device.bytes_per_s == 4.3e12
 
 
 def test_a_check_counts_only_for_a_timed_cell() -> None:
-    assert reasons(read(record(CHECK))) == [(1, "a check of a cell that was never timed")]
+    assert read(record(CHECK)).num_rejects == {"a check of a cell that was never timed": 1}
 
 
 @pytest.mark.parametrize(
-    ("changes", "where"),
+    "changes",
     [
-        ({"samples_s": [-1.0]}, "time.samples_s.0"),
-        ({"samples_s": [1e300]}, "time.samples_s.0"),
-        ({"samples_s": "fast"}, "time.samples_s"),
-        ({"sweep": "0"}, "time.sweep"),
-        ({"sweep": -1}, "time.sweep"),
-        ({"implementation": "<script>"}, "time.implementation"),
-        ({"class_name": "x" * 401}, "time.class_name"),
-        ({"kind": "fastest"}, "time.kind"),
-        ({"case": CASE | {"density": 0}}, "time.case.density"),
-        ({"event": "victory"}, "Input tag 'victory' found using 'event' does not match any of the expected tags"),
+        {"samples_s": [-1.0]},
+        {"samples_s": [1e300]},
+        {"samples_s": "fast"},
+        {"sweep": "0"},
+        {"sweep": -1},
+        {"implementation": "<script>"},
+        {"class_name": "x" * 401},
+        {"kind": "fastest"},
+        {"case": CASE | {"density": 0}},
+        {"event": "victory"},
     ],
 )
-def test_an_invalid_record_is_refused_with_its_line_and_place(changes: dict[str, Any], where: str) -> None:
+def test_an_invalid_record_is_refused(changes: dict[str, Any]) -> None:
     log = read("chatter", PREFIX + json.dumps(TIME | changes))
-    assert reasons(log) == [(2, "not an operator record")]
-    assert log.rejects[0].detail.startswith(f"{where}: ")
+    assert log.num_rejects == {"not an operator record": 1}
     assert log.times == {}
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
 def test_invalid_numbers_are_refused(text: str) -> None:
     line = (PREFIX + json.dumps(TIME)).replace("0.0017", text)
-    assert reasons(read(line)) == [(1, "not an operator record")]
+    assert read(line).num_rejects == {"not an operator record": 1}
 
 
 def test_every_cut_of_a_record_is_refused_as_cut_off() -> None:
     whole = record(TIME)
     for end in range(len(PREFIX) + 1, len(whole)):
         log = read(whole[:end], record(TIME))
-        assert [item for item in reasons(log) if item[0] == 1], whole[:end]
+        assert sum(log.num_rejects.values()) == 1, whole[:end]
         assert len(log.times) == 1
 
 
 def test_records_without_the_logging_prefix_are_ignored() -> None:
     log = read(f" - operator {json.dumps(TIME)}", f"operator {json.dumps(TIME)}")
-    assert (log.times, log.rejects) == ({}, ())
+    assert (log.times, log.num_rejects) == ({}, {})
 
 
 def test_a_record_that_is_too_long_is_not_even_parsed() -> None:
     log = read(record(TIME, samples_s=[0.1] * 300_000))
-    assert reasons(log) == [(1, "the record is too long")]
+    assert log.num_rejects == {"the record is too long": 1}
 
 
 def test_more_records_than_are_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +146,7 @@ def test_more_records_than_are_read_are_counted(monkeypatch: pytest.MonkeyPatch)
 
 def test_deep_nesting_is_refused() -> None:
     log = read(PREFIX + '{"event":' + "[" * 5000)
-    assert reasons(log) == [(1, "the record is cut off")]
+    assert log.num_rejects == {"the record is cut off": 1}
 
 
 def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
@@ -175,7 +166,7 @@ def test_a_damaged_record_is_read_or_refused_without_a_crash(place: int, junk: b
     whole = record(TIME).encode()
     place = len(PREFIX) + place % (len(whole) - len(PREFIX))
     log = read(whole[:place] + junk + whole[place + len(junk) :], record(TIME, implementation="other"))
-    assert len(log.times) + len(log.rejects) >= 1
+    assert len(log.times) + sum(log.num_rejects.values()) >= 1
     assert any(name == "other" for _, name in log.times)
 
 

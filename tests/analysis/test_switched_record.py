@@ -17,7 +17,7 @@ def make_rank(rank: int, variant: Any, agreement: Tokens | None, step: int = 0) 
     found = Step(event="step", step=step, timers={}, memory={}, calls={}, variant=variant, agreement=agreement)
     return RankOps(
         rank=rank, source=f"ops/{rank}.jsonl", install=None, decisions=(), steps={step: (2, found)}, shadows=(),
-        kernels=None, is_ended=True, rejects=(), num_rejects={},
+        kernels=None, first_reject="", num_rejects={},
     )  # fmt: skip
 
 

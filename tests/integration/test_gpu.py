@@ -112,11 +112,12 @@ def test_a_shadow_finds_both_routes_equal_and_a_step_records_its_energy(tmp_path
             train_on_device(module)
             installation.end_step(step)
     log = read_ops(TrialDir(tmp_path))
-    assert [sample.case for sample in log.shadows] == ["as trained", "peaked"]
-    for sample in log.shadows:
-        assert sample.record.error == ""
-        assert sample.record.calls["ratio_kl"].calls == 1
-        for gap in (sample.record.log_probs, sample.record.log_probs_no_grad, sample.record.logits_grad):
+    shadows = log.ranks[0].shadows
+    assert [shadow.case for shadow in shadows] == ["as trained", "peaked"]
+    for shadow in shadows:
+        assert shadow.error == ""
+        assert shadow.calls["ratio_kl"].calls == 1
+        for gap in (shadow.log_probs, shadow.log_probs_no_grad, shadow.logits_grad):
             assert gap is not None
             assert gap.max_abs is not None
             assert gap.max_abs < 1e-4

@@ -93,11 +93,11 @@ def test_a_trial_in_auto_mode_falls_back_and_records_it(
     log = read_ops(trial)
     assert log.num_rejects == {}
     assert log.steps() == [0, 1, 2]
-    assert log.ranks[0].is_ended
+    assert '"event":"end"' in trial.ops_file(0).read_text().splitlines()[-1]
     assert set(log.timers) == {*MODULE_TIMERS, "optimizer", "step"}
     assert (log.calls["logp"].fallbacks, log.calls["ratio_kl"].fallbacks) == (12, 6)
     proof = prove(log, variant="enabled", requested_ops=("logp", "ratio_kl"), platform="cpu")
-    assert (proof.status, proof.num_calls) == (ProofStatus.FALLBACK, 0)
+    assert proof.status is ProofStatus.FALLBACK
     assert proof.reason == "logp: RL-Kernel cannot be imported; ratio_kl: RL-Kernel cannot be imported"
     assert json.loads(trial.libraries_file(0).read_text())["schema"] == 1
 

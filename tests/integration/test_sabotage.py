@@ -69,6 +69,10 @@ def judge(folder: Path) -> Proof:
     return prove(read_ops(TrialDir(folder)), variant="enabled", requested_ops=OPS, platform="cpu")
 
 
+def count_calls(folder: Path) -> int:
+    return sum(count.calls for count in read_ops(TrialDir(folder)).calls.values())
+
+
 def change_method(op: Any, name: str, change: Callable[[Any], Any]) -> Any:
     """An operator of the same class name with one method's answers changed."""
     original = getattr(op, name)
@@ -83,8 +87,7 @@ def change_logp(registry: Any, monkeypatch: pytest.MonkeyPatch, change: Callable
 
 def test_whole_and_sound_it_is_proved_to_have_been_invoked(tmp_path: Path) -> None:
     train(tmp_path, Mode.REQUIRE)
-    proof = judge(tmp_path)
-    assert (proof.status, proof.num_calls) == (ProofStatus.NATIVE, 4)
+    assert (judge(tmp_path).status, count_calls(tmp_path)) == (ProofStatus.NATIVE, 4)
 
 
 def test_1_the_extension_is_missing(tmp_path: Path) -> None:
@@ -176,7 +179,7 @@ def test_9_it_is_installed_twice(tmp_path: Path) -> None:
         assert install(module, tmp_path) is installation
         train_once(module, make_args())
         installation.end_step(0)
-    assert judge(tmp_path).num_calls == 4
+    assert count_calls(tmp_path) == 4
 
 
 def test_10_it_is_half_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,18 +89,15 @@ def run_steps(
 
 def read_shadows(log: OpsLog) -> dict[str, Any]:
     """By case, of one rank and one step."""
-    return {sample.case: sample.record for sample in log.shadows}
+    return {shadow.case: shadow for shadow in log.ranks[0].shadows}
 
 
 def test_a_session_leaves_what_its_shadow_step_found(tmp_path: Path) -> None:
     log = run_session(tmp_path)
     last = len(SCHEDULE) - 1
-    assert [(sample.rank, sample.step, sample.case) for sample in log.shadows] == [(0, last, case) for case in CASES]
-    assert [sample.source for sample in log.shadows] == ["ops/0.jsonl"] * 2
-    lines = (tmp_path / "ops" / "0.jsonl").read_text().splitlines()
-    for sample in log.shadows:
-        assert f'"case":"{sample.case}"' in lines[sample.line - 1]
-        record = sample.record
+    (rank,) = log.ranks
+    assert [(record.step, record.case) for record in rank.shadows] == [(last, case) for case in CASES]
+    for record in rank.shadows:
         assert record.error == ""
         assert {op: (count.calls, count.fallbacks) for op, count in record.calls.items()} == {
             "logp": (1, 0), "ratio_kl": (1, 0)}  # fmt: skip
@@ -128,8 +125,9 @@ def test_a_session_trains_to_the_same_bits_without_its_shadow_steps(tmp_path: Pa
         printed.append(read_losses(completed.stdout))
     assert len(printed[0]) == 7
     assert printed[0] == printed[1]
-    assert [sample.step for sample in read_ops(TrialDir(tmp_path / "sbebseb")).shadows] == [0, 0, 4, 4]
-    assert read_ops(TrialDir(tmp_path / "bbebbeb")).shadows == ()
+    found = {name: read_ops(TrialDir(tmp_path / name)).ranks[0].shadows for name in ("sbebseb", "bbebbeb")}
+    assert [shadow.step for shadow in found["sbebseb"]] == [0, 0, 4, 4]
+    assert found["bbebbeb"] == ()
 
 
 def train_recomputing(module: ModuleType, args: argparse.Namespace) -> list[torch.Tensor]:
@@ -150,8 +148,8 @@ def test_gradients_and_the_generator_are_untouched(tmp_path: Path, train: Callab
     assert torch.equal(torch.get_rng_state(), state)
     assert all(map(torch.equal, found, expected))
     assert all(map(torch.equal, after, expected))
-    assert [sample.case for sample in log.shadows] == CASES
-    assert all(sample.record.error == "" for sample in log.shadows)
+    assert [shadow.case for shadow in log.ranks[0].shadows] == CASES
+    assert all(shadow.error == "" for shadow in log.ranks[0].shadows)
 
 
 def test_an_error_of_an_operator_shows_in_its_numbers(tmp_path: Path) -> None:
@@ -217,7 +215,7 @@ def test_an_operator_of_the_whole_loss_takes_every_row(tmp_path: Path, monkeypat
     _, log = run_steps(tmp_path / "large", "s", ops=("logp", "grpo_loss"), args=args)
     size = 4 * NUM_ROWS * VOCABULARY
     expected = [f"an operator that serves the whole loss needs {size} bytes of logits, limit 100"] * 2
-    assert [sample.record.error for sample in log.shadows] == expected
+    assert [shadow.error for shadow in log.ranks[0].shadows] == expected
 
 
 def test_a_failed_comparison_is_recorded_and_the_training_continues(tmp_path: Path) -> None:
@@ -227,19 +225,19 @@ def test_a_failed_comparison_is_recorded_and_the_training_continues(tmp_path: Pa
     expected = train_once(load_loss_module(), make_args())
     found, log = run_steps(tmp_path, "sb", routes=change("ratio_kl", fail))
     assert all(all(map(torch.equal, numbers, expected)) for numbers in found)
-    assert [sample.record.error for sample in log.shadows] == ["OutOfMemoryError: CUDA out of memory."] * 2
-    assert [sample.record.log_probs for sample in log.shadows] == [None, None]
+    assert [shadow.error for shadow in log.ranks[0].shadows] == ["OutOfMemoryError: CUDA out of memory."] * 2
+    assert [shadow.log_probs for shadow in log.ranks[0].shadows] == [None, None]
 
 
 def test_where_no_comparison_can_be_made_the_reason_is_recorded(tmp_path: Path) -> None:
     _, log = run_steps(tmp_path, "s", case=Case(platform="cpu", context_parallel=2))
     expected = ["context parallel size 2: a rank that stops would leave the other ranks waiting"] * 2
-    assert [sample.record.error for sample in log.shadows] == expected
+    assert [shadow.error for shadow in log.ranks[0].shadows] == expected
     session = tmp_path / "session"
     session.mkdir()
     log = run_session(session, VIME_RL_KERNEL_OPS="linear_logp", RLK_REPRO_ENTROPY_METRIC="0")
     expected = ["linear_logp takes hidden states, and a baseline step has logits"] * 2
-    assert [sample.record.error for sample in log.shadows] == expected
+    assert [shadow.error for shadow in log.ranks[0].shadows] == expected
 
 
 def test_a_shadow_step_changes_neither_timers_nor_watched_answers(tmp_path: Path) -> None:
@@ -256,7 +254,7 @@ def test_a_shadow_step_changes_neither_timers_nor_watched_answers(tmp_path: Path
         return replace(route, run=run_late)
 
     _, log = run_steps(tmp_path, "bs", routes={**ROUTES, "ratio_kl": make})
-    assert [sample.record.error for sample in log.shadows] == ["", ""]
+    assert [shadow.error for shadow in log.ranks[0].shadows] == ["", ""]
     steps = [log.ranks[0].steps[step][1] for step in range(2)]
     assert steps[1].odd == {}
     assert steps[1].timers.keys() == steps[0].timers.keys()
@@ -329,16 +327,15 @@ def test_ranks_that_share_a_vocabulary_compare_together_or_not_at_all(tmp_path: 
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
     log = read_ops(TrialDir(tmp_path))
-    assert [(sample.rank, sample.case) for sample in log.shadows] == [
-        (rank, case) for rank in range(2) for case in CASES
-    ]
+    assert [[shadow.case for shadow in rank.shadows] for rank in log.ranks] == [CASES, CASES]
+    shadows = [shadow for rank in log.ranks for shadow in rank.shadows]
     if is_short:
         other, own = "another rank of the tensor-parallel group cannot compare", "OutOfMemoryError: CUDA out of memory."
-        assert [sample.record.error for sample in log.shadows] == [other] * 2 + [own] * 2
+        assert [shadow.error for shadow in shadows] == [other] * 2 + [own] * 2
         return
-    for sample in log.shadows:
-        assert sample.record.error == ""
-        for gap in (sample.record.log_probs, sample.record.log_probs_no_grad, sample.record.logits_grad):
+    for found in shadows:
+        assert found.error == ""
+        for gap in (found.log_probs, shadow.log_probs_no_grad, shadow.logits_grad):
             assert gap is not None
             assert gap.max_abs is not None
             assert gap.max_abs < 1e-4

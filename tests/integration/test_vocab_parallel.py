@@ -275,14 +275,14 @@ def test_a_trainer_s_numbers_are_the_same_and_the_record_says_who_computed_them(
     enabled, baseline = train(tmp_path / "enabled", NAME), train(tmp_path / "baseline")
     for one, other in zip(enabled, baseline, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-    (_, decision), *_ = read_ops(TrialDir(tmp_path / "enabled")).ranks[0].decisions
+    decision, *_ = read_ops(TrialDir(tmp_path / "enabled")).ranks[0].decisions
     assert (decision.implementation, decision.version) == (
         "VocabParallelLogprobOp", "unversioned (rl_engine.runtime.registry)")  # fmt: skip
     assert decision.provenance is not None
     assert decision.provenance.actual_backend == "pytorch-vocab-parallel-logp-ws2"
     log = read_ops(TrialDir(tmp_path / "enabled"))
     proof = prove(log, variant="enabled", requested_ops=(NAME,), platform="cpu")
-    assert (proof.status, proof.num_calls) == (ProofStatus.NATIVE, 4)
+    assert (proof.status, log.calls[NAME].calls) == (ProofStatus.NATIVE, 4)
 
 
 def test_a_decision_without_a_dispatch_has_no_provenance(double: Any, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_decision_without_a_dispatch_has_no_provenance(double: Any, tmp_path: 
     assert [sorted(line) for line in decisions] == [
         ["event", "implementation", "is_rl_kernel", "op", "reason", "version"]
     ] * 2
-    assert all(item.provenance is None for _, item in read_ops(TrialDir(tmp_path)).ranks[0].decisions)
+    assert all(item.provenance is None for item in read_ops(TrialDir(tmp_path)).ranks[0].decisions)
 
 
 def test_an_entropy_bonus_is_refused_by_the_table(tmp_path: Path) -> None:

@@ -40,14 +40,8 @@ def test_samples_become_one_summary_per_trial():
     }
 
 
-def test_rejects_have_place_and_reason():
+def test_rejects_are_counted_by_reason():
     telemetry = parse_telemetry(ASSET)
-    assert [(reject.line, reject.reason) for reject in telemetry.rejects] == [
-        (5, "not a sample"),
-        (6, "not a sample"),
-        (7, "not JSON"),
-        (8, "the last line is cut off"),
-    ]
     assert telemetry.reject_counts == {"not JSON": 1, "not a sample": 2, "the last line is cut off": 1}
 
 

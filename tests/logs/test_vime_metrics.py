@@ -64,7 +64,7 @@ def test_the_table_of_metrics_equals_what_the_parser_finds(name: str, tmp_path: 
     for item in REQUIRED:
         if item.is_in_log:
             for metric in item.metrics:
-                has_values = any(sample is not None for sample in found[metric].samples)
+                has_values = any(sample is not None for sample in found[metric])
                 assert has_values is (states[metric] is not State.ABSENT), metric
 
 
@@ -107,13 +107,13 @@ def test_the_logs_of_the_evidence_have_the_metrics_of_the_table(name: str, num_t
 
 def check_log(log: Path, lane: str, num_rollouts: int) -> None:
     parsed = parse_log(log)
-    assert (parsed.rejects, len(parsed.perf_rows), len(parsed.step_rows)) == ((), num_rollouts, 2 * num_rollouts)
+    assert (parsed.reject_counts, len(parsed.perf_rows), len(parsed.step_rows)) == ({}, num_rollouts, 2 * num_rollouts)
     found = metric_series(parsed, num_rollouts=num_rollouts, num_steps_per_rollout=2)
     states = metric_states(SHOWN[lane])
     for item in REQUIRED:
         if item.is_in_log:
             for metric in item.metrics:
-                num_values = sum(sample is not None for sample in found[metric].samples)
+                num_values = sum(sample is not None for sample in found[metric])
                 # a sync of weights is told in the line of the next rollout
                 least = num_rollouts - 1 if metric == "weight_sync_time_s" else num_rollouts
                 assert num_values >= (0 if states[metric] is State.ABSENT else least), metric

@@ -45,7 +45,7 @@ def test_the_reward_of_the_last_fifth_exceeds_that_of_the_first_by_0_2(trial: Tr
     log = tmp_path / "stdout.log"
     log.write_text(done.stdout)
     series = metric_series(parse_log(log), num_rollouts=PLAN.num_steps, num_steps_per_rollout=1)["raw_reward"]
-    rewards = [sample.value for sample in series.samples if sample is not None]
+    rewards = [sample.value for sample in series if sample is not None]
     assert len(rewards) == PLAN.num_steps
     fifth = len(rewards) // 5
     gain = (math.fsum(rewards[-fifth:]) - math.fsum(rewards[:fifth])) / fifth

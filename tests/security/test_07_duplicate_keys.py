@@ -40,4 +40,4 @@ def test_a_log_line_with_a_key_twice_is_ignored(tmp_path: Path) -> None:
     folder.ops.mkdir(parents=True)
     folder.ops_file(0).write_text('{"event":"step","step":0,"step":1,"timers":{},"memory":{},"calls":{}}\n')
     [rank] = read_ops(folder).ranks
-    assert [(item.line, item.detail) for item in rank.rejects] == [(1, "key 'step' is given twice")]
+    assert rank.first_reject == "line 1: not an event: key 'step' is given twice"

@@ -88,7 +88,7 @@ def test_the_cost_of_metrics_follows_the_printed_lines(tmp_path: Path) -> None:
     log = tmp_path / "stdout.log"
     log.write_bytes(b"".join(hostile.PREFIX + b"step %d: {'train/loss': %d}\n" % (step, step) for step in (0, 1, 4, 7)))
     series = metric_series(parse_log(log), num_rollouts=4, num_steps_per_rollout=2)["loss"]
-    assert [sample and (sample.value, sample.line) for sample in series.samples] == [(0.5, 2), None, None, None]
+    assert [sample and (sample.value, sample.line) for sample in series] == [(0.5, 2), None, None, None]
     metric_series(parse_log(log), num_rollouts=4, num_steps_per_rollout=10**9)
 
 
