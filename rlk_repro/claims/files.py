@@ -6,7 +6,7 @@ A claim holds numbers as their authors printed them; rlk-repro measured none of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
@@ -226,6 +226,10 @@ def claim_problems(claim: Claim) -> list[PathProblem]:
     return problems
 
 
+def _one_of(names: Iterable[str]) -> str:
+    return f"one of {', '.join(names)}"
+
+
 def _source_problems(claim: Claim) -> Iterator[PathProblem]:
     if claim.source.document is None and claim.source.thread is None:
         what = "does not say where the claim was published"
@@ -236,7 +240,7 @@ def _row_problems(claim: Claim) -> Iterator[PathProblem]:
     names = [row.row for row in claim.rows]
     if len(set(names)) != len(names):
         yield ("rows",), "two rows have the same name", names, "each name once"
-    menu = f"one of {', '.join(claim.quantities)}"
+    menu = _one_of(claim.quantities)
     for index, row in enumerate(claim.rows):
         for implementation, values in row.published.items():
             for quantity in values:
@@ -265,18 +269,18 @@ def _comparison_problems(
 ) -> Iterator[PathProblem]:
     quantity = claim.quantities.get(comparison.quantity)
     if quantity is None:
-        menu = f"one of {', '.join(claim.quantities)}"
+        menu = _one_of(claim.quantities)
         yield ("quantity",), "no such quantity", comparison.quantity, menu
         return
     units = BYTES if isinstance(comparison, MemoryComparison) else {*SECONDS, "x"}
     if quantity.unit not in units:
-        yield ("quantity",), "has the wrong unit", quantity.unit, f"one of {', '.join(sorted(units))}"
+        yield ("quantity",), "has the wrong unit", quantity.unit, _one_of(sorted(units))
     if quantity.pass_ not in measurable.passes:
         what = "rlk-repro does not measure this pass of the operator"
         yield ("quantity",), what, quantity.pass_, ", ".join(measurable.passes)
     for name in comparison.implementations:
         if name not in measurable.implementations:
-            menu = f"one of {', '.join(measurable.implementations)}"
+            menu = _one_of(measurable.implementations)
             yield (), "the operator has no such implementation", name, menu
     yield from _chosen_rows_problems(claim, comparison)
 
@@ -285,7 +289,7 @@ def _chosen_rows_problems(claim: Claim, comparison: SpeedComparison | MemoryComp
     names = [row.row for row in claim.rows]
     for name in comparison.rows:
         if name not in names:
-            yield ("rows",), "no such row", name, f"one of {', '.join(names)}"
+            yield ("rows",), "no such row", name, _one_of(names)
     if all(find_published(claim, row, comparison) is None for row in chosen_rows(claim, comparison)):
         what = "no row has published values to compare"
         yield ("quantity",), what, comparison.quantity, "published values of the compared implementations"

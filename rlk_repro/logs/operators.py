@@ -173,15 +173,18 @@ class _Reader:
             self.checks[event.key] = event
 
     def _refuse(self, event: Event) -> str | None:
-        if isinstance(event, Device):
-            return "the same record was read before" if self.device is not None else None
-        if isinstance(event, OracleCheck):
-            if event.key not in self.times:
-                return "a check of a cell that was never timed"
-            return "the same record was read before" if event.key in self.checks else None
-        if event.sweep in self.times.get(event.key, {}):
+        if isinstance(event, OracleCheck) and event.key not in self.times:
+            return "a check of a cell that was never timed"
+        if self._is_known(event):
             return "the same record was read before"
-        return "too many records" if self._is_full() else None
+        return "too many records" if isinstance(event, Time) and self._is_full() else None
+
+    def _is_known(self, event: Event) -> bool:
+        if isinstance(event, Device):
+            return self.device is not None
+        return (
+            event.key in self.checks if isinstance(event, OracleCheck) else event.sweep in self.times.get(event.key, {})
+        )
 
     def _is_full(self) -> bool:
         is_full = len(self.times) >= MAX_CELLS or self._num_times >= MAX_TIMES

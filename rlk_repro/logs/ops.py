@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from rlk_repro.base.files import check_schema, decode_json
 from rlk_repro.logs.lines import open_log, read_lines
-from rlk_repro.logs.ops_lines import EVENTS, Decided, Event, Install, Kernels, OpCount, Shadow, Step
+from rlk_repro.logs.ops_lines import EVENTS, Decided, End, Event, Install, Kernels, OpCount, Shadow, Step
 from rlk_repro.operators import OPS_SCHEMA
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary
@@ -202,6 +202,8 @@ def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
                 shadows.append(event)
             case Kernels():
                 kernels = event
+            case Shadow() | End():
+                pass
     return RankOps(
         rank=rank,
         source=source,

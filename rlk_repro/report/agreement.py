@@ -10,6 +10,7 @@ from typing import Final
 from rlk_repro.base.units import count, format_count, format_number
 from rlk_repro.report.blocks import Block, Section, Table, Text, make_columns, make_row
 from rlk_repro.report.figure import BOTTOM, HEIGHT, LEFT, LEGEND_Y, RIGHT, SHAPES, TOP, Figure, draw_powers, make_figure
+from rlk_repro.report.labels import number_or_dash
 from rlk_repro.report.svg import Scale, marker, polyline, text
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import LADDER, AgreementResult
@@ -17,14 +18,13 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 
 KEY: Final = "agreement"
 TITLE: Final = "Training against rollout, token by token"
-_ABSENT: Final = "–"
 
 
 def make_agreement(view: View) -> Section:
     found = {item.variant: item for item in view.analysis.agreement}
     columns = make_columns("tokens", BASELINE, ENABLED, numbers=(BASELINE, ENABLED))
     rows = [
-        make_row(name, *(say(found[variant]) if variant in found else _ABSENT for variant in (BASELINE, ENABLED)))
+        make_row(name, *(say(found[variant]) if variant in found else "–" for variant in (BASELINE, ENABLED)))
         for name, say in _list_rows()
     ]
     note = "The table covers all tokens that a scored step trained on. " + " ".join(
@@ -47,18 +47,14 @@ def _list_rows() -> Iterator[tuple[str, Callable[[AgreementResult], str]]]:
         yield f"differ by more than {bound:g}" if bound else "differ at all", functools.partial(_share, index)
     yield "without a finite log-prob", lambda item: format_count(item.num_not_finite)
     yield "largest difference", lambda item: "0" if item.largest is None else format_number(item.largest.abs_difference)
-    yield "mean difference", lambda item: _number(item.mean_abs)
-    yield "KL estimate k1", lambda item: _number(item.k1)
-    yield "KL estimate k3", lambda item: _number(item.k3)
+    yield "mean difference", lambda item: number_or_dash(item.mean_abs)
+    yield "KL estimate k1", lambda item: number_or_dash(item.k1)
+    yield "KL estimate k3", lambda item: number_or_dash(item.k3)
 
 
 def _share(bound: int, item: AgreementResult) -> str:
     part = item.beyond[bound]
     return f"{format_count(part)} ({format_number(100 * part / item.num_tokens)} %)" if part else "0"
-
-
-def _number(value: float | None) -> str:
-    return _ABSENT if value is None else format_number(value)
 
 
 def plot_agreement(view: View) -> Iterator[Figure]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.units import GIB
+from rlk_repro.base.units import GIB, format_number
 from rlk_repro.logs.metrics import METRICS, Better
 from rlk_repro.rundir.results import Analysis, Summary
 
@@ -94,6 +94,10 @@ class MetricLabel:
 def clean(text: str) -> str:
     """Return one line without invisible characters: control and direction marks are escaped."""
     return printable(" ".join(text.split()))
+
+
+def number_or_dash(value: float | None) -> str:
+    return "–" if value is None else format_number(value)
 
 
 def start_sentence(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlk_repro.analysis.memory import judge_memory
 from rlk_repro.report.answer import describe_answer
 from rlk_repro.report.surroundings import make_cautions
-from rlk_repro.report.view import Context, View, make_view
+from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis, Effect, Gate
 from rlk_repro.spec.values import BASELINE, ENABLED
 
@@ -63,11 +63,10 @@ def make_record(analysis: Analysis, context: Context, *, source: str, report: st
         unit=analysis.unit,
         effects=analysis.effects,
         gates=analysis.gates,
-        levels=tuple(_make_level(view, effect.metric) for effect in analysis.effects),
+        levels=tuple(
+            LevelRecord(metric=name, baseline=view.mean(name, BASELINE), enabled=view.mean(name, ENABLED))
+            for name in (effect.metric for effect in analysis.effects)
+        ),
         report=report,
         cautions=make_cautions(view),
     )
-
-
-def _make_level(view: View, metric: str) -> LevelRecord:
-    return LevelRecord(metric=metric, baseline=view.mean(metric, BASELINE), enabled=view.mean(metric, ENABLED))

@@ -22,7 +22,7 @@ from rlk_repro.report.blocks import (
     make_row,
 )
 from rlk_repro.report.checks import TONES
-from rlk_repro.report.labels import NOT_RECORDED, start_sentence
+from rlk_repro.report.labels import NOT_RECORDED, number_or_dash, start_sentence
 from rlk_repro.report.view import View, log_path
 from rlk_repro.rundir.agreement import CheckWord, choose_word
 from rlk_repro.rundir.results import (
@@ -130,21 +130,17 @@ def make_gates(view: View) -> Section:
 
 
 def _gate_row(view: View, gate: Gate) -> tuple[TableCell, ...]:
-    ends = [_number(value) for value in (gate.low, gate.high) if value is not None]
+    ends = [number_or_dash(value) for value in (gate.low, gate.high) if value is not None]
     name = view.metric_cell(gate.name, gate.name) if gate.name in view.metrics else TableCell(text=gate.name)
     return make_row(
         name,
         TableCell(text=gate.status.value, tone=GATE_TONES[gate.status]),
-        _number(gate.estimate),
+        number_or_dash(gate.estimate),
         " to ".join(ends) or "–",
-        _number(gate.margin),
+        number_or_dash(gate.margin),
         str(gate.n),
         gate.detail,
     )
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else format_number(value)
 
 
 def make_pairs(view: View) -> Section:

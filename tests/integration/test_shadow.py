@@ -335,7 +335,7 @@ def test_ranks_that_share_a_vocabulary_compare_together_or_not_at_all(tmp_path: 
         return
     for found in shadows:
         assert found.error == ""
-        for gap in (found.log_probs, shadow.log_probs_no_grad, shadow.logits_grad):
+        for gap in (found.log_probs, found.log_probs_no_grad, found.logits_grad):
             assert gap is not None
             assert gap.max_abs is not None
             assert gap.max_abs < 1e-4
