@@ -198,12 +198,10 @@ def _read_rank(rank: int, path: Path, metrics: set[str]) -> RankOps:
             case Step():
                 metrics.update(event.timers, event.memory)
                 steps[event.step] = (line, event)
-            case Shadow() if len(shadows) < MAX_SHADOWS:
-                shadows.append(event)
-            case Kernels():
-                kernels = event
-            case Shadow() | End():
-                pass
+            case Shadow():
+                shadows = [*shadows, event][:MAX_SHADOWS]
+            case Kernels() | End():
+                kernels = event if isinstance(event, Kernels) else kernels
     return RankOps(
         rank=rank,
         source=source,
