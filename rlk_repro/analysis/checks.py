@@ -61,7 +61,6 @@ def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
 
 
 def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Iterator[AgreementCheck]:
-    """Yield the checks within each trial, then the checks between the training engines of the pair's two trials."""
     for variant, log in logs:
         if log is None or not log.steps:
             yield _skip(CheckKind.INPUTS, (pair, variant, 0), ROLLOUT, TRAINING, NO_RECORD)

@@ -43,7 +43,7 @@ def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> s
 def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
     """Return why a step's records do not show the planned variant; empty if the records show it.
 
-    The variants of such a session differ in whether tokens are recorded.
+    This check is for sessions whose variants differ in whether tokens are recorded.
     """
     if missing := _name_missing_ranks(ops_log):
         return missing

@@ -17,7 +17,6 @@ ROUTES: Final = "RL-Kernel and the trainer's own functions"
 
 
 def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
-    """Make one result per case of the shadow steps, with the largest difference over all ranks and steps."""
     by_case: dict[str, list[tuple[int, Shadow]]] = {}
     for rank in ops.ranks:
         for shadow in rank.shadows:

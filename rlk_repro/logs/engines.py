@@ -118,8 +118,6 @@ class Routing:
 
 @record(**RECORD)
 class Skipped:
-    """The reason why the weights, the log-probs, the layers or the routing of an engine are missing."""
-
     event: Literal["skipped"]
     step: Count
     what: Literal["weights", "log_probs", "layers", "routing"]

@@ -42,8 +42,6 @@ class _Event(BaseModel):
 
 
 class Device(_Event):
-    """The device's bytes and operations per second, measured before the first sweep."""
-
     event: Literal["device"]
     name: Text
     bytes_per_s: Rate
@@ -70,8 +68,6 @@ class _Cell(_Event):
 
 
 class Time(_Cell):
-    """The times of one cell in one sweep: the seconds of each timed call, or the reason why they are missing."""
-
     event: Literal["time"]
     sweep: Number
     kind: OperatorKind

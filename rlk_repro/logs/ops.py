@@ -33,8 +33,6 @@ _KERNELS: Final = b'{"event":"kernels",'
 
 @dataclass(frozen=True, kw_only=True)
 class RankOps:
-    """One rank's file; each entry of ``steps`` has its line number, counted from 1."""
-
     rank: int
     source: str
     install: Install | None
@@ -96,7 +94,6 @@ class OpsLog:
         return found
 
     def decisions(self) -> tuple[DecisionSummary, ...]:
-        """Return every distinct decision with totals over ranks: calls that RL-Kernel served, and fallbacks."""
         distinct = {
             (item.op, not item.is_rl_kernel, item.implementation, item.reason): None
             for rank in self.ranks

@@ -147,8 +147,6 @@ class Gap:
 
 @record(**RECORD)
 class Losses:
-    """The loss ``name``, as the trainer computes it (``baseline``) and as RL-Kernel computes it (``enabled``)."""
-
     name: Timer
     baseline: float | None
     enabled: float | None

@@ -2,7 +2,7 @@
 
 Each line is a sample of the node agent: ``{"t": unix seconds, "trial": name or null, "cpu_percent", "rss_bytes",
 "gpus": [{"index", "memory_used_bytes", "utilization_percent", "power_w", "temperature_c", "sm_clock_mhz",
-"throttle_reasons": [...]}]}``.  Values that a node cannot measure are null or absent.
+"throttle_reasons": [...]}]}``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTelemetry:
-    """How many samples of a trial have throttle reasons, and how many of these samples show a slowed device."""
+    """The number of a trial's samples with throttle data, and how many of them show a slowed device."""
 
     num_throttle_samples: int = 0
     num_throttled: int = 0
@@ -47,8 +47,6 @@ class TrialTelemetry:
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """One node's telemetry by trial; samples between trials are dropped."""
-
     trials: Mapping[str, TrialTelemetry]
     reject_counts: Mapping[str, int]
 

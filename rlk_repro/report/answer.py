@@ -186,7 +186,6 @@ def did_not_run(analysis: Analysis) -> bool:
 
 
 def describe_publishing(view: View) -> str:
-    """Return what to publish together with the answer; the text is empty if the run decided nothing."""
     analysis, bundle_id = view.analysis, view.context.bundle_id
     if not bundle_id or analysis.verdict.word not in DECIDED:
         return ""

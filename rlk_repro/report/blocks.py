@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 
 class Tone(StrEnum):
-    """The colour of a word in a report; the colour adds no information."""
-
     PLAIN = "plain"
     GOOD = "good"
     BAD = "bad"

@@ -147,7 +147,6 @@ def plot_drift(view: View) -> Iterator[Figure]:
 
 
 def _is_case(check: AgreementCheck) -> bool:
-    """Tell whether a check compares one engine with itself, such as in another batch."""
     return check.second.startswith(f"{check.first}, ")
 
 

@@ -26,11 +26,10 @@ class LevelRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRecord:
-    """The record of one bundle or run directory.
+    """``bundle_id`` is the sha256 of the checksums, empty for a run that is not sealed.
 
-    ``bundle_id`` is the sha256 of the checksums, empty for a run that is not sealed.  ``report`` is the path of the
-    page, empty where no page was written.  An effect's ``n`` counts pairs or sessions, and
-    ``unit`` says which: ``pair`` or ``session``.
+    ``report`` is the path of the page, empty where no page was written.  An effect's ``n`` counts pairs or sessions,
+    and ``unit`` says which: ``pair`` or ``session``.
     """
 
     source: str

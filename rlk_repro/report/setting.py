@@ -50,7 +50,6 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def find_own_work(plan: Plan) -> tuple[str, ...]:
-    """Return the report's sentences on the part of enabled's gain that comes from rlk-repro's own code, if any."""
     if not plan.needs_rl_kernel or _WITH_OWN_PASS.isdisjoint(plan.ops):
         return ()
     if plan.run.entropy_metric:

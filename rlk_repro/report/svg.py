@@ -100,8 +100,7 @@ class Scale:
 def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
     """Make a scale with some space around all values.
 
-    The scale starts at 0 if the lowest value is below 0.4 of the highest.  The scale spans at least 0.02 of the largest
-    value, so that tiny differences look tiny.
+    The scale spans at least 0.02 of the largest value, so that tiny differences look tiny.
     """
     found = list(values)
     low, high = min(found), max(found)
