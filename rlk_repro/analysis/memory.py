@@ -1,6 +1,6 @@
 """Decide whether enabled has a smaller peak of allocated memory in a step than baseline.
 
-No analysis file stores this verdict, so reports on older bundles show it too.
+Reports compute this verdict from the analysis, so reports on older bundles show it too.
 """
 
 from __future__ import annotations

@@ -66,8 +66,10 @@ def plot_agreement(view: View) -> Iterator[Figure]:
         (item.variant, [(x, part / item.num_tokens) for x, part in enumerate(item.beyond) if part]) for item in found
     ]
     labels = [f"{bound:g}" for bound in LADDER]
-    caption = f"Each point is the share of {count(number, 'token')} with a difference above the number on the axis."
-    yield _draw(f"{KEY}-shares", "Tokens above a difference", caption, "share of tokens", "difference", shares, labels)
+    caption = f"Each point is the share of {count(number, 'token')} whose difference exceeds the bound on the axis."
+    yield _draw(
+        f"{KEY}-shares", "Tokens that differ by more than a bound", caption, "share of tokens", "bound", shares, labels
+    )
     means = [
         (item.variant, [(x, mean) for x, mean in enumerate(item.mean_by_position) if mean is not None and mean > 0])
         for item in found

@@ -13,7 +13,7 @@ from rlk_repro.base.findings import Level, sort_findings
 from rlk_repro.base.units import format_percent
 from rlk_repro.report.answer import describe_answer, describe_ground, describe_word, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_headline, describe_interval, make_basis, make_identity
-from rlk_repro.report.blocks import TableCell, Tone
+from rlk_repro.report.blocks import Tone
 from rlk_repro.report.labels import NOT_RECORDED, clean
 from rlk_repro.report.operators import (
     KIND_TONES,
@@ -137,23 +137,18 @@ def _print_metrics(view: View, console: Console) -> None:
         table.add_column(f"{view.analysis.unit}s", justify="right", no_wrap=True)
     for metric in view.metrics:
         if metric in view.recorded and metric in SHOWN_METRICS:
-            table.add_row(*(_cell(cell) for cell in _metric_cells(view, metric, is_wide=is_wide)))
+            table.add_row(*map(_text, _metric_cells(view, metric, is_wide=is_wide)))
     console.print(table)
     if unrecorded := list_unrecorded(view):
         console.print(_text(unrecorded, "dim"))
 
 
-def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[TableCell]:
+def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[str]:
     effect = view.analysis.effect(metric)
     change = "" if effect is None or effect.ratio is None else format_percent(effect.ratio)
     ranges = [describe_range(view, metric, variant)[0].replace(" – ", "..") for variant in ("baseline", "enabled")]
-    cells = [TableCell(text=text) for text in (view.name_with_unit(metric), *ranges, change)]
-    if is_wide:
-        cells += [
-            TableCell(text=describe_interval(effect) if effect else ""),
-            TableCell(text=str(effect.n) if effect else ""),
-        ]
-    return cells
+    interval = (describe_interval(effect), str(effect.n)) if effect else ("", "")
+    return [view.name_with_unit(metric), *ranges, change, *(interval if is_wide else ())]
 
 
 def _print_gates(view: View, console: Console) -> None:
@@ -173,7 +168,7 @@ def _print_cells(view: View, console: Console) -> None:
         console.print(_text(describe_case(case), "bold"))
         table = _make_table("implementation", "kind", *numbers, numbers=numbers)
         for result in results:
-            table.add_row(*(_cell(cell) for cell in _operator_cells(result, is_wide=console.width >= WIDE)))
+            table.add_row(*_operator_cells(result, is_wide=console.width >= WIDE))
             if result.reason:
                 reasons.setdefault(f"{result.status}: {result.reason}", []).append(result.implementation)
         console.print(table)
@@ -183,20 +178,16 @@ def _print_cells(view: View, console: Console) -> None:
         console.print(_make_bullet(f"{', '.join(dict.fromkeys(names))}: {reason}"))
 
 
-def _operator_cells(result: OperatorResult, *, is_wide: bool) -> list[TableCell]:
-    cells = [
-        TableCell(text=result.implementation),
-        TableCell(text=result.kind.value, tone=KIND_TONES[result.kind]),
-        TableCell(text=describe_median(result).replace(" – ", ".."), tone=STATUS_TONES[result.status]),
-        TableCell(text=describe_speedup(result).replace(" – ", "..")),
-        TableCell(text=describe_error(result.error)),
-    ]
+def _operator_cells(result: OperatorResult, *, is_wide: bool) -> list[Text]:
+    texts = [describe_speedup(result), describe_error(result.error)]
     if is_wide:
-        cells += [
-            TableCell(text=describe_memory(result)),
-            TableCell(text=describe_floor_share(result).replace(" – ", "..")),
-        ]
-    return cells
+        texts += [describe_memory(result), describe_floor_share(result)]
+    return [
+        _text(result.implementation),
+        _text(result.kind.value, STYLES[KIND_TONES[result.kind]]),
+        _text(describe_median(result).replace(" – ", ".."), STYLES[STATUS_TONES[result.status]]),
+        *(_text(text.replace(" – ", "..")) for text in texts),
+    ]
 
 
 def _print_trials(view: View, console: Console) -> None:
@@ -204,7 +195,7 @@ def _print_trials(view: View, console: Console) -> None:
     table = _make_table("trial", "status", "steps", "mean", "RL-Kernel", numbers=("steps", "mean"))
     reasons: dict[str, list[str]] = {}
     for trial in view.analysis.trials:
-        table.add_row(*(_cell(cell) for cell in _trial_cells(view, trial)))
+        table.add_row(*_trial_cells(view, trial))
         for reason in filter(None, dict.fromkeys((trial.reason, trial.proof_reason))):
             reasons.setdefault(reason, []).append(trial.name)
     console.print(table)
@@ -212,15 +203,15 @@ def _print_trials(view: View, console: Console) -> None:
         console.print(_make_bullet(f"{', '.join(names)}: {reason}"))
 
 
-def _trial_cells(view: View, trial: TrialResult) -> tuple[TableCell, ...]:
-    summary = trial.summary(view.primary)
-    return (
-        TableCell(text=trial.name),
-        TableCell(text=trial.status.value, tone=Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD),
-        TableCell(text=f"{trial.num_steps_found}/{trial.num_steps_expected}"),
-        TableCell(text=view.numbers.format(view.primary, summary.mean) if summary else NOT_RECORDED),
-        make_proof_cell(view, trial),
-    )
+def _trial_cells(view: View, trial: TrialResult) -> list[Text]:
+    summary, proof = trial.summary(view.primary), make_proof_cell(view, trial)
+    return [
+        _text(trial.name),
+        _text(trial.status.value, STYLES[Tone.PLAIN if trial.status is TrialStatus.OK else Tone.BAD]),
+        _text(f"{trial.num_steps_found}/{trial.num_steps_expected}"),
+        _text(view.numbers.format(view.primary, summary.mean) if summary else NOT_RECORDED),
+        _text(proof.text, STYLES[proof.tone]),
+    ]
 
 
 def _print_findings(view: View, console: Console) -> None:
@@ -255,10 +246,6 @@ def _make_bullet(text: str) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_row("-", _text(text))
     return grid
-
-
-def _cell(cell: TableCell) -> Text:
-    return _text(cell.text, STYLES[cell.tone])
 
 
 def _text(text: str, style: str = "") -> Text:
