@@ -40,7 +40,7 @@ class Unwritable(EnvironmentMissing, OSError):
 def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
     """Turn write errors of the block into ``Unwritable`` errors about ``path``.
 
-    Callers handle ``FileExistsError``, so it is not changed.
+    ``FileExistsError`` is not changed, because callers handle it.
     """
     try:
         yield

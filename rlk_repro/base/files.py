@@ -117,7 +117,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def parse_json(where: str, data: bytes, *, schema: int | None = None, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Parse JSON; raise BundleUnreadable for NaN, infinities, long numbers, a key twice, and too much data."""
+    """Parse JSON; raise BundleUnreadable for NaN, infinities, long numbers, a duplicate key, and too much data."""
     try:
         value = decode_json(data, max_bytes)
     except ValueError as error:

@@ -30,7 +30,7 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 
 @dataclass(frozen=True)
 class Pattern:
-    """``regex`` finds secrets only in lines that ``hint`` matches, to save time; a hint is alternatives without groups.
+    """To save time, ``regex`` searches only lines that ``hint`` matches; a hint has alternatives but no groups.
 
     The text of a group named ``keep`` stays in front of the redacted part.
     """
@@ -218,7 +218,7 @@ class Scrubber:
 
     @classmethod
     def from_environment(cls, named: Iterable[str] = ()) -> Scrubber:
-        """Read the values of variables in ``named`` or named like a secret, and the passwords in any variable's URL."""
+        """Know the values of variables in ``named`` or named like a secret, and the passwords in variables' URLs."""
         secret = {*named, *filter(is_secret_name, os.environ)}
         values = [os.environ[name] for name in secret & os.environ.keys() if _can_be_known(os.environ[name])]
         return cls([*values, *(found for value in os.environ.values() for found in _USER_INFO.findall(value))])

@@ -130,7 +130,7 @@ class ArchiveReader:
         self._place = ReaderPlace(archive)
         self._gzip = GzipReader(stream, self._place)
         self._num_unread_bytes = 0
-        self._is_file: dict[str, bool | None] = {}  # None for a folder without an entry of its own
+        self._is_file: dict[str, bool | None] = {}  # None marks a folder without an entry of its own
         self.is_own = self._gzip.packed_digest is not None
         self.foreign_member: str | None = None
 

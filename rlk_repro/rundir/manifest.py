@@ -143,7 +143,7 @@ def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
 
 
 def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
-    """Yield the differences between other nodes and the run's first node that may matter, up to a limit."""
+    """Compare each node with the run's first node; yield the differences that may matter, up to a limit."""
     first = dict(manifests[0].facts()) if manifests else {}
     telling = {path for path, fact in first.items() if not isinstance(fact, Unknown)}
     telling = {path for path in telling if severity(path) is not Level.INFO}

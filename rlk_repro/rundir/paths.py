@@ -82,7 +82,7 @@ class NodeDir:
         return self.ray / use
 
     earlier = Within("earlier")
-    """Files of this node's agents from earlier allocations, in folders ``1``, ``2``, …."""
+    """The folder holds files of this node's agents from earlier allocations, in subfolders ``1``, ``2``, …."""
 
     def earlier_dirs(self) -> list[NodeDir]:
         return [NodeDir(path) for path in _folders(self.earlier)]
@@ -125,7 +125,7 @@ class RunDir:
         return self.scheduler / f"{topic}.txt"
 
     accounting_fields = Within("scheduler/accounting-fields.txt")
-    """Names of sacct's fields, with commas between; empty without accounting."""
+    """The file holds the names of sacct's fields that the job queries; empty without accounting."""
     own_patch = Within("rlk-repro.patch")
     prepared = Within("prepared.json")
     image = Within("image.json")
@@ -157,7 +157,7 @@ class RunDir:
         return [TrialDir(path) for path in sorted(found, key=lambda path: int(path.name.partition("-")[0]))]
 
     interrupted = Within("interrupted")
-    """Trials that ``--resume`` set aside, in folders ``1``, ``2``, …."""
+    """The folder holds trials that ``--resume`` set aside, in subfolders ``1``, ``2``, …."""
 
     def interrupted_trial(self, attempt: int, name: str) -> TrialDir:
         return TrialDir(self.interrupted / str(attempt) / name)
@@ -171,12 +171,12 @@ class RunDir:
     report = Within("report")
     lock = Within(".lock")
     reserve = Within(".reserve")
-    """Reserved disk space: on a full disk the leading agent removes the file to write its last message."""
+    """The file reserves disk space: on a full disk the leading agent removes it to write its last message."""
     state = Within(".state.json")
     agent_output = Within(".agent.log")
-    """Output of the agent's process on the cluster ``local``; empty unless the agent crashes."""
+    """The file holds the output of the agent on the cluster ``local``; empty unless the agent crashes."""
     cancelled = Within(".cancelled")
-    """The time at which a user asked the scheduler to end the job."""
+    """The file holds the time at which a user asked the scheduler to end the job."""
 
     def job_output(self, job_id: str) -> Path:
         """Return the file for the output of the batch script and of Slurm's tools.
@@ -186,7 +186,7 @@ class RunDir:
         return self.root / f".slurm-{job_id}.log"
 
     roster = Within(".roster.json")
-    """The pods of a job on Kubernetes."""
+    """The file lists the pods of a job on Kubernetes."""
 
     def pod_join(self, pod: str) -> Path:
         """Return the file that this pod updates regularly while it waits to take part in the job."""
@@ -196,15 +196,15 @@ class RunDir:
         return sorted(self.root.glob(f"{_POD_JOIN}*"))
 
     pod_end = Within(".pod-end.json")
-    """The exit code of the work in the leading pod."""
+    """The file holds the exit code of the work in the leading pod."""
     pod_losses = Within(".pod-losses.json")
-    """How often the newest Ray cluster of a RayJob lost its head node."""
+    """The file counts how often the newest Ray cluster of a RayJob lost its head node."""
     pod_note = Within(".pod.json")
-    """Messages of the leading pod's first process, or of a pod that serves files after the run."""
+    """The file holds messages of the leading pod's first process, or of a pod that serves files after the run."""
     pod_read = Within(".pod-read.json")
-    """How much of the trials' logs was read from outside the cluster, and when."""
+    """The file says how much of the trials' logs was read from outside the cluster, and when."""
     kubernetes_record = Within(".kubernetes.json")
-    """The cluster's facts about the job and its pods, which are read after sealing, so a bundle lacks them."""
+    """The file holds facts about the job and its pods.  They are read after sealing, so a bundle lacks them."""
 
     @property
     def live(self) -> RunDir:
@@ -216,7 +216,7 @@ class RunDir:
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")
-    """The allocation of the leading agent; a node that sees this file shares the leader's file system."""
+    """The file names the leader's allocation; a node that sees this file shares the leader's file system."""
 
     def pulse(self, node: str) -> Path:
         """Return the file that this node's agent updates regularly while it runs."""
@@ -232,12 +232,12 @@ class RunDir:
         return self.root / f".ray-{node}.json"
 
     ray_token = Within(".ray-token")
-    """The secret token by which processes of one Ray cluster recognize each other."""
+    """The file holds the secret token by which processes of one Ray cluster recognize each other."""
 
     again = Within(".again")
-    """An allocation whose time ran out after some pairs; the next allocation continues the run."""
+    """The file names an allocation whose time ran out after some pairs; the next one continues the run."""
     lost = Within(".lost")
-    """An allocation that ended because it lost nodes; another allocation may continue the run."""
+    """The file names an allocation that ended because it lost nodes; another one may continue the run."""
 
     def end_marker(self, node: str) -> Path:
         """Return the file that names the allocation which this node's agent has finished."""

@@ -265,8 +265,8 @@ class NoiseFloor:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The conclusion of a run; ``threshold`` is the larger of smallest effect of interest and noise floor, as a
-    fraction.
+    """The conclusion of a run; ``threshold`` is the smallest effect of interest or the noise floor, whichever is
+    larger.
     """
 
     word: VerdictWord

@@ -106,7 +106,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
-    """A dry run without a name takes the hardware of the run's first layout."""
+    """A dry run without a hardware name takes the hardware of the run's first layout."""
     name = request.hardware or found.profile.model.hardware
     # The shipped profile ``local`` names hardware cpu; a dry run may show other hardware instead.
     is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}
