@@ -6,7 +6,7 @@ from rlk_repro.agent.follower import follow_leader
 from rlk_repro.agent.leader import Leader
 from rlk_repro.agent.lock import locked
 from rlk_repro.agent.node import write_preflight
-from rlk_repro.agent.parts import NodePlace, Parts, Role, real_parts
+from rlk_repro.agent.parts import NodePlace, Parts, real_parts
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
@@ -24,7 +24,7 @@ def run_agent(run_dir: RunDir, place: NodePlace, *, is_resuming: bool, parts: Pa
     """
     plan = _load_plan(run_dir, place)
     parts = real_parts(WORKLOADS[plan.run.workload.kind]) if parts is None else parts
-    if place.role is Role.FOLLOWER:
+    if not place.is_leader:
         return follow_leader(plan, run_dir, place, parts)
     with locked(run_dir, f"node {place.node}, allocation {place.allocation}"):
         _check_unfinished(run_dir, is_resuming=is_resuming)

@@ -21,7 +21,6 @@ from rlk_repro.agent.trial import Outcome, TrialWatch, run_command
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.places import make_hider
 from rlk_repro.base.units import GIB, MIB
 from rlk_repro.plan import Plan
 from rlk_repro.probes import network
@@ -117,10 +116,10 @@ def _take_part(member: RayMember, head: str, find_trouble: Callable[[], str] = n
         return run_command(
             command,
             run_dir.node(member.place.node).all_reduce_log,
+            run_dir,
             limits=limits,
             stop=member.stop,
             watch=TrialWatch(find_trouble=find_trouble),
-            hide=make_hider(run_dir.root),
         )
 
 

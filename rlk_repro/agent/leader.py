@@ -32,7 +32,7 @@ from rlk_repro.agent.preflight.parts import record_prepared
 from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.progress import ProgressWriter
 from rlk_repro.agent.pulse import Listener, Pulse
-from rlk_repro.agent.ray.cluster import RayClusters, Service
+from rlk_repro.agent.ray.cluster import RayClusters
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.agent.ray.member import RayMember
@@ -213,17 +213,15 @@ class Leader:
                 return
 
     def _run_plainly(self, seed: int, command: Command, log: Path) -> Outcome:
-        with self._serve(Use(seed=seed), command) as service:
-            watch = TrialWatch(find_trouble=service.find_trouble, settle=service.settle)
-            running = replace(command, env={**command.env, **service.env})
+        with self._serve(Use(seed=seed), command) as watch:
             limits = replace(self._limits, time_limit_s=self._plan.storing_limit_min * 60)
-            return run_command(running, log, limits=limits, stop=self._stop, watch=watch)
+            return run_command(command, log, self._run_dir, limits=limits, stop=self._stop, watch=watch)
 
     @contextmanager
-    def _serve(self, use: Use, command: Command) -> Iterator[Service]:
+    def _serve(self, use: Use, command: Command) -> Iterator[TrialWatch]:
         try:
-            with self._ray.serve(use, command) as service:
-                yield service
+            with self._ray.serve(use, command) as watch:
+                yield watch
         finally:
             self._note(self._ray.take_findings())
         if self._ray.lost and self._stop.signal is None:
@@ -283,7 +281,7 @@ class Leader:
             self._current = Current(trial=trial.name, session=pid)
 
         command = self._make_command(trial)
-        with self._lay_out_rollouts(trial, command), self._serve(Use(trial=trial.name), command) as service:
+        with self._lay_out_rollouts(trial, command), self._serve(Use(trial=trial.name), command) as watch:
             try:
                 outcome = run_trial(
                     command,
@@ -292,13 +290,7 @@ class Leader:
                     allocation=self._place.allocation,
                     limits=self._limits,
                     stop=self._stop,
-                    watch=TrialWatch(
-                        see_output=self._progress.see_output,
-                        see_pid=see_pid,
-                        find_trouble=service.find_trouble,
-                        settle=service.settle,
-                    ),
-                    service_env=service.env,
+                    watch=replace(watch, see_output=self._progress.see_output, see_pid=see_pid),
                 )
             finally:
                 self._current = Current()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlk_repro.agent.gpu_sensors import open_sensors
 from rlk_repro.agent.own_patch import with_own_patch
-from rlk_repro.agent.parts import NodePlace, Parts, Role
+from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.network import compare_nodes
 from rlk_repro.agent.resume import set_node_aside
@@ -36,29 +36,25 @@ def describe_node(
 
     The files of an earlier agent move to ``earlier/<n>/``; facts that changed since then become findings.
     """
-    before = preflight.ClockReading.read()
+    offset_s = time.time() - time.monotonic()
     node = run_dir.node(place.node)
     earlier = set_node_aside(node)
     with trainer_path(plan):
-        manifest = with_run_directory(parts.probe_node(place.node), run_dir)
-    if place.role is Role.LEADER:
+        probed = parts.probe_node(place.node)
+    sections = {**probed.sections, folder.SECTION: folder.probe_folder(run_dir.root)}
+    manifest = dataclasses.replace(probed, sections=sections)
+    if place.is_leader:
         manifest = with_own_patch(manifest, run_dir, Scrubber.from_environment(named=profile_env(plan)[1].values()))
     write_json(node.manifest, manifest.to_json())
     busy = preflight.wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
     findings = [
         *known,
         *preflight.check_node(plan, run_dir, manifest, busy),
-        *preflight.check_clock(before, preflight.ClockReading.read()),
+        *preflight.check_clock(time.gmtime().tm_year, time.time() - time.monotonic() - offset_s),
         *([] if earlier is None else find_changes(earlier, manifest)),
     ]
     write_preflight(run_dir, place, findings)
     return findings
-
-
-def with_run_directory(manifest: Manifest, run_dir: RunDir) -> Manifest:
-    """Add the facts of the run directory's file system, which only a job's manifest has."""
-    facts = folder.probe_folder(run_dir.root)
-    return dataclasses.replace(manifest, sections={**manifest.sections, folder.SECTION: facts})
 
 
 def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:

@@ -6,7 +6,6 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,12 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import TrialCommands
 
 
-class Role(StrEnum):
-    """The leader runs the trials; a follower describes and watches its node."""
-
-    LEADER = "leader"
-    FOLLOWER = "follower"
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
     """The place of one agent among a job's ``nodes``, of which the first is the leader.
 
-    The last pair must end by ``until`` (Unix seconds); 0 means no limit.
+    The leader runs the trials; a follower describes and watches its node.  The last pair must end by ``until`` (Unix
+    seconds); 0 means no limit.
     """
 
     node: str
@@ -38,8 +31,8 @@ class NodePlace:
     until: float = 0.0
 
     @property
-    def role(self) -> Role:
-        return Role.LEADER if self.node == self.nodes[0] else Role.FOLLOWER
+    def is_leader(self) -> bool:
+        return self.node == self.nodes[0]
 
     @property
     def followers(self) -> tuple[str, ...]:

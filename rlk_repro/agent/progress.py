@@ -27,10 +27,6 @@ class ProgressWriter:
         self._durations_s: list[float] = []
         self._num_left = num_trials
 
-    @property
-    def trial(self) -> str | None:
-        return self._state.trial
-
     def enter(self, phase: Phase, message: str = "") -> None:
         self._reset(phase=phase, message=message)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rlk_repro.agent.logwriter import LogWriter
@@ -60,11 +59,13 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
-    """Functions that are called while a command runs; ``see_output`` gets whole log lines without secrets.
+    """What an agent adds to a command: unrecorded variables of the allocation, and functions called during the run.
 
-    ``find_trouble`` returns why the command must end, or an empty text; ``settle`` returns the final outcome.
+    ``see_output`` gets whole log lines without secrets.  ``find_trouble`` returns why the command must end, or an empty
+    text; ``settle`` returns the final outcome.
     """
 
+    env: Mapping[str, str] = field(default_factory=dict)
     see_output: Callable[[bytes], object] = lambda _: None
     see_pid: Callable[[int], object] = lambda _: None
     find_trouble: Callable[[], str] = no_trouble
@@ -80,11 +81,8 @@ def run_trial(
     limits: StopTimes,
     stop: Stop,
     watch: TrialWatch,
-    service_env: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
     """Run one trial in its new folder; ``exit.json`` is written last, and never in part.
-
-    ``service_env`` holds variables of this allocation, such as addresses; they are not recorded.
 
     Raises:
         SpecError: a variable of ``from_env`` is not set.
@@ -96,9 +94,7 @@ def run_trial(
         folder.libraries.mkdir()
     write_json(folder.command, record_command(command, run_dir))
     write_json(folder.env, record_env(command, run_dir, env))
-    running = replace(command, env={**command.env, **service_env})
-    hide = make_hider(run_dir.root)
-    found = run_command(running, folder.stdout, limits=limits, stop=stop, watch=watch, hide=hide)
+    found = run_command(command, folder.stdout, run_dir, limits=limits, stop=stop, watch=watch)
     outcome = replace(found, reason=hide_places(found.reason, run_dir.root))
     write_json(folder.exit, outcome.to_json(allocation))
     return outcome
@@ -107,15 +103,15 @@ def run_trial(
 def run_command(
     command: Command,
     log: Path,
+    run_dir: RunDir,
     *,
     limits: StopTimes,
     stop: Stop,
     watch: TrialWatch,
-    hide: Callable[[bytes], bytes] | None = None,
 ) -> Outcome:
     """Run a command and write its output to ``log``; secrets are removed, and names replace this machine's folders."""
-    hide = make_hider() if hide is None else hide
-    env = resolve_env(command, os.environ)
+    hide = make_hider(run_dir.root)
+    env = resolve_env(replace(command, env={**command.env, **watch.env}), os.environ)
     scrubber = Scrubber.from_environment(named=command.from_env.values())
     num_oom_kills = count_oom_kills()
     started_unix_s = time.time()

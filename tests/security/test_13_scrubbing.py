@@ -20,6 +20,7 @@ from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.trial import TrialWatch, run_command
 from rlk_repro.base.secrets import Scrubber, is_secret_name, looks_secret, scrub, scrub_argv
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Command
 from tests import ROOT
 from tests.security.secret_corpus import MIXED, NEAR_MISSES, SECRETS
@@ -86,8 +87,8 @@ def test_values_that_stand_alone_in_a_command_line() -> None:
 def run_and_read(folder: Path, program: str) -> str:
     """Return what a real process leaves in its log, with a secret that the profile passes on by name."""
     command = Command(argv=(sys.executable, "-c", program), env={}, from_env={"TOLD": "OF_NO_TELLING_NAME"})
-    watch = TrialWatch()
-    run_command(command, folder / "log", limits=StopTimes(time_limit_s=60), stop=Stop(), watch=watch)
+    limits = StopTimes(time_limit_s=60)
+    run_command(command, folder / "log", RunDir(folder), limits=limits, stop=Stop(), watch=TrialWatch())
     return (folder / "log").read_text()
 
 

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -42,16 +41,6 @@ YEARS: Final = (2025, 2100)
 MEMORY_TOLERANCE: Final = 0.05
 
 _MEMINFO: Final = Path("/proc/meminfo")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockReading:
-    unix_s: float
-    monotonic_s: float
-
-    @classmethod
-    def read(cls) -> ClockReading:
-        return cls(unix_s=time.time(), monotonic_s=time.monotonic())
 
 
 def check_node(plan: Plan, run_dir: RunDir, manifest: Manifest, busy: list[GpuUse] | Unknown) -> list[Finding]:
@@ -100,12 +89,10 @@ def check_writable(run_dir: RunDir) -> Iterator[Finding]:
         yield Finding(Level.BLOCKING, "run directory", "writable", str(error.strerror))
 
 
-def check_clock(before: ClockReading, now: ClockReading) -> Iterator[Finding]:
+def check_clock(year: int, drift_s: float) -> Iterator[Finding]:
     """Check that UTC is plausible and that it runs as fast as the monotonic clock."""
-    year = time.gmtime(now.unix_s).tm_year
     if not YEARS[0] <= year <= YEARS[1]:
         yield Finding(Level.WARNING, "clock", f"a year from {YEARS[0]} to {YEARS[1]}", str(year))
-    drift_s = (now.unix_s - before.unix_s) - (now.monotonic_s - before.monotonic_s)
     if abs(drift_s) > MAX_DRIFT_S:
         yield Finding(
             Level.WARNING,

@@ -11,19 +11,17 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
 from rlk_repro.agent.node import POLL_S, has_ended
-from rlk_repro.agent.process import no_trouble
 from rlk_repro.agent.pulse import Listener
 from rlk_repro.agent.ray.census import parse_names
 from rlk_repro.agent.ray.launch import SETTINGS, require_tokens
 from rlk_repro.agent.ray.marks import Condition, RayOrder, Report, Use, Want, read_report, write_mark
 from rlk_repro.agent.ray.member import RayMember
-from rlk_repro.agent.trial import Outcome
+from rlk_repro.agent.trial import Outcome, TrialWatch
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.findings import Finding, Level
@@ -31,15 +29,6 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
 CENSUS_S: Final = (5.0, 60.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Service:
-    """What a command needs from Ray: its variables, a reason to end the command, and a correction of the outcome."""
-
-    env: Mapping[str, str] = field(default_factory=dict)
-    find_trouble: Callable[[], str] = no_trouble
-    settle: Callable[[Outcome], Outcome] = lambda outcome: outcome
 
 
 class RayClusters:
@@ -53,14 +42,14 @@ class RayClusters:
         self._number = 0
 
     @contextmanager
-    def serve(self, use: Use, command: Command) -> Iterator[Service]:
+    def serve(self, use: Use, command: Command) -> Iterator[TrialWatch]:
         """Run the block with a Ray cluster if the command needs Ray.
 
         Raises:
             EnvironmentMissing: Ray did not start on every node, or Ray takes commands without a token.
         """
         if not command.needs_ray:
-            yield Service()
+            yield TrialWatch()
             return
         require_tokens()
         self._number += 1
@@ -69,7 +58,7 @@ class RayClusters:
             started = time.monotonic()
             cluster.bring_up()
             self._record("ray up", use=str(use), duration_s=time.monotonic() - started)
-            yield Service(env=cluster.env, find_trouble=cluster.find_trouble, settle=cluster.settle)
+            yield TrialWatch(env=cluster.env, find_trouble=cluster.find_trouble, settle=cluster.settle)
         except EnvironmentMissing as error:
             self._findings += [
                 Finding(Level.BLOCKING, f"{use}: {problem.where}", str(problem.expected), problem.what)

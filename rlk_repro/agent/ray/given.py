@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from rlk_repro.agent.ray.census import parse_names
-from rlk_repro.agent.ray.cluster import Service
 from rlk_repro.agent.ray.launch import SETTINGS, TOKEN_NAMES
 from rlk_repro.agent.ray.marks import Use
-from rlk_repro.agent.trial import Outcome
+from rlk_repro.agent.trial import Outcome, TrialWatch
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.findings import Finding, Level
@@ -52,14 +51,14 @@ class GivenRay:
         self._findings: list[Finding] = []
 
     @contextmanager
-    def serve(self, use: Use, command: Command) -> Iterator[Service]:
+    def serve(self, use: Use, command: Command) -> Iterator[TrialWatch]:
         """Run the block as soon as every node has joined Ray.
 
         Raises:
             EnvironmentMissing: a node did not join Ray in time.
         """
         if not command.needs_ray:
-            yield Service()
+            yield TrialWatch()
             return
         self._wait_for_nodes()
         if not self._is_told:
@@ -68,7 +67,7 @@ class GivenRay:
                 Finding(Level.INFO, "ray", "a fresh Ray cluster for every trial", "one Ray cluster for all trials")
             )
         self._record("ray given", use=str(use), address=self._address)
-        yield Service(env=self._make_env(command), find_trouble=self._find_trouble, settle=self._settle)
+        yield TrialWatch(env=self._make_env(command), find_trouble=self._find_trouble, settle=self._settle)
 
     def take_findings(self) -> list[Finding]:
         found, self._findings = self._findings, []
