@@ -24,7 +24,7 @@ class Stop:
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._writer, False)
 
-    def request(self, number: int) -> None:
+    def request(self, number: int, _frame: FrameType | None = None) -> None:
         self._last = signal.Signals(number)
         self.signal = self.signal or self._last
 
@@ -58,7 +58,7 @@ class Stop:
         previous_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         try:
             for number in SIGNALS:
-                signal.signal(number, self._handle)
+                signal.signal(number, self.request)
             yield
         finally:
             for number, handler in previous.items():
@@ -66,6 +66,3 @@ class Stop:
             signal.set_wakeup_fd(previous_fd)
             os.close(self.wake_fd)
             os.close(self._writer)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the signature of a handler)
-        self.request(number)

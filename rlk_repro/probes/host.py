@@ -133,7 +133,10 @@ def _control_group(root: Path) -> dict[str, Fact]:
         memory = [_bytes_or_unlimited(text) for text in _present(root, folders, "memory.max")]
         version: Fact = 2
     elif locate(root, "/sys/fs/cgroup/memory").exists():
-        cpu = [_v1_cpu(root, folder) for folder in _ancestors(root, "/sys/fs/cgroup/cpu", "cpu")]
+        cpu = [
+            _divide(read_int(root, f"{folder}/cpu.cfs_quota_us"), read_int(root, f"{folder}/cpu.cfs_period_us"))
+            for folder in _ancestors(root, "/sys/fs/cgroup/cpu", "cpu")
+        ]
         folders = _ancestors(root, "/sys/fs/cgroup/memory", "memory")
         memory = [_bytes_or_unlimited(text) for text in _present(root, folders, "memory.limit_in_bytes")]
         version = 1
@@ -237,16 +240,10 @@ def parse_mounts(text: str) -> dict[str, str]:
 def parse_cpu_max(text: str) -> float:
     """Return how many processors ``cpu.max`` allows: ``200000 100000`` allows 2, and ``max`` allows infinitely many."""
     quota, _, period = text.partition(" ")
-    if quota == "max":
-        return float("inf")
-    allowed, per = parse_int(quota, "cpu.max"), parse_int(period or "100000", "cpu.max")
-    if isinstance(allowed, Unknown) or isinstance(per, Unknown) or per <= 0:
-        return float("inf")
-    return round(allowed / per, 3)
+    return _divide(parse_int(quota, "cpu.max"), parse_int(period or "100000", "cpu.max"))
 
 
-def _v1_cpu(root: Path, folder: str) -> float:
-    quota, period = read_int(root, f"{folder}/cpu.cfs_quota_us"), read_int(root, f"{folder}/cpu.cfs_period_us")
+def _divide(quota: int | Unknown, period: int | Unknown) -> float:
     if isinstance(quota, Unknown) or isinstance(period, Unknown) or quota <= 0 or period <= 0:
         return float("inf")
     return round(quota / period, 3)

@@ -25,6 +25,7 @@ from rlk_repro.images.match import is_recorded
 from rlk_repro.images.record import ImageRecord
 from rlk_repro.plan import Plan
 from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.probes.host import parse_meminfo
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.sources import RL_KERNEL, SECTIONS
@@ -112,11 +113,9 @@ def check_room(what: str, free_bytes: int | None, min_gib: float) -> Iterator[Fi
 def read_free_memory(path: Path = _MEMINFO) -> int | None:
     """Return how many bytes of memory the kernel can give without swapping."""
     try:
-        lines = path.read_text().splitlines()
+        return parse_meminfo(path.read_text()).get("MemAvailable")
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
 
 
 def check_modules(names: Iterable[str], trainer_path: str = "") -> Iterator[Finding]:
