@@ -49,5 +49,4 @@ class Budget:
 
     @property
     def is_over(self) -> bool:
-        """Whether the work ended because the allocation's time was over."""
         return self._is_out or (bool(self._until) and time.time() >= self._until - EARLY_S)

@@ -120,7 +120,6 @@ class AmdSensors:
 
 
 def load_amdsmi() -> Any | None:
-    """Import and initialise ``amdsmi``; return None where it is not installed or finds no driver."""
     try:
         import amdsmi
     except (ImportError, OSError, KeyError):  # importing amdsmi loads one of the driver's libraries

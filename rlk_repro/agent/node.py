@@ -63,13 +63,11 @@ def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
 
 
 def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Finding]:
-    """Find the facts that differ between the nodes of this job; a node without a manifest is left out."""
     found = [load_manifest(run_dir.node(node).manifest) for node in place.nodes]
     return compare_nodes([manifest for manifest in found if manifest is not None], plan.profile.preflight)
 
 
 def load_manifest(path: Path) -> Manifest | None:
-    """Return a node's manifest, or None if the node's agent has not written it."""
     try:
         return Manifest.load(path)
     except BundleUnreadable:

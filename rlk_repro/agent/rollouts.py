@@ -48,7 +48,6 @@ def store_rollouts(
 
 
 def count_stored(run_dir: RunDir) -> int:
-    """Count the seeds whose rollouts are stored."""
     return len(_load_prepared(run_dir).get(ROLLOUTS, {}))
 
 

@@ -33,7 +33,6 @@ class BoundCell:
 
 
 def log_record(event: str, **fields: Any) -> None:
-    """Log one record of the operator tier, which ``logs.operators`` reads."""
     logger.info("operator %s", dump_json_line({"event": event, **fields}))
 
 

@@ -28,7 +28,6 @@ FIXED: Final[dict[str, Any]] = {
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags and ``FIXED``, as one namespace for vime's loss functions."""
     parser = argparse.ArgumentParser("python -m rlk_repro.bench.module", description=DESCRIPTION)
     parser.add_argument("--seed", type=int, default=1234, help="seed of all batches")
     parser.add_argument("--num-rollout", type=int, default=3, help="number of rollouts, each with its log lines")

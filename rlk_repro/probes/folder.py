@@ -19,7 +19,7 @@ FILE_BYTES: Final = 4096
 
 
 def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
-    """Return every fact of the section ``run_directory``; write and remove a few small files in that directory."""
+    """Return the facts of a folder; write and remove a few small files in the folder."""
     return {
         "filesystem": derive(read_text(root, "/proc/mounts"), lambda text: find_filesystem(text, folder.resolve())),
         **_room(folder),

@@ -39,7 +39,6 @@ class KfdGpu:
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact] | Unknown:
-    """Return every fact of AMD GPUs, or Unknown if the kernel shows no GPU to this process."""
     gpus = find_gpus(root)
     if not gpus:
         return _no_gpu(root)

@@ -1,4 +1,4 @@
-"""Run Ray on a follower node: follow the leader's last order, and report the state of Ray."""
+"""Run Ray on a follower node, by the leader's last order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlk_repro.agent.ray.node import RayNode
 
 
 class RayFollower:
-    """Follow the leader's orders each time ``step`` is called; after the block, Ray has ended on this node."""
+    """After the block, Ray has ended on this node."""
 
     def __init__(self, member: RayMember) -> None:
         self._member = member
