@@ -1,4 +1,4 @@
-"""Run Ray on a follower node, by the leader's last order."""
+"""Run Ray on a follower node as the leader's last order says."""
 
 from __future__ import annotations
 
