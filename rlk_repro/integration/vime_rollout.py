@@ -114,7 +114,6 @@ class RolloutServer:
         return torch.tensor([found[str(token)]["logprob"] for token, found in known], dtype=torch.float64)
 
     def generate(self, tokens: Sequence[int], wanted: dict[str, Any], **more: str) -> Any:
-        """Return vLLM's answer to a prompt of tokens; ``wanted`` holds vLLM's sampling parameters."""
         body = {"token_ids": list(tokens), "sampling_params": wanted, **more}
         return self._post("/inference/v1/generate", body)
 

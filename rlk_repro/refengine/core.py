@@ -18,7 +18,7 @@ Reducer = Callable[[torch.Tensor], torch.Tensor]
 class LossBatch(TypedDict):
     """One microbatch of n samples.  Lists hold an entry per sample; only ``unconcat_tokens`` includes prompt tokens."""
 
-    unconcat_tokens: list[torch.Tensor]  # int64, prompt and response together
+    unconcat_tokens: list[torch.Tensor]
     total_lengths: list[int]
     response_lengths: list[int]
     loss_masks: list[torch.Tensor]
@@ -122,11 +122,7 @@ def policy_loss_function(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the GRPO loss of one microbatch and its detached metrics, both summed over samples.
 
-    Args:
-        args: eps_clip, eps_clip_high, entropy_coef, use_kl_loss, kl_loss_coef, kl_loss_type, rollout_temperature,
-            log_probs_chunk_size.
-        logits: [1, T, V] float32 over all packed rows, not yet divided by the temperature.
-        sum_of_sample_mean: see ``make_sum_of_sample_mean``.
+    ``logits`` is [1, T, V] float32 over all packed rows, not yet divided by the temperature.
     """
     chunks, entropies = find_response_log_probs(args, batch, logits, with_entropy=True)
     log_probs, old_log_probs = torch.cat(chunks), torch.cat(batch["log_probs"])

@@ -1,4 +1,4 @@
-"""Make the dictionaries of vime's log lines, with keys in vime's order.  A value that is not measured has no key."""
+"""Make the dictionaries of vime's log lines, with keys in vime's order; a value that is not measured has no key."""
 
 from __future__ import annotations
 

@@ -69,7 +69,6 @@ class RolloutEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float, seed: int
     ) -> list[Response]:
-        """Sample one response per prompt until its end token or ``max_tokens``."""
         generator = torch.Generator(self.device).manual_seed(seed)
         layout = PackedLayout([len(prompt) for prompt in prompts], self.device)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)

@@ -113,8 +113,6 @@ def load_function(path: str) -> Callable[[argparse.Namespace], object]:
 
 
 class Trainer:
-    """Trains the policy; holds a frozen reference, the generator with its copy of the policy, and the optimizer."""
-
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         config = make_model_config(args)
         self.args, self.device = args, device

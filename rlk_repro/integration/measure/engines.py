@@ -64,7 +64,6 @@ class EngineRecord:
         self.write_hashes(step, engine, [(name, hash_tensor(tensor)) for name, tensor in tensors])
 
     def write_hashes(self, step: int, engine: str, hashes: Sequence[tuple[str, str]], note: str = "") -> None:
-        """Write hashes of weights; ``note`` says what the hashes do not cover."""
         more = {"note": note} if note else {}
         self._writer.write("weights", step=step, engine=engine, tensors=list(hashes), **more)
 
@@ -148,8 +147,7 @@ class CallRows:
     """The rows of chosen tokens in each call of a model.
 
     ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
-    ``lengths`` lists the number of rows of each call; it is empty if these numbers are unknown.  ``order`` lists
-    the indices that sort the tokens of all calls by token number.
+    ``lengths`` lists the number of rows of each call; it is empty if these numbers are unknown.
     """
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
@@ -194,7 +192,6 @@ class LayerCapture:
         return {point: torch.cat(parts)[self._rows.order] for point, parts in self._kept.items()}
 
     def find_fault(self) -> str:
-        """Return why the kept outputs may belong to other tokens; empty if every call had the expected rows."""
         num_calls, num_samples = self._call + 1, len(self._rows.lengths)
         if not self._fault and num_samples and num_calls != num_samples:
             return f"the model was called {num_calls} times, not once for each of {num_samples} samples"

@@ -163,7 +163,6 @@ def freeze_objects() -> int:
 
 
 def find_installation(owner: Any, names: Iterable[str]) -> Installation | None:
-    """Return the installation that has replaced one of these functions; None if they are the trainer's own."""
     found = (getattr(getattr(owner, name, None), _HANDLE, None) for name in names)
     return next((item for item in found if item is not None), None)
 

@@ -74,7 +74,6 @@ class Ledger:
             self._writer.write(event, **fields)
 
     def decide(self, op: str, found: Route | Refusal) -> None:
-        """Record the implementation of ``op``, unless it is already recorded; a fallback also logs a warning."""
         if isinstance(found, Route):
             decision = Decision(
                 op=op,

@@ -197,8 +197,6 @@ class StepProfile:
 
 
 class _BackwardSpan:
-    """A second backward pass over the same graph gives a second interval."""
-
     __slots__ = ("_begin", "_clock", "_end", "_intervals", "_name", "_num_left", "num_inputs")
 
     def __init__(self, name: str, clock: Clock, intervals: list[tuple[str, Any, Any]]) -> None:

@@ -18,7 +18,6 @@ _rounds = itertools.count()
 
 
 def find_rank() -> tuple[int, int]:
-    """Return this process's rank and world size: from torch, else from the launcher's variables, else 0 and 1."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -24,7 +24,6 @@ class RouteCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Capture the chosen experts during the block, or none if no tokens are chosen or routers are unknown."""
         with ExitStack() as stack:
             for point, module in list_points(model) if self._rows.order else ():
                 if point.endswith(" mlp"):
@@ -38,7 +37,6 @@ class RouteCapture:
         return {layer: [experts[place] for place in self._rows.order] for layer, experts in tokens.items()}
 
     def find_fault(self) -> str:
-        """Return why the kept experts may belong to other tokens; empty if every call had the expected rows."""
         counts, num_calls = {len(calls) for calls in self._kept.values()}, len(self._rows.rows)
         if not self._fault and counts - {num_calls}:
             return f"a router was called {min(counts)} times, not once for each of {num_calls} calls of the model"

@@ -149,7 +149,6 @@ class FirstCallCheck:
 
 
 def find_form_refusal(logits: torch.Tensor, *, is_on_device: bool) -> Refusal | None:
-    """Refuse logits whose dtype or device the kernels do not support."""
     if logits.dtype not in DTYPES:
         return Refusal(Reason.DTYPE, str(logits.dtype))
     return Refusal(Reason.DEVICE, str(logits.device)) if logits.is_cuda != is_on_device else None

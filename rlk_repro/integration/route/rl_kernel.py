@@ -54,8 +54,6 @@ def cut(text: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedOperator:
-    """An operator object of RL-Kernel whose class the table ``OPERATORS`` accepts on this platform."""
-
     op: Any
     implementation: str
     version: str
