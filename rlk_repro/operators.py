@@ -35,7 +35,6 @@ class Reason(StrEnum):
     OUTPUT_LAYER = "needs an output layer that can hand over its hidden states"
     LOGITS = "needs hidden states, and this call has logits"
     NOT_IMPORTABLE = "RL-Kernel cannot be imported"
-    NO_ROUTE = "cannot be called by this version of rlk-repro"
     NOT_ACCEPTED = "resolved to an implementation that is not accepted"
     GENERATION = "is not in this generation of RL-Kernel"
     NOT_DISPATCHED = "RL-Kernel's own dispatch refuses the operator"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,18 +71,20 @@ def test_a_torch_that_refuses_to_name_cudnn_ends_no_training(tmp_path: Path, mon
     assert found["cudnn_file"] == [{"path": library.name, "sha256": hashlib.sha256(b"cudnn").hexdigest()}]
 
 
-def test_a_module_is_asked_only_if_loaded(tmp_path: Path) -> None:
+def test_a_module_is_asked_only_if_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extension = tmp_path / "_C.so"
     extension.write_bytes(b"kernels")
     module = ModuleType("rl_engine._C")
     module.__file__ = str(extension)
-    found = libraries._find_file({"rl_engine._C": module}, "rl_engine._C")
+    monkeypatch.setitem(sys.modules, "rl_engine._C", module)
+    monkeypatch.setitem(sys.modules, "x", ModuleType("x"))
+    found = libraries._find_file("rl_engine._C")
     assert found == {"path": "_C.so", "sha256": hashlib.sha256(b"kernels").hexdigest()}
     assert libraries._name_file("/home/ada/venv/lib/python3.11/site-packages/rl_engine/_C.so") == (
         "site-packages/rl_engine/_C.so"
     )
-    assert libraries._find_file({}, "rl_engine._C") == {"unknown": "not loaded"}
-    assert libraries._find_file({"x": ModuleType("x")}, "x") == {"unknown": "the module has no file"}
-    assert libraries._find_version({"x": ModuleType("x")}, "x") == {"unknown": "the module reports no version"}
+    assert libraries._find_file("absent") == {"unknown": "not loaded"}
+    assert libraries._find_file("x") == {"unknown": "the module has no file"}
+    assert libraries._find_version("x") == {"unknown": "the module reports no version"}
     assert libraries._find_blas("nothing") == {"unknown": "torch's build configuration names no BLAS"}
     assert libraries._find_blas("BLAS_INFO=mkl, BUILD_TYPE=Release") == "mkl"

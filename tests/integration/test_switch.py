@@ -235,7 +235,7 @@ def test_ranks_compare_what_each_has_chosen_and_its_version(tmp_path: Path, monk
     choices: list[str] = []
     monkeypatch.setattr(switch, "check_ranks_agree", lambda _rank, _size, choice: choices.append(choice))
     settings = make_settings(tmp_path, Mode.AUTO, "logp", "ratio_kl")
-    install(load_loss_module(), settings, routes={"logp": make_route}).undo()
+    install(load_loss_module(), settings, routes={**ROUTES, "logp": make_route}).undo()
     assert choices == [
         "mode auto, entropy metric True, logp: NativeLogpOp 0.1.0; ratio_kl: RL-Kernel cannot be imported"
     ]

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -17,6 +15,7 @@ import torch
 from rlk_repro.base.files import sha256_file
 from rlk_repro.base.trees import hash_python
 from rlk_repro.integration.measure.transport import read_transport
+from rlk_repro.integration.route.rl_kernel import EXTENSION
 
 SCHEMA: Final = 1
 PACKAGES: Final = (
@@ -27,7 +26,6 @@ SOURCES: Final = ("megatron", "rl_engine", "vime")
 """Packages whose files are hashed, because a version number does not identify unreleased code."""
 COLLECTIVES: Final = re.compile(r"/lib(nccl|rccl)\.so[^/]*$")
 CUDNN: Final = re.compile(r"/libcudnn\.so[^/]*$")
-RL_KERNEL_EXTENSION: Final = "rl_engine._C"
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
@@ -46,9 +44,9 @@ def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, Any]:
         "blas": _find_blas(torch.__config__.show()),
         "num_threads": torch.get_num_threads(),
         "num_interop_threads": torch.get_num_interop_threads(),
-        "packages": {name: _find_version(sys.modules, name) for name in PACKAGES},
-        "sources": {name: _hash_sources(sys.modules, name) for name in SOURCES},
-        "rl_kernel_extension": _find_file(sys.modules, RL_KERNEL_EXTENSION),
+        "packages": {name: _find_version(name) for name in PACKAGES},
+        "sources": {name: _hash_sources(name) for name in SOURCES},
+        "rl_kernel_extension": _find_file(EXTENSION),
     }
 
 
@@ -86,28 +84,28 @@ def _find_blas(configuration: str) -> Any:
     return match[1] if match else _unknown("torch's build configuration names no BLAS")
 
 
-def _hash_sources(modules: Mapping[str, ModuleType], name: str) -> Any:
+def _hash_sources(name: str) -> Any:
     """A manifest records the same hash as ``package_tree``."""
-    if name not in modules:
+    if name not in sys.modules:
         return _unknown("not loaded")
-    folders = list(getattr(modules[name], "__path__", ()))
+    folders = list(getattr(sys.modules[name], "__path__", ()))
     try:
         return hash_python(Path(folders[0])) if folders else _unknown("the module has no folder")
     except OSError as error:
         return _unknown(error.strerror or "not readable")
 
 
-def _find_version(modules: Mapping[str, ModuleType], name: str) -> Any:
-    if name not in modules:
+def _find_version(name: str) -> Any:
+    if name not in sys.modules:
         return _unknown("not loaded")
-    version = getattr(modules[name], "__version__", None)
+    version = getattr(sys.modules[name], "__version__", None)
     return str(version) if version is not None else _unknown("the module reports no version")
 
 
-def _find_file(modules: Mapping[str, ModuleType], name: str) -> Any:
-    if name not in modules:
+def _find_file(name: str) -> Any:
+    if name not in sys.modules:
         return _unknown("not loaded")
-    path = getattr(modules[name], "__file__", None)
+    path = getattr(sys.modules[name], "__file__", None)
     return {"path": _name_file(path), "sha256": sha256_file(Path(path))} if path else _unknown("the module has no file")
 
 

@@ -9,13 +9,12 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from rlk_repro.integration.route.batch import CurrentBatch
-from rlk_repro.integration.route.rl_kernel import PACKAGE, Provenance
+from rlk_repro.integration.route.rl_kernel import Provenance
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.operators import OPERATORS, Case, Operator, Reason, Refusal, find_refusal
 
@@ -57,8 +56,6 @@ def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) 
     refusal = find_refusal(op, context.case)
     if refusal is not None:
         return refusal
-    if op not in routes:
-        return Refusal(Reason.NO_ROUTE if find_spec(PACKAGE) else Reason.NOT_IMPORTABLE)
     route = routes[op](context)
     if isinstance(route, Route) and not OPERATORS[op].find_implementation(context.case.platform, route.implementation):
         return Refusal(Reason.NOT_ACCEPTED, route.implementation)

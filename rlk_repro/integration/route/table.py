@@ -12,13 +12,12 @@ from rlk_repro.integration.route import log_probs
 from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFactory
 from rlk_repro.integration.route.grpo_loss import make_grpo_loss_route
 from rlk_repro.integration.route.linear_logp import make_linear_logp_route
-from rlk_repro.integration.route.log_probs import FirstCallCheck, Operators, Shard
+from rlk_repro.integration.route.log_probs import FirstCallCheck, Operators, Shard, ValueCheck
 from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_operator
 from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
 from rlk_repro.operators import Platform, Reason, Refusal
 
 Run: TypeAlias = Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]]
-Check: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Shard], Refusal | None]
 
 
 def make_logp_route(context: RouteContext) -> Route | Refusal:
@@ -89,7 +88,7 @@ def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
 
 
 def _make_route(
-    name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: Check | None = None
+    name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: ValueCheck | None = None
 ) -> Route:
     """The route serves calls of vime's log-prob function: from logits [T, V] to log-probs [T, 1] and entropy."""
     is_on_device = context.case.platform != Platform.CPU

@@ -110,8 +110,9 @@ class VocabParallelLogp:
         self.loaded = LoadedOperator(
             op=first.op, implementation=first.implementation, version=contracts.version, provenance=first.provenance
         )
-        backend = first.provenance.actual_backend
-        self._dispatch = functools.lru_cache(NUM_KEPT)(functools.partial(dispatch, contracts, case, backend=backend))
+        self._backend = first.provenance.actual_backend
+        ask = functools.partial(dispatch, contracts, case, backend=self._backend)
+        self._dispatch = functools.lru_cache(NUM_KEPT)(ask)
         self._values = FirstCallCheck(find_foreign_id)
         self._is_validated = False
 
@@ -131,10 +132,9 @@ class VocabParallelLogp:
         found = self._dispatch(Shape.of(logits, shard))
         if isinstance(found, Refusal):
             return found
-        ran, recorded = found.provenance.actual_backend, self.loaded.provenance
-        assert recorded is not None
-        if (found.implementation, ran) != (self.loaded.implementation, recorded.actual_backend):
-            was = f"{self.loaded.implementation} ({recorded.actual_backend})"
+        ran = found.provenance.actual_backend
+        if (found.implementation, ran) != (self.loaded.implementation, self._backend):
+            was = f"{self.loaded.implementation} ({self._backend})"
             return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({ran}) is chosen now, {was} at the start")
         return self._values.find_refusal(logits, tokens, shard)
 
