@@ -177,9 +177,9 @@ def install_into(
         return installed
     if settings.commit:
         use_commit(settings.commit)
-    abi = find_abi(target)
+    find_abi(target)
     case = dataclasses.replace(case, has_entropy_metric=settings.has_entropy_metric)
-    batch, watch = CurrentBatch(abi.rows), Watch()
+    batch, watch = CurrentBatch(), Watch()
     found = {}
     for op in settings.ops:
         native = getattr(target, OPERATORS[op].function)
@@ -232,7 +232,7 @@ def install_into(
         size = case.context_parallel
         refusal = f"context parallel size {size}: a rank has only parts of responses" if size > 1 else ""
         turn = installation.turn if settings.agreement_record == SCHEDULED else None
-        installation.tokens = TokenRecord(abi.rows, refusal, turn)
+        installation.tokens = TokenRecord(refusal, turn)
     _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)
     return installation
 

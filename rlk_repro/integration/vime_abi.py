@@ -1,4 +1,4 @@
-"""Define, for each supported vime commit and its pinned Megatron-LM, the function names and the layout of batches.
+"""Define, for each supported vime commit and its pinned Megatron-LM, the names of functions and classes.
 
 The signatures of the imported functions select the entry of ``ABIS``, because vime's training code has no version
 number.
@@ -7,12 +7,11 @@ number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.integration.measure.installation import find_signature_problems
-from rlk_repro.integration.route.batch import RowLayout
 
 LOG_PROBS: Final = "calculate_log_probs_and_entropy"
 APPROX_KL: Final = "compute_approx_kl"
@@ -36,7 +35,6 @@ class Abi:
     updaters: Mapping[str, str]
     output_layers: Mapping[str, str]
     wrappers: frozenset[str]
-    rows: RowLayout = field(default_factory=RowLayout)
 
 
 ABIS: Final[Mapping[str, Abi]] = {

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.integration.measure.agreement import TokenRecord
-from rlk_repro.integration.route.batch import RowLayout
 from rlk_repro.report.agreement import make_agreement, plot_agreement
 from rlk_repro.report.blocks import Table
 from rlk_repro.report.view import View
@@ -43,7 +42,7 @@ def make_batch(ours: list[list[float]], theirs: list[list[float]], masks: list[l
 
 
 def record(*batches: Any, refusal: str = "") -> dict[str, Any] | None:
-    tokens = TokenRecord(RowLayout(), refusal)
+    tokens = TokenRecord(refusal)
     loss = tokens.follow_loss(lambda _args, batch, _logits, _reducer: len(batch))
     for batch in batches:
         assert loss(SimpleNamespace(), batch, None, None) == len(batch)

@@ -16,10 +16,8 @@ from typing import Any, Final
 import torch
 
 from rlk_repro.integration.route.api import Turn
-from rlk_repro.integration.route.batch import RowLayout
 from rlk_repro.rundir.agreement import LADDER, LOG_PROBS, NUM_CLASSES, NUM_LOG_PROBS, NUM_POSITIONS
 
-_LOSS_MASKS: Final = "loss_masks"
 _SUMS: Final = ("abs", "k1", "k3")
 _NUM_ROWS: Final = NUM_POSITIONS + NUM_LOG_PROBS
 
@@ -38,8 +36,8 @@ class _Microbatch:
 class TokenRecord:
     """Records how far log-probs of training and rollout differ in a step, unless ``refusal`` says why not."""
 
-    def __init__(self, layout: RowLayout, refusal: str = "", turn: Turn | None = None) -> None:
-        self._layout, self._refusal, self._reason, self._turn = layout, refusal, refusal, turn
+    def __init__(self, refusal: str = "", turn: Turn | None = None) -> None:
+        self._refusal, self._reason, self._turn = refusal, refusal, turn
         self._seen: list[_Microbatch] = []
 
     def follow_loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,9 +84,7 @@ class TokenRecord:
         }
 
     def _add(self, batch: Mapping[str, Any]) -> None:
-        layout = self._layout
-        ours, theirs = batch.get(layout.log_probs), batch.get(layout.rollout_log_probs)
-        responses = batch.get(layout.response_lengths)
+        ours, theirs, responses = map(batch.get, ("log_probs", "rollout_log_probs", "response_lengths"))
         if not ours or not theirs or not responses:
             whose = "training" if not ours else "the rollout"
             self._reason = f"the batch has no log-probs of {whose}"
@@ -97,7 +93,11 @@ class TokenRecord:
         else:
             self._seen.append(
                 _Microbatch(
-                    ours=ours, theirs=theirs, masks=batch[_LOSS_MASKS], tokens=batch[layout.tokens], responses=responses
+                    ours=ours,
+                    theirs=theirs,
+                    masks=batch["loss_masks"],
+                    tokens=batch["unconcat_tokens"],
+                    responses=responses,
                 )
             )
 

@@ -15,7 +15,7 @@ import torch
 
 from rlk_repro.integration.route import log_probs
 from rlk_repro.integration.route.api import Call, Route, RouteContext
-from rlk_repro.integration.route.batch import RowLayout
+from rlk_repro.integration.route.batch import find_old, pack, pack_tokens
 from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import FirstCallCheck, Shard
 from rlk_repro.integration.route.rl_kernel import load_operator
@@ -26,22 +26,22 @@ def make_grpo_loss_route(context: RouteContext) -> Route | Refusal:
     loaded = load_operator("grpo_loss", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
-    is_on_device, values, layout = context.case.platform != Platform.CPU, FirstCallCheck(), context.batch.layout
+    is_on_device, values = context.case.platform != Platform.CPU, FirstCallCheck()
 
     def refuse(call: Call) -> Refusal | None:
         logits: torch.Tensor = call["logits"]
-        if not layout.find_old(call["args"], call["batch"]):
+        if not find_old(call["args"], call["batch"]):
             return Refusal(Reason.LOSS_OPTIONS, "no log-probs of the old policy in the batch")
         form = log_probs.find_form_refusal(logits, is_on_device=is_on_device)
-        tokens = layout.pack_tokens(call["batch"], logits.shape[1])
+        tokens = pack_tokens(call["batch"], logits.shape[1])
         return form or values.find_refusal(logits[0], tokens, Shard(0, 1, None))
 
     def run(call: Call) -> tuple[torch.Tensor, Any]:
         args, batch, logits = call["args"], call["batch"], call["logits"]
         with torch.no_grad():
             value, metrics = context.native(args, batch, logits.detach(), call["sum_of_sample_mean"])
-        surrogate = _compute_surrogate(loaded.op, layout, args, batch, logits, call["sum_of_sample_mean"])
-        tokens = layout.pack_tokens(batch, logits.shape[1])
+        surrogate = _compute_surrogate(loaded.op, args, batch, logits, call["sum_of_sample_mean"])
+        tokens = pack_tokens(batch, logits.shape[1])
         context.watch.add("grpo_loss", tokens, logits.shape[2], -surrogate.detach().abs().reshape(1))
         return value + (surrogate - surrogate.detach()), metrics
 
@@ -49,22 +49,22 @@ def make_grpo_loss_route(context: RouteContext) -> Route | Refusal:
 
 
 def _compute_surrogate(
-    op: Any, layout: RowLayout, args: Any, batch: Mapping[str, Any], logits: torch.Tensor, reducer: Any
+    op: Any, args: Any, batch: Mapping[str, Any], logits: torch.Tensor, reducer: Any
 ) -> torch.Tensor:
     """Return the policy loss of one microbatch of [1, T, V] logits; it equals the trainer's up to rounding."""
     rows = logits.squeeze(0)
     if args.rollout_temperature != 1.0:
         rows = rows / args.rollout_temperature
-    weights = _find_weights(reducer, batch[layout.response_lengths], rows.device)
+    weights = _find_weights(reducer, batch["response_lengths"], rows.device)
     advantages = [one * weight for one, weight in zip(batch["advantages"], weights, strict=True)]
-    mask = layout.pack([weight != 0 for weight in weights], batch, len(rows)).unsqueeze(1)
+    mask = pack([weight != 0 for weight in weights], batch, len(rows)).unsqueeze(1)
     rows = rows.contiguous().unsqueeze(1)
     loss, _, _ = op.apply(
         rows,
         rows.detach(),
-        layout.pack_tokens(batch, len(rows)).unsqueeze(1),
-        layout.pack(layout.find_old(args, batch), batch, len(rows)).unsqueeze(1),
-        layout.pack(advantages, batch, len(rows)),
+        pack_tokens(batch, len(rows)).unsqueeze(1),
+        pack(find_old(args, batch), batch, len(rows)).unsqueeze(1),
+        pack(advantages, batch, len(rows)),
         mask,
         clip_eps=args.eps_clip,
         beta=0.0,
