@@ -65,8 +65,6 @@ MEASURABLE: Final[Mapping[str, Measurable]] = {
 
 
 class Source(Model):
-    """Where a claim was published."""
-
     repository: Text
     document: Text | None = Field(None, description="path of the document in the repository")
     thread: Text | None = Field(None, description="issue or pull request")
@@ -90,8 +88,6 @@ class Testbed(Model):
 
 
 class Quantity(Model):
-    """One column of a published table."""
-
     unit: Unit
     pass_: Pass = Field(alias="pass")
     meaning: Text
@@ -167,8 +163,6 @@ class MeasureCheck(Model):
 
 
 class NotRunnable(Model):
-    """The reason why it is impossible to re-run the claim with rlk-repro."""
-
     kind: Literal["not_runnable"]
     reason: Text
 
@@ -177,8 +171,6 @@ Check: TypeAlias = Annotated[MeasureCheck | NotRunnable, Field(discriminator="ki
 
 
 class Claim(Model):
-    """A published claim, ``manifests/claims/<claim>.yaml``."""
-
     schema_: Schema = Field(alias="schema", default=1)
     claim: Name
     title: Text

@@ -1,7 +1,4 @@
-"""Compare measurements of this machine with published ones: ratios of times, and memory.
-
-If this machine has other hardware than the claim names, a result says nothing about the claim's hardware.
-"""
+"""Compare measurements of this machine with published ones: ratios of times, and memory."""
 
 from __future__ import annotations
 

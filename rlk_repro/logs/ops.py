@@ -81,7 +81,6 @@ class OpsLog:
         return sum(found, OpCount())
 
     def variant_of(self, step: int) -> str | None:
-        """Return the variant of a session's step, or None if the ranks disagree."""
         found = {rank.steps[step][1].variant for rank in self.ranks if step in rank.steps}
         return found.pop() if len(found) == 1 else None
 

@@ -29,8 +29,6 @@ THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTelemetry:
-    """The number of a trial's samples with throttle data, and how many of them show a slowed device."""
-
     num_throttle_samples: int = 0
     num_throttled: int = 0
 

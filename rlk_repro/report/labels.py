@@ -149,7 +149,6 @@ class Numbers:
         self._decimals = {metric: _decimals(self.scale(metric, size)) for metric, size in largest.items()}
 
     def unit(self, metric: str) -> str:
-        """Return the unit of a metric's values; the largest mean of a trial selects ``s``, ``ms`` or ``µs``."""
         return self._find_unit(metric)[0]
 
     def scale(self, metric: str, value: float) -> float:

@@ -104,7 +104,6 @@ class View:
         return replace(found, unit=self.numbers.unit(metric) or found.unit)
 
     def title(self, metric: str) -> str:
-        """Return the label with a capital letter; a metric without a label keeps its name unchanged."""
         label = self.label(metric).label
         return label if label == metric else start_sentence(label)
 
@@ -142,7 +141,6 @@ class View:
         return self.is_comparison or bool(self.analysis.checks)
 
     def metric_rank(self, metric: str) -> tuple[int, bool]:
-        """Return a sort key for the order of metrics in a report; the mean step time follows the step time."""
         measured = measured_metric(metric)
         return self._places.get(measured, len(self._places)), metric != measured
 
