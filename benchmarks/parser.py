@@ -86,7 +86,7 @@ def peak_rss_mib() -> float:
 
 def check(parsed: ParsedLog, num_rollouts: int) -> None:
     """Every generated line was found and nothing was refused."""
-    tables = (parsed.step_rows, parsed.rollout_rows, parsed.perf_rows)
+    tables = list(parsed.rows.values())
     if parsed.reject_counts or any(len(table) != num_rollouts for table in tables):
         raise SystemExit(f"wrong result: {parsed.reject_counts}, {[len(table) for table in tables]} rollouts")
 

@@ -139,7 +139,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     def make_series(metric: Metric) -> Samples:
         columns = []
         for row, key in metric.sources:
-            found = _find_samples(_rows(parsed, row), key, _num_rows(row, num_steps_per_rollout))
+            found = _find_samples(parsed.rows[row], key, _num_rows(row, num_steps_per_rollout))
             rollout_ids = range(metric.offset, num_rollouts + metric.offset)
             columns.append(tuple(None if item in void else found.get(item) for item in rollout_ids))
         formula = metric.formula
@@ -155,7 +155,7 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
     found: dict[int, str] = {}
     for metric in METRICS:
         for row, key in metric.sources:
-            for index, numbers in _rows(parsed, row).items():
+            for index, numbers in parsed.rows[row].items():
                 sample = numbers.get(key)
                 if sample is not None and metric.is_impossible(key, sample.value):
                     rollout_id = index // _num_rows(row, num_steps_per_rollout)
@@ -173,10 +173,6 @@ def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, LogSample]:
 
 def _num_rows(row: LogRow, num_steps_per_rollout: int) -> int:
     return num_steps_per_rollout if row is LogRow.STEP else 1
-
-
-def _rows(parsed: ParsedLog, row: LogRow) -> Rows:
-    return {LogRow.STEP: parsed.step_rows, LogRow.ROLLOUT: parsed.rollout_rows, LogRow.PERF: parsed.perf_rows}[row]
 
 
 def _mean(samples: list[LogSample]) -> LogSample:

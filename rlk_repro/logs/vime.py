@@ -63,16 +63,13 @@ Rows = Mapping[int, Mapping[str, LogSample]]
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLog:
-    """The key of a row is the number N that its line prints.
+    """``rows`` maps the kind of a line (``step``, ``rollout`` or ``perf``) and its number N to the printed values.
 
-    ``perf_rows`` merges the ``perf N`` lines of trainer and RolloutManager.  ``reject_counts`` also counts the lines
-    that Ray dropped as duplicates.  Ray ignores digits when it looks for duplicates, so a dropped line may hold values
-    of another step.
+    ``reject_counts`` also counts the lines that Ray dropped as duplicates.  Ray ignores digits when it looks for
+    duplicates, so a dropped line may hold values of another step.
     """
 
-    step_rows: Rows
-    rollout_rows: Rows
-    perf_rows: Rows
+    rows: Mapping[str, Rows]
     reject_counts: Mapping[str, int]
 
 
@@ -92,9 +89,7 @@ def parse_stream(stream: IO[bytes]) -> ParsedLog:
         reader.read_line(line)
     hidden = reader.num_hidden_by_ray
     return ParsedLog(
-        step_rows=reader.rows["step"],
-        rollout_rows=reader.rows["rollout"],
-        perf_rows=reader.rows["perf"],
+        rows=reader.rows,
         reject_counts=dict(sorted(reader.rejects.items())) | ({LogReject.HIDDEN.value: hidden} if hidden else {}),
     )
 

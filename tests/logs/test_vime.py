@@ -36,12 +36,7 @@ def parse(*lines: bytes) -> ParsedLog:
 
 
 def rows_of(parsed: ParsedLog) -> dict[str, dict[int, dict[str, LogSample]]]:
-    tables = {
-        "step": parsed.step_rows,
-        "rollout": parsed.rollout_rows,
-        "perf": parsed.perf_rows,
-    }
-    return {kind: {index: dict(row) for index, row in rows.items()} for kind, rows in tables.items()}
+    return {kind: {index: dict(row) for index, row in rows.items()} for kind, rows in parsed.rows.items()}
 
 
 def values_of(parsed: ParsedLog) -> set[tuple[str, int, str, str]]:
@@ -55,13 +50,13 @@ def values_of(parsed: ParsedLog) -> set[tuple[str, int, str, str]]:
 
 def test_a_live_log_is_read_whole():
     parsed = parse_log(LIVE)
-    assert sorted(parsed.step_rows) == [0, 1, 2, 3, 4, 5]
-    assert sorted(parsed.rollout_rows) == sorted(parsed.perf_rows) == [0, 1, 2]
+    assert sorted(parsed.rows["step"]) == [0, 1, 2, 3, 4, 5]
+    assert sorted(parsed.rows["rollout"]) == sorted(parsed.rows["perf"]) == [0, 1, 2]
     assert parsed.reject_counts == {LogReject.HIDDEN: 2, LogReject.QUOTED: 1}
 
 
 def test_both_perf_lines_of_a_rollout_are_merged():
-    row = parse_log(LIVE).perf_rows[1]
+    row = parse_log(LIVE).rows["perf"][1]
     assert row["perf/rollout_time"] == LogSample(6.125, 21)
     assert row["perf/step_time"] == LogSample(16.125, 26)
 
@@ -92,38 +87,38 @@ def test_a_line_that_contradicts_an_earlier_one_is_refused_whole():
         PREFIX + b"perf 3: {'perf/train_time': 1.0}",
         PREFIX + b"perf 3: {'perf/step_time': 5.0, 'perf/train_time': 1.5}",
     )
-    assert parsed.perf_rows == {3: {"perf/train_time": LogSample(1.0, 1)}}
+    assert parsed.rows["perf"] == {3: {"perf/train_time": LogSample(1.0, 1)}}
     assert parsed.reject_counts == {LogReject.CONFLICT: 1}
 
 
 def test_equal_repeats_are_no_conflict_even_for_nan():
     line = PREFIX + b"step 0: {'train/grad_norm': nan, 'train/loss': 1e-3}"
     parsed = parse(line, line)
-    assert parsed.step_rows[0]["train/loss"] == LogSample(0.001, 1)
+    assert parsed.rows["step"][0]["train/loss"] == LogSample(0.001, 1)
     assert parsed.reject_counts == {}
 
 
 def test_critic_steps_do_not_mix_with_the_actors():
     parsed = parse(PREFIX + b"critic-step 0: {'train/critic-value_loss': 0.5, 'train/step': 0}")
-    assert (parsed.step_rows, parsed.reject_counts) == ({}, {})
+    assert (parsed.rows["step"], parsed.reject_counts) == ({}, {})
 
 
 def test_lines_that_ray_swallowed_are_counted_but_not_made_up():
     parsed = parse(PREFIX + b"step 7: {'train/loss': 0.5} [repeated 9x across cluster] (Ray deduplicates logs by ...)")
-    assert parsed.step_rows == {7: {"train/loss": LogSample(0.5, 1)}}
+    assert parsed.rows["step"] == {7: {"train/loss": LogSample(0.5, 1)}}
     assert parsed.reject_counts == {"hidden by Ray as repetitions of another line": 8}
 
 
 def test_a_message_behind_megabytes_of_progress_bars_is_found():
     parsed = parse(b"chatter", BAR * 300_000 + TRAINER + PREFIX + b"step 7: {'train/loss': 0.5}")
-    assert parsed.step_rows == {7: {"train/loss": LogSample(0.5, 2)}}
+    assert parsed.rows["step"] == {7: {"train/loss": LogSample(0.5, 2)}}
 
 
 def test_text_quoted_by_a_message_holds_no_message_however_long_it_is():
     decoy = PREFIX + b"step 7: {'train/loss': 0.5}"
     text = b"(RolloutManager pid=1) [2026-11-20 13:45:12] r.py:1 - First rollout sample: ['" + b"a" * (17 << 20) + decoy
     parsed = parse(text + decoy + b"'], label: 3")
-    assert parsed.step_rows == {}
+    assert parsed.rows["step"] == {}
     assert parsed.reject_counts == {LogReject.QUOTED: 2}
 
 

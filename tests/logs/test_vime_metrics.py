@@ -107,7 +107,11 @@ def test_the_logs_of_the_evidence_have_the_metrics_of_the_table(name: str, num_t
 
 def check_log(log: Path, lane: str, num_rollouts: int) -> None:
     parsed = parse_log(log)
-    assert (parsed.reject_counts, len(parsed.perf_rows), len(parsed.step_rows)) == ({}, num_rollouts, 2 * num_rollouts)
+    assert (parsed.reject_counts, len(parsed.rows["perf"]), len(parsed.rows["step"])) == (
+        {},
+        num_rollouts,
+        2 * num_rollouts,
+    )
     found = metric_series(parsed, num_rollouts=num_rollouts, num_steps_per_rollout=2)
     states = metric_states(SHOWN[lane])
     for item in REQUIRED:
