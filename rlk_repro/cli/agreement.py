@@ -30,16 +30,16 @@ def agreement(
     from rlk_repro.analysis.checks import has_other_contract
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import open_bundle
+    from rlk_repro.plan import Plan
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report.markdown import render_checks
     from rlk_repro.rundir.agreement import describe_checks
-    from rlk_repro.submit.sending import load_plan
 
     unwanted = {WORDS[word] for word in read_fail_on(fail_on, WORDS, "word")}
     analysis, context = load_result(bundle, is_linked=False)
     checks = analysis.checks
     with open_bundle(bundle) as run_dir:
-        is_other_contract = has_other_contract(load_plan(run_dir), run_dir)
+        is_other_contract = has_other_contract(Plan.load(run_dir.plan), run_dir)
     if as_json:
         from rlk_repro.cli.answers import EnginesCompared
 

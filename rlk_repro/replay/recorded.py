@@ -27,7 +27,6 @@ from rlk_repro.rundir.results import Analysis
 from rlk_repro.sources import OURSELVES
 from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.finishing import report_context
-from rlk_repro.submit.sending import load_plan
 
 _OUR_CODE: Final = ("version", "package_tree", "commit")
 
@@ -97,7 +96,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     with open_bundle(source) as run_dir:
         analysis = analyse(run_dir)
         context = report_context(run_dir, source, is_linked=is_linked)
-        found = find_rewritten(load_plan(run_dir), run_dir)
+        found = find_rewritten(Plan.load(run_dir.plan), run_dir)
         difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
         found.append(Finding(Level.BLOCKING, run_dir.analysis.name, "the logs' values, shown here", difference))

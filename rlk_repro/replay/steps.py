@@ -89,7 +89,7 @@ def reanalyse(bundle: Path) -> Recorded:
     require_verified(bundle)
     with open_bundle(bundle) as run_dir:
         analysis = _require_same_analysis(run_dir)
-        plan = sending.load_plan(run_dir)
+        plan = Plan.load(run_dir.plan)
         inputs = _read_inputs(run_dir)
         require_as_authored(plan, run_dir)
         return Recorded(

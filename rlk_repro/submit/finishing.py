@@ -20,12 +20,13 @@ from rlk_repro.base.errors import (
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json, sha256_file
 from rlk_repro.base.secrets import scrub
 from rlk_repro.clusters.registry import get_backend
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.rundir.state import Progress, read_state
 from rlk_repro.submit.authored import describe_rule_changes
-from rlk_repro.submit.sending import Launched, load_plan, load_submission, poll
+from rlk_repro.submit.sending import Launched, load_submission, poll
 from rlk_repro.workloads.differences import list_differences, read_differences
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
     from rlk_repro.report import Context
     from rlk_repro.report.setting import describe_setting, find_own_work
 
-    plan = load_plan(run_dir)
+    plan = Plan.load(run_dir.plan)
     run = plan.run
     recorded = read_differences(plan, run_dir)
     return Context(

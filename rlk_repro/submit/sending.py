@@ -42,7 +42,7 @@ def prepare_resume(name: str) -> Prepared:
     submission = load_submission(run_dir)
     if submission is not None:
         _require_ended(run_dir, poll(Launched(run_dir=run_dir, submission=submission)))
-    return render(load_plan(run_dir), None, run_dir)
+    return render(Plan.load(run_dir.plan), None, run_dir)
 
 
 def _require_ended(run_dir: RunDir, status: JobStatus) -> None:
@@ -79,10 +79,6 @@ def record_submission(run_dir: RunDir, submission: Submission) -> None:
     """Record a submission for this user's later commands, and in the run directory as evidence."""
     remember(run_dir, submission.to_json())
     write_json(run_dir.submission, submission.to_json())
-
-
-def load_plan(run_dir: RunDir) -> Plan:
-    return Plan.load(run_dir.plan)
 
 
 def is_own(run_dir: RunDir) -> bool:

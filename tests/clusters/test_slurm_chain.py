@@ -12,6 +12,7 @@ from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Level
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.clusters.api import JobState
+from rlk_repro.plan import Plan
 from rlk_repro.submit import planning, sending
 from tests.support.slurm.runs import Run, Site, make_profile
 from tests.support.verifying import verify_bundle
@@ -62,7 +63,7 @@ def require_one_allocation_per_pair(run: Run) -> dict[str, set[str]]:
         analysis = json.loads(sealed.analysis.read_bytes())
     assert all(len(allocations) == 1 for allocations in by_pair.values()), by_pair
     allocations = {name for names in by_pair.values() for name in names}
-    assert analysis["experiment_hash"] == sending.load_plan(run.run_dir).experiment_hash
+    assert analysis["experiment_hash"] == Plan.load(run.run_dir.plan).experiment_hash
     (told,) = [item for item in analysis["findings"] if item["where"] == "allocations"]
     assert (told["level"], told["expected"]) == (Level.WARNING, "1")
     assert re.match(rf"{len(allocations)}: p1, .* in {run.job_id}\.0 on node-\d; ", told["found"])
@@ -71,10 +72,10 @@ def require_one_allocation_per_pair(run: Run) -> dict[str, set[str]]:
 
 def test_twelve_pairs_complete_in_jobs_of_a_third_of_their_time(site: Site) -> None:
     run = submit(site, max_job_time="3m")
-    hashes = sending.load_plan(run.run_dir).experiment_hash
+    hashes = Plan.load(run.run_dir.plan).experiment_hash
     wait_for_end(run)
     assert run.poll().reason == f"sealed, {2 * NUM_PAIRS} of {2 * NUM_PAIRS} trials ok", run.tail()
     by_pair = require_one_allocation_per_pair(run)
-    assert sending.load_plan(run.run_dir).experiment_hash == hashes
+    assert Plan.load(run.run_dir.plan).experiment_hash == hashes
     assert len(by_pair) == NUM_PAIRS
     assert len({name for names in by_pair.values() for name in names}) >= 3

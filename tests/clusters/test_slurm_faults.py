@@ -17,8 +17,8 @@ from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.clusters.api import JobState, JobStatus
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.state import Phase, read_state
-from rlk_repro.submit.sending import load_plan
 from tests.support.job_examples import fill_disk, find_descendants
 from tests.support.slurm.cluster import NODES, Cluster
 from tests.support.slurm.runs import LONG, Run, Site, make_profile, start_or_skip
@@ -156,7 +156,7 @@ def wait_for_end(run: Run) -> JobStatus:
 
 
 def check_what_counts(run: Run) -> None:
-    plan = load_plan(run.run_dir)
+    plan = Plan.load(run.run_dir.plan)
     for name, trials in plan.pairs().items():
         if name in find_whole_pairs(plan, run.run_dir):
             records = [load_json(run.run_dir.trial(trial.name).exit) for trial in trials]

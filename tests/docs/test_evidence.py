@@ -25,7 +25,6 @@ from rlk_repro.report.setting import describe_setting
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus
 from rlk_repro.spec.load import load_run
-from rlk_repro.submit.sending import load_plan
 from tests import ROOT
 
 FOLDER = ROOT / "docs" / "evidence"
@@ -98,7 +97,7 @@ def test_the_commands_and_numbers_of_a_module_run_are_its_own(title: str, name: 
     section = find_section(title)
     analysis = analyse(name)
     with open_bundle(FOLDER / name) as run_dir:
-        plan = load_plan(run_dir)
+        plan = Plan.load(run_dir.plan)
     (command,) = re.findall(r"^rlk-repro submit --run module-.*$", section, flags=re.MULTILINE)
     changed = dict(describe_setting(plan))["overrides"]
     assert all(source.split()[0] in command for source in plan.sources.values() if source.startswith("--"))
@@ -238,7 +237,7 @@ def test_the_step_at_qwen3_4b_spreads_and_needs_energy_as_the_page_says() -> Non
 @pytest.mark.parametrize(("title", "name"), VIME.items())
 def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -> None:
     with open_bundle(FOLDER / name) as run_dir:
-        plan = load_plan(run_dir)
+        plan = Plan.load(run_dir.plan)
     (command,) = re.findall(r"^rlk-repro submit .*$", find_section(title), flags=re.MULTILINE)
     assert f" --run {plan.run.run} --hardware {plan.hardware.hardware} " in command
     wanted = list_overrides(plan)
@@ -250,7 +249,7 @@ def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -
 def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back() -> None:
     name = VIME["Live over two GPUs"]
     with open_bundle(FOLDER / name) as run_dir:
-        assert load_plan(run_dir).run.layouts["h200"].tensor_parallel == 2
+        assert Plan.load(run_dir.plan).run.layouts["h200"].tensor_parallel == 2
         enabled = [trial for trial in analyse(name).trials if trial.variant == "enabled"]
         for trial in enabled:
             first, second = read_ops(run_dir.trial(trial.name)).ranks
@@ -269,7 +268,7 @@ def test_the_commands_of_agreement_runs_ask_for_what_ran() -> None:
     commands = re.findall(r"^rlk-repro submit .*$", find_section("Whether vime's engines agree"), flags=re.MULTILINE)
     for command, name in zip(commands, AGREEMENT, strict=True):
         with open_bundle(FOLDER / name) as run_dir:
-            plan = load_plan(run_dir)
+            plan = Plan.load(run_dir.plan)
         assert command.startswith(f"rlk-repro submit {plan.run.run} --hardware {plan.hardware.hardware} ")
         changed = dict(describe_setting(plan))["overrides"]
         ran = {
@@ -406,7 +405,7 @@ def test_runs_in_the_locked_environment_name_its_record_and_ran_rl_kernel(name: 
     with open_bundle(bundle) as run_dir:
         assert f"`{name}`, id `{sha256_file(run_dir.checksums)[:12]}…`" in " ".join(PAGE.split())
         (manifest,) = load_manifests(run_dir)
-        plan = load_plan(run_dir)
+        plan = Plan.load(run_dir.plan)
     container: Any = manifest.sections["container"]
     code: Any = manifest.sections["code"]
     assert plan.stack.stack == "2026-11"

@@ -28,6 +28,7 @@ from rlk_repro.images.build import Build
 from rlk_repro.images.layers import find_files
 from rlk_repro.images.oci import load_image, open_layout
 from rlk_repro.images.record import parse_record
+from rlk_repro.plan import Plan
 from rlk_repro.replay.identity import read_identity
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Stack
@@ -346,7 +347,7 @@ def test_slurm_runs_the_published_image(built: Workshop, tools: None, call: Call
     record = parse_record(read(built.archive("localhost/ours", "on-slurm"), RECORD))
     assert sections["code"]["packages"] == record.code["packages"]
     assert [finding for finding in read_findings(run.run_dir) if finding.level is Level.BLOCKING] == []
-    ((implementation, version),) = read_identity(run.run_dir, sending.load_plan(run.run_dir)).decisions["logp"]
+    ((implementation, version),) = read_identity(run.run_dir, Plan.load(run.run_dir.plan)).decisions["logp"]
     assert implementation == "NativeLogpOp"
     assert built.upstream.rl_kernel[:12] in version
     run.wait_for_script()

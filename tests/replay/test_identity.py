@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from rlk_repro.base.files import dump_json_line, load_json, write_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.cli import app
+from rlk_repro.plan import Plan
 from rlk_repro.replay.compare import Differences, Match, diff_bundles
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.rundir.manifest import Fact, Manifest, Section, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.sources import RL_KERNEL
-from rlk_repro.submit.sending import load_plan
 from tests.support.make_run import Recipe, finish_run, make_run
 
 TREE, OTHER = "5" * 40, "6" * 40
@@ -26,7 +26,7 @@ TREE, OTHER = "5" * 40, "6" * 40
 
 def change_libraries(sources: dict[str, object]) -> Callable[[RunDir], None]:
     def change(run_dir: RunDir) -> None:
-        for trial in load_plan(run_dir).trials:
+        for trial in Plan.load(run_dir.plan).trials:
             path = run_dir.trial(trial.name).libraries_file(0)
             write_json(path, {**load_json(path), "sources": sources})
 
@@ -35,7 +35,7 @@ def change_libraries(sources: dict[str, object]) -> Callable[[RunDir], None]:
 
 def change_decisions(key: str, value: str) -> Callable[[RunDir], None]:
     def change(run_dir: RunDir) -> None:
-        for trial in load_plan(run_dir).trials:
+        for trial in Plan.load(run_dir.plan).trials:
             path = run_dir.trial(trial.name).ops_file(0)
             events = [load_event(line) for line in path.read_text().splitlines()]
             changed = [{**event, key: value} if event["event"] == "decision" else event for event in events]
@@ -58,7 +58,7 @@ def diff(
 
 def test_what_the_ranks_loaded_and_resolved_is_read_back(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "id")
-    found = read_identity(run_dir, load_plan(run_dir))
+    found = read_identity(run_dir, Plan.load(run_dir.plan))
     assert found.sources == {RL_KERNEL.module: frozenset({TREE})}
     assert {op: {name for name, _ in resolved} for op, resolved in found.decisions.items()} == {
         "logp": {"FusedLogpGenericOp"},
@@ -68,10 +68,10 @@ def test_what_the_ranks_loaded_and_resolved_is_read_back(tmp_path: Path) -> None
 
 def test_the_manifest_replaces_ranks_without_a_record(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "id", change=change_libraries({}))
-    assert read_identity(run_dir, load_plan(run_dir)).sources == {RL_KERNEL.module: frozenset()}
+    assert read_identity(run_dir, Plan.load(run_dir.plan)).sources == {RL_KERNEL.module: frozenset()}
     manifest = Manifest(node="node0", sections={"code": {"rl_kernel": {"package_tree": OTHER}}})
     write_json(run_dir.node("node0").manifest, manifest.to_json())
-    assert read_identity(run_dir, load_plan(run_dir)).sources == {RL_KERNEL.module: frozenset({OTHER})}
+    assert read_identity(run_dir, Plan.load(run_dir.plan)).sources == {RL_KERNEL.module: frozenset({OTHER})}
 
 
 def test_other_sources_are_blocking_and_never_match(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def record_early(version: str) -> Callable[[RunDir], None]:
 
     def change(run_dir: RunDir) -> None:
         change_decisions("version", version)(run_dir)
-        for trial in load_plan(run_dir).trials:
+        for trial in Plan.load(run_dir.plan).trials:
             path = run_dir.trial(trial.name).libraries_file(0)
             record = load_json(path)
             del record["sources"]
@@ -191,7 +191,7 @@ def test_a_missing_field_of_the_format_leaves_the_level_undecided(tmp_path: Path
 
     def remove_libraries(run_dir: RunDir) -> None:
         change_decisions("version", "0.1.0 (rl_engine.kernels.registry)")(run_dir)
-        for trial in load_plan(run_dir).trials:
+        for trial in Plan.load(run_dir.plan).trials:
             run_dir.trial(trial.name).libraries_file(0).unlink()
 
     new = finish(tmp_path / "new", 0.2251, record_now)

@@ -20,7 +20,6 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.authored import describe_rule_changes, find_rewritten, list_overrides
-from rlk_repro.submit.sending import load_plan
 from rlk_repro.submit.stage import AuthorFiles, stage
 from tests import ROOT
 from tests.support.make_run import Recipe, finish_run, make_run
@@ -63,7 +62,7 @@ def test_a_flag_that_is_invented_for_it_makes_the_plan_exploratory_or_is_found(t
     run_dir = RunDir(tmp_path / "id")
     submit(run_dir)
     rewrite(run_dir, sources={"measure.alpha": "--set measure.alpha"}, alpha=0.49)
-    (found,) = find_rewritten(load_plan(run_dir), run_dir)
+    (found,) = find_rewritten(Plan.load(run_dir.plan), run_dir)
     assert found.where == "plan.json: --set measure.alpha"
     assert found.expected == "a plan that is marked exploratory"
 
@@ -100,7 +99,7 @@ def test_an_authors_file_of_another_kind_is_found(tmp_path: Path, part: str, tex
     (run_dir.root / part).unlink()
     if text is not None:
         write_text(run_dir.root / part, text)
-    assert {item.where.partition(":")[0] for item in find_rewritten(load_plan(run_dir), run_dir)} == {part}
+    assert {item.where.partition(":")[0] for item in find_rewritten(Plan.load(run_dir.plan), run_dir)} == {part}
 
 
 @pytest.mark.parametrize("where", ["stack", "hardware", "profile"])
@@ -138,7 +137,7 @@ def submit(
                      is_exploratory=is_exploratory)  # fmt: skip
     inputs = AuthorFiles(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
     stage(plan, inputs, run_dir, Job(files={"command.json": "{}\n"}, command=("true",)))
-    return load_plan(run_dir)
+    return Plan.load(run_dir.plan)
 
 
 @pytest.mark.parametrize(
@@ -194,4 +193,4 @@ def test_a_plan_that_a_replay_fitted_to_one_node_says_so(tmp_path: Path) -> None
 @pytest.mark.parametrize("bundle", EVIDENCE, ids=lambda path: path.name)
 def test_the_evidence_is_what_its_files_and_flags_give(bundle: Path) -> None:
     with open_bundle(bundle) as run_dir:
-        assert find_rewritten(load_plan(run_dir), run_dir) == []
+        assert find_rewritten(Plan.load(run_dir.plan), run_dir) == []

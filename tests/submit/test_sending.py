@@ -12,6 +12,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, RlkReproError
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Submission
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.state import Phase, Progress
 from rlk_repro.submit import finishing, planning, sending
@@ -74,7 +75,7 @@ def test_a_resumed_run_sends_the_job_again_and_keeps_its_replay_of(monkeypatch: 
     run_dir = make_submitted(dataclasses.replace(GONE, details={**HERE, "replay_of": "abc"}))
     write_text(run_dir.job / "of an older version", "x")
     prepared = sending.prepare_resume(run_dir.run_id)
-    assert prepared.job == local.render(sending.load_plan(run_dir), run_dir)
+    assert prepared.job == local.render(Plan.load(run_dir.plan), run_dir)
     assert (run_dir.job / "of an older version").exists()
     monkeypatch.setattr(local, "submit", lambda *_: dataclasses.replace(GONE, job_id="7:7"))
     launched = sending.submit(prepared)

@@ -21,7 +21,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import GateStatus
 from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import ENABLED
-from rlk_repro.submit import finishing, planning, sending
+from rlk_repro.submit import finishing, planning
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.switches import ENGINES_DIR, LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
 from rlk_repro.workloads import reference
@@ -171,7 +171,7 @@ def test_the_line_of_a_report_says_what_should_not_be() -> None:
 def test_a_report_shows_what_was_recorded_and_the_gate_agrees(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "id")
     finish_run(run_dir)
-    plan = sending.load_plan(run_dir)
+    plan = Plan.load(run_dir.plan)
     trial = next(trial for trial in plan.trials if trial.variant == ENABLED)
     path = run_dir.trial(trial.name).env
     record = load_json(path)
