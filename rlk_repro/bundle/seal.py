@@ -14,7 +14,6 @@ from rlk_repro.base.disk import MORE_ROOM, Unwritable, new_folder, open_stream, 
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import CHUNK_BYTES, parse_json, replacing, sha256_bytes, write_bytes
-from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import format_bytes
 from rlk_repro.bundle.archive import ArchiveReader, ArchiveWriter, Member, find_unsafe, read_own
 from rlk_repro.bundle.checksums import (
@@ -302,15 +301,11 @@ def _check_seal(run_dir: RunDir, digests: Mapping[str, str]) -> None:
     found = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
     findings += diff_checksums(listed, found)
     if findings:
-        raise CheckFailed(*(_make_problem(run_dir, finding) for finding in findings))
-
-
-def _make_problem(run_dir: RunDir, finding: Finding) -> Problem:
-    return Problem(
-        f"{run_dir.root}/{finding.where}",
-        f"changed after it was sealed: {finding.found}",
-        expected=finding.expected,
-    )
+        raise CheckFailed(
+            *(Problem(f"{run_dir.root}/{item.where}", f"changed after it was sealed: {item.found}",
+                      expected=item.expected)
+              for item in findings)
+        )  # fmt: skip
 
 
 def _write_members(reader: ArchiveReader, folder: Path) -> None:

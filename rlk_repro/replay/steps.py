@@ -120,7 +120,8 @@ def prepare(
     drift = None
     if plan.cluster == planning.LOCAL:
         plan, lost = _fit_here(plan)
-        drift = (*lost, *_find_drift(recorded, _probe_here(plan)))
+        with trainer_path(plan):
+            drift = (*lost, *_find_drift(recorded, probe_node("here")))
     rendered = planning.render(plan, inputs, nodes=nodes)
     parts, missing = _find_parts_drift(recorded, rendered), tuple(_find_missing(recorded))
     return PreparedReplay(recorded=recorded, launch=rendered, drift=drift, parts=parts, missing=missing)
@@ -194,11 +195,6 @@ def _translate(prepared: PreparedReplay) -> Analysis:
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis
     return dataclasses.replace(analysis, experiment_hash=plan.experiment_hash)
-
-
-def _probe_here(plan: Plan) -> Manifest:
-    with trainer_path(plan):
-        return probe_node("here")
 
 
 def _find_missing(recorded: Recorded) -> Iterator[Finding]:
