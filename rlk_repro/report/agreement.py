@@ -35,7 +35,7 @@ def make_agreement(view: View) -> Section:
     words = [f"{item.variant}: {item.reason}" for item in found.values() if item.reason]
     blocks: tuple[Block, ...] = (
         Text(text="The table counts tokens by the difference between the log-probs of training and rollout."),
-        Table(title="", columns=columns, rows=tuple(rows), note=note.strip()),
+        Table(columns=columns, rows=tuple(rows), note=note.strip()),
         *(Text(text=f"Steps without a record: {'; '.join(words)}.") for _ in words[:1]),
     )
     return Section(key=KEY, title=TITLE, blocks=blocks)
@@ -89,7 +89,7 @@ def _draw(
 ) -> Figure:
     values = [math.log10(value) for _, points in curves for _, value in points]
     if not values:
-        return Figure(key=key, title=title, svg="", caption=f"{title}: no token differs.")
+        return Figure(key=key, title=title, caption=f"{title}: no token differs.")
     y = Scale(math.floor(min(values)), max(math.floor(min(values)) + 1, math.ceil(max(values))), BOTTOM, TOP)
     x = Scale(-0.5, len(labels) - 0.5, LEFT, RIGHT)
     body = [*draw_powers(y, y_name), text((LEFT + RIGHT) / 2, BOTTOM + 36, x_name, "axis", "middle")]

@@ -43,7 +43,7 @@ class Table:
     HTML shows the rows of a table with ``is_folded`` only after a click.
     """
 
-    title: str
+    title: str = ""
     columns: tuple[Column, ...]
     rows: tuple[tuple[TableCell, ...], ...]
     note: str = ""

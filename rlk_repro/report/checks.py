@@ -124,7 +124,7 @@ def plot_drift(view: View) -> Iterator[Figure]:
     key = f"{KEY}-drift"
     if not sizes:
         compared = "; ".join(dict.fromkeys(f"{item.first} / {item.second}" for item in shown))
-        yield Figure(key=key, title=DRIFT_TITLE, svg="", caption=f"Between these engines no layer differs: {compared}.")
+        yield Figure(key=key, title=DRIFT_TITLE, caption=f"Between these engines no layer differs: {compared}.")
         return
     points = max((item.points for item in shown), key=len)
     top = TOP + LEGEND_STEP * len(shown)

@@ -27,7 +27,7 @@ class Figure:
 
     key: str
     title: str
-    svg: str
+    svg: str = ""
     caption: str
 
 

@@ -79,7 +79,7 @@ def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
 
 
 def _make_table(entries: Iterable[Entry]) -> Table:
-    return drop_empty_columns(Table(title="", columns=_COLUMNS, rows=tuple(map(_make_row, entries))))
+    return drop_empty_columns(Table(columns=_COLUMNS, rows=tuple(map(_make_row, entries))))
 
 
 def _make_row(entry: Entry) -> tuple[TableCell, ...]:

@@ -58,7 +58,7 @@ def plot_trials(view: View, metric: str) -> Figure:
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
     points = [(place, trial, item) for place, trial, item in found if item and _can_draw(metric, item)]
     if not points:
-        return Figure(key=key, title=title, svg="", caption=f"{view.title(metric)}: {NOT_RECORDED}.")
+        return Figure(key=key, title=title, caption=f"{view.title(metric)}: {NOT_RECORDED}.")
     y = make_scale(
         (view.numbers.scale(metric, end) for *_, item in points for end in _spread(metric, item)), BOTTOM, TOP
     )
@@ -124,7 +124,7 @@ def plot_steps(view: View, metric: str) -> Figure:
     values = [view.numbers.scale(metric, value) for _, series in found for value in series.values if is_drawable(value)]
     scored = _scored_values(view, metric, found)
     if not values:
-        return Figure(key=key, title=title, svg="", caption=f"{view.title(metric)}: {NOT_RECORDED}.")
+        return Figure(key=key, title=title, caption=f"{view.title(metric)}: {NOT_RECORDED}.")
     num_steps = max(len(series.values) for _, series in found)
     x, y = Scale(-0.5, num_steps - 0.5, LEFT, RIGHT), make_scale(scored or values, BOTTOM, TOP)
     body = [*_warmup(view, x), *draw_y_axis(y, view.name_with_unit(metric)), *_step_axis(x, num_steps)]

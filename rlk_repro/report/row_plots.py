@@ -32,9 +32,7 @@ def plot_pairs(view: View) -> Figure:
     pairs = sorted(view.analysis.pairs, key=lambda pair: pair.is_control)
     ratios = {pair.pair: ratio for pair in pairs if is_drawable(ratio := pair_ratio(pair, metric))}
     if not ratios:
-        return Figure(
-            key=key, title=title, svg="", caption=f"{view.title(metric)} of {view.analysis.unit}s: {NOT_RECORDED}."
-        )
+        return Figure(key=key, title=title, caption=f"{view.title(metric)} of {view.analysis.unit}s: {NOT_RECORDED}.")
     effect = view.analysis.effect(metric)
     blocks = _block_changes(view)
     x = _change_scale(view, list(ratios.values()), effect, [change for found in blocks.values() for change in found])
@@ -154,7 +152,7 @@ def plot_modules(view: View) -> Figure:
     ]
     drawn = {trial.name: trial for _, found in rows for trial, _ in found}
     if not drawn:
-        return Figure(key=key, title=title, svg="", caption=f"Module times: {NOT_RECORDED}.")
+        return Figure(key=key, title=title, caption=f"Module times: {NOT_RECORDED}.")
     largest = max(mean for _, found in rows for _, mean in found)
     x = Scale(0.0, largest * 1.05 or 1.0, MODULE_LEFT, RIGHT)
     bottom = TOP + MODULE_ROW * len(rows)

@@ -85,7 +85,7 @@ def make_effects(view: View) -> Section:
     )
     if not all(view.is_comparable(effect.metric) for effect in effects):
         note += f" {INSIDE_NOTE}"
-    table = drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
+    table = drop_empty_columns(Table(columns=columns, rows=rows, note=note))
     text = Text(
         text=f"Each change is the ratio enabled / baseline over the scored {unit}s, in percent of the baseline."
     )
@@ -126,7 +126,7 @@ def make_gates(view: View) -> Section:
         "A failed gate makes the verdict not comparable; an undecided gate makes it inconclusive. Bounds are one-sided."
     )
     rows = tuple(_gate_row(view, gate) for gate in view.analysis.gates)
-    return Section(key="gates", title="Gates", blocks=(Table(title="", columns=columns, rows=rows, note=note),))
+    return Section(key="gates", title="Gates", blocks=(Table(columns=columns, rows=rows, note=note),))
 
 
 def _gate_row(view: View, gate: Gate) -> tuple[TableCell, ...]:
@@ -209,7 +209,7 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
             "In an order such as ABBA, A is baseline and B is enabled."
         )
     rows = tuple(_pair_row(view, pair, view.primary) for pair in pairs)
-    return drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
+    return drop_empty_columns(Table(columns=columns, rows=rows, note=note))
 
 
 def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[TableCell, ...]:
@@ -246,7 +246,7 @@ def make_trials(view: View) -> Section:
         "the scored steps. Throttled is the share of telemetry samples in which a device was slowed down. The log of a "
         f"trial is {log_path('<trial>')}."
     )
-    blocks: list[Block] = [drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))]
+    blocks: list[Block] = [drop_empty_columns(Table(columns=columns, rows=rows, note=note))]
     if rejects := tuple(_describe_rejects(view.analysis.trials)):
         blocks += [Text(text="Log lines that looked like metrics and were refused:"), Bullets(items=rejects)]
     return Section(key="trials", title="Trials", blocks=tuple(blocks))
@@ -298,7 +298,7 @@ def make_operators(view: View) -> Section:
     )  # fmt: skip
     rows = tuple(_operator_row(found) for found in groups.values())
     note = "Calls, tokens and fallbacks are sums over all ranks; a range goes from the lowest to the highest trial."
-    table = drop_empty_columns(Table(title="", columns=columns, rows=rows, note=note))
+    table = drop_empty_columns(Table(columns=columns, rows=rows, note=note))
     return Section(key="operators", title=title, blocks=(table,))
 
 

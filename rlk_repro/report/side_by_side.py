@@ -39,7 +39,7 @@ def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
         found = _join([dict(rows(view)) for view in views])
         headed = (Column(name=name, target=link, is_prose=is_prose) for name, link in zip(names, links, strict=True))
         columns = (Column(name=""), *headed)
-        return Section(key=key, title=title, blocks=(Table(title="", columns=columns, rows=found, note=note),))
+        return Section(key=key, title=title, blocks=(Table(columns=columns, rows=found, note=note),))
 
     return render_page(
         "Side by side",

@@ -80,7 +80,7 @@ def _metric_table(view: View, metrics: Sequence[str], note: str) -> Table:
         numbers=("baseline", "n", "enabled"), prose=("source",),
     )  # fmt: skip
     rows = tuple(_metric_row(view, metric) for metric in metrics)
-    return Table(title="", columns=columns, rows=rows, note=note, is_folded=True)
+    return Table(columns=columns, rows=rows, note=note, is_folded=True)
 
 
 def _metric_row(view: View, metric: str) -> tuple[TableCell, ...]:
@@ -150,7 +150,7 @@ def make_differences(view: View) -> Iterator[Section]:
             "No record shows how the trials were started, so the table shows what the plan requested.",
             PLANNED_VARIANTS,
         )
-    table = Table(title="", columns=columns, rows=rows, note=note, is_folded=True)
+    table = Table(columns=columns, rows=rows, note=note, is_folded=True)
     yield Section(key="variants", title=title, blocks=(table,))
 
 
@@ -188,7 +188,7 @@ def make_findings(view: View) -> Section:
             )
             for item in findings
         )
-        blocks.append(Table(title="", columns=columns, rows=rows))
+        blocks.append(Table(columns=columns, rows=rows))
     else:
         blocks.append(Text(text="No findings."))
     if view.analysis.notes:
