@@ -162,7 +162,7 @@ def _above_cap(evidence: Evidence) -> str:
         (pair.pair, item)
         for pair in evidence.scored
         if (item := pair.metric(ABS_DIFF)) and (item.second or 0) > cap
-        # The variants of a session train one policy, so a baseline above the cap says nothing about enabled.
+        # The variants of a session train one policy; where the baseline exceeds the cap too, enabled is not the cause.
         if not (evidence.is_crossover and (item.first or 0) > cap)
     ]
     if not found:

@@ -17,7 +17,7 @@ BANDWIDTH: Final = "memory bandwidth, measured"
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
-    """``facts`` holds the measured rates; ``rejects`` counts the refused lines of each log by reason."""
+    """``facts`` holds the device's measured rates; ``rejects`` counts the refused lines of each log by reason."""
 
     results: tuple[OperatorResult, ...]
     facts: Mapping[str, str]

@@ -216,7 +216,7 @@ def read_contract(folder: TrialDir) -> AgreementContract | None:
 
 
 def _read_lines(path: Path) -> Iterator[Line | None]:
-    """Yield None for each line that cannot be read; a change of these rules changes the counts in sealed analyses."""
+    """Yield None for each line that cannot be read; another rule would change the counts in sealed analyses."""
     with open_log(path) as stream:
         for _ in range(MAX_LINES):
             text = stream.readline(MAX_LINE_BYTES)

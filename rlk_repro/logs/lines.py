@@ -1,6 +1,7 @@
 """Find the few relevant lines of a huge log, by byte search over blocks.
 
-The length of a line is limited, because a progress bar, or NULs that a crashed node leaves, make an endless line.
+Long lines are read in pieces, because a progress bar, or the NUL bytes that a crashed node leaves, may be one endless
+line.
 """
 
 from __future__ import annotations

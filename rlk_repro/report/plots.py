@@ -144,7 +144,7 @@ def plot_steps(view: View, metric: str) -> Figure:
 
 
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Return the values that the axis must show: scored steps, or for a session the ends of each summary."""
+    """Return the values that the axis must show: the scored steps, or in a session each trial's lowest and highest."""
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:
         summaries = (trial.summary(metric) for trial, _ in found)
