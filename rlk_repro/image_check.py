@@ -36,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(stack: Stack | None, platform: str | None) -> list[Finding]:
-    """Return the findings of this container; outside an image of rlk-repro, the only finding says so."""
     own = list(_check_own_package())
     return sort_findings([*own, *check_running(code.probe(), stack, platform, is_required=True)])
 

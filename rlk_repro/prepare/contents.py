@@ -135,7 +135,6 @@ def check_contents(folder: Path, contents: Contents, *, is_full: bool = False) -
 
 
 def write_parts(path: Path, parts: Mapping[str, Contents]) -> None:
-    """Write the records of a run's folders into its ``prepared.json``, and keep the file's other keys."""
     held = _load_records(path) if path.is_file() else {}
     write_json(path, {**held, **parts_json(parts)})
 
@@ -145,7 +144,6 @@ def parts_json(parts: Mapping[str, Contents]) -> dict[str, Any]:
 
 
 def load_parts(path: Path) -> dict[str, Contents]:
-    """Load the records in a run's ``prepared.json``; the result is empty without such a file."""
     value = _load_records(path).get("parts", {}) if path.is_file() else {}
     if not isinstance(value, dict):
         raise BundleUnreadable(Problem(str(path), "holds no records of prepared folders", got=value))

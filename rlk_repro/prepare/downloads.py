@@ -49,7 +49,6 @@ class Bounds:
         self.check_size(int(length) if length.isdecimal() else 0)
 
     def count(self, pieces: Any) -> Iterator[bytes]:
-        """Yield the pieces of a response; raise BundleUnreadable when their total size exceeds the limit."""
         total = 0
         for piece in pieces:
             total += len(piece)

@@ -128,5 +128,4 @@ def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
 
 
 def bytes_there(work: WorkDir) -> int:
-    """Return the number of bytes of complete files that an earlier attempt fetched."""
     return sum(record.size_bytes for record in _load_journal(work).values())

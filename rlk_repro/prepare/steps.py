@@ -85,7 +85,6 @@ def prepare(request: PrepareRequest, steps: Sequence[PrepareStep], tell: Tell, *
 
 
 def verify(done: Sequence[Done], tell: Tell) -> None:
-    """Compare every byte with the records; raise CheckFailed for files that differ."""
     for item in done:
         tell(f"{item.contents.name}: hashing {format_bytes(item.contents.size_bytes)}")
         require_unchanged(item.step.folder, item.contents, is_full=True)

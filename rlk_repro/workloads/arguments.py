@@ -59,6 +59,5 @@ def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
 
 
 def describe_rollouts(grpo: Mapping[str, Any]) -> str:
-    """Describe a rollout's prompts and samples; ``grpo`` is the plan's record of the GRPO settings."""
     prompts, samples = format_count(grpo["rollout_batch_size"]), grpo["n_samples_per_prompt"]
     return f"{prompts} prompts × {samples} samples, at most {count(grpo['rollout_max_response_len'], 'token')} long"

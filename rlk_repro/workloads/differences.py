@@ -81,7 +81,6 @@ class PairRecord:
 
 
 def compare(baseline: Started, enabled: Started, switches: Collection[str] = VARIANT_SWITCHES) -> Iterator[Difference]:
-    """Yield every difference between two trials, first the flags and then the variables."""
     yield from _compare_arguments(baseline, enabled)
     yield from _compare_values((baseline, enabled), baseline.env, enabled.env, switches)
 
@@ -184,7 +183,6 @@ def find_undeclared(plan: Plan) -> list[Problem]:
 
 
 def describe_differences(differences: Sequence[Difference]) -> str:
-    """Describe the differences in one line, and mark those that are not declared."""
     names = {kind: ", ".join(item.name for item in differences if item.kind is kind) for kind in Kind}
     parts = [names[Kind.SWITCH] or "no switch"]
     if names[Kind.FOLDER]:

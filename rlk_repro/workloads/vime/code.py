@@ -22,7 +22,6 @@ from rlk_repro.workloads.vime.contract import Contract, load_contract, split_arg
 from rlk_repro.workloads.vime.layout import vime_of
 
 KNOWN_PACKAGES: Final = frozenset({"rlk_repro", "vime", "vime_plugins", "megatron"})
-"""This package, and the packages of the checkouts that a stack pins."""
 CODE_SWITCHES: Final = frozenset(
     {"--trust-remote-code", "--vllm-trust-request-chat-template"}
     | {"--run-workload-inspector-server", "--langrl-external-server"}

@@ -23,7 +23,7 @@ from rlk_repro.prepare.making import Made, Tell, WorkDir
 from rlk_repro.probes import code
 from rlk_repro.probes.code import find_package
 from rlk_repro.rundir.manifest import Unknown
-from rlk_repro.sources import MEGATRON, SECTIONS, VIME, CodeSource
+from rlk_repro.sources import MEGATRON, VIME, CodeSource
 from rlk_repro.spec import Hardware, Layout, Stack, VimeModel
 from rlk_repro.workloads.arguments import spell_flags
 
@@ -123,17 +123,16 @@ def _require_pinned(stack: Stack) -> dict[str, str]:
     """A source folder with the pinned tree hash counts as the pinned commit, so an unpacked archive is enough."""
     facts = code.probe()
     commits, problems = {}, []
-    for name in (VIME.pin, MEGATRON.pin):
-        section = SECTIONS[name]
-        pin = stack.pins.get(name)  # type: ignore[call-overload]
-        found = facts[section]
+    for source in (VIME, MEGATRON):
+        pin = stack.pins.get(source.pin)  # type: ignore[call-overload]
+        found = facts[source.section]
         described = found if isinstance(found, Mapping) else {}
         commit = described.get("commit")
         if pin is not None and pin.holds_tree(described.get("tree")):
             commit = pin.commit
-        commits[name] = str(commit)
+        commits[source.pin] = str(commit)
         if pin is not None and commit != pin.commit:
-            problems.append(Problem(f"code.{section}.commit", "differs from the stack's commit", got=str(commit),
+            problems.append(Problem(f"code.{source.section}.commit", "differs from the stack's commit", got=str(commit),
                                     expected=pin.commit))  # fmt: skip
     if problems:
         raise EnvironmentMissing(*problems)
