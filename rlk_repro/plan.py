@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The values of one submission; ``sources`` maps the dotted path of each run value to its file or flag."""
+    """The values of a submission; ``sources`` maps the dotted path of a run's value to the file or flag that set it."""
 
     run: Run
     stack: Stack

@@ -74,7 +74,7 @@ class Fetch:
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return the file's sha256, and its wrong size or hash; the text is empty for a correct file.
+    """Return the file's sha256, and the wrong size or hash, which is empty for a correct file.
 
     Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """
@@ -113,7 +113,7 @@ def _take(work: WorkDir, path: Path, name: str, sha256: str) -> FileRecord:
 
 
 def _load_journal(work: WorkDir) -> dict[str, FileRecord]:
-    """A killed process may leave an incomplete line, which is ignored."""
+    """A killed process may leave an incomplete line in the journal; such a line is ignored."""
     path = work.path / _JOURNAL
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else ():

@@ -280,7 +280,7 @@ def _draw(piece: Piece, seed: int, tables: tuple[bytes, bytes]) -> bytes:
 
 
 def _quantile_tables(std: float) -> tuple[bytes, bytes]:
-    """Each of the 256 weights is the middle of one of 256 equally probable parts of a normal distribution."""
+    """Each of the 256 possible weights is the middle of one of 256 equally probable parts of a normal distribution."""
     normal = NormalDist(sigma=std)
     values = [_bfloat16(normal.inv_cdf((level + 0.5) / 256)) for level in range(256)]
     return bytes(value[0] for value in values), bytes(value[1] for value in values)

@@ -27,7 +27,7 @@ from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import VARIANT_SWITCHES, find_switches
 from rlk_repro.workloads.vime.contract import split_arguments
 
-# RL-Kernel loads these libraries.
+# RL-Kernel loads these libraries, so the variants may differ in them.
 ROUTED_IN: Final = frozenset({"rl_engine", "rl_kernel_extension", "triton", "packages", "sources", "sources.rl_engine"})
 
 COMMAND: Final = "command"

@@ -45,7 +45,7 @@ DECLARED: Final = VARIANT_SWITCHES | {
     *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS, AGREEMENT_RECORD),
 }
 
-# By these flags and settings a user changes the variables.
+# A user changes the variables by these flags and settings.
 SWITCHES: Final = {
     SWITCH: "--variants",
     SWITCH_MODE: "--set rl_kernel.mode=…",
@@ -159,7 +159,7 @@ def find_switches(plan: Plan) -> frozenset[str]:
 
 
 def find_env_problems(plan: Plan) -> list[Problem]:
-    """Return the variables of profile and run that only the launcher or only a profile may set."""
+    """Find profile variables that the launcher sets, and run variables that only a profile may set."""
     where = f"profile {plan.profile.profile}: env"
     switch, found = plan.run.switch, []
     sides = {} if switch is None else {BASELINE: switch.baseline, ENABLED: switch.enabled}

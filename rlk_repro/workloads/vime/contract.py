@@ -66,7 +66,7 @@ class Contract(BaseModel):
     def find_problems(self, argv: Sequence[str], where: str, *, is_whole: bool = True) -> list[Problem]:
         """Find everything in an argument list that vime would refuse or silently ignore.
 
-        Only with ``is_whole`` the list must hold the flags that vime requires.
+        With ``is_whole``, the list must also hold all flags that vime requires.
         """
         problems: list[Problem] = []
         seen: set[str] = set()

@@ -75,7 +75,7 @@ def divide(plan: Plan) -> Division:
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-    """Return the folders that the run's lane needs; raise SpecError if no vime for the conversion is pinned."""
+    """Return the folders that the run's lane needs; raise SpecError if the stack pins no vime for a conversion."""
     workload = run.workload
     assert isinstance(workload, VimeWorkload)
     folders = {"model": prepared.model(workload.model)}

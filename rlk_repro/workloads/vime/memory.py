@@ -53,7 +53,7 @@ class Estimate:
 
 
 def count_parameters(model: VimeModel) -> Parameters:
-    """Count the parameters of a decoder with gated feed-forward layers; latent attention counts like grouped-query."""
+    """Count the parameters of a decoder with gated feed-forward layers; latent attention counts as grouped-query."""
     size = model.size
     hidden, layers = size("hidden-size"), size("num-layers")
     heads, groups = size("num-attention-heads"), size("num-query-groups", size("num-attention-heads"))
