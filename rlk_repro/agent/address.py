@@ -22,7 +22,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
-    """Return the address of ``interface``, or else of the route to ``others``, or else of this node's name.
+    """Return the address of ``interface`` if it is named, else of the route to ``others``, else of this node's name.
 
     Raises:
         EnvironmentMissing: the interface is absent or has no address.

@@ -51,44 +51,37 @@ class BatchShape:
         return self.padded_vocab_size // self.num_ranks
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LogitsBatch:
     """Logits [1, T, V / ranks] float32 that require a gradient, and the ``batch`` with the tokens of the same T rows.
 
-    The methods change only the logits of sampled tokens, and do not wait for the device.
-    """
-
-    def __init__(self, logits: torch.Tensor, batch: dict[str, Any], taken: Taken) -> None:
-        self.logits, self.batch = logits.requires_grad_(), batch
-        self._taken = taken
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Change the logits as an optimizer step would."""
-        self._taken.logits.add_(next(self._taken.noise), alpha=UPDATE_SPREAD)
-        self._taken.write(self.logits)
-
-    @torch.no_grad()
-    def add_rollout_log_probs(self, temperature: float, group: Any) -> None:
-        """Add the rollout's log-probs to the batch: the present policy's log-probs plus small random differences."""
-        log_probs = self._taken.logits / temperature - find_normaliser(self.logits[0], temperature, group)
-        log_probs.add_(next(self._taken.noise), alpha=ROLLOUT_SPREAD)
-        self.batch["rollout_log_probs"] = cut_responses(log_probs, self.batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """The logit of each row's next token, [T]; ``rows`` and ``columns`` are the indices of the logits on this rank.
-
-    ``noise`` yields [T] standard normal numbers for each change of logits or log-probs.
+    ``taken`` [T] holds the logit of each row's next token; ``rows`` and ``columns`` are the indices of the logits on
+    this rank.  ``noise`` yields [T] standard normal numbers for each change.  No method waits for the device.
     """
 
     logits: torch.Tensor
+    batch: dict[str, Any]
+    taken: torch.Tensor
     rows: torch.Tensor
     columns: torch.Tensor
     noise: Iterator[torch.Tensor]
 
-    def write(self, logits: torch.Tensor) -> None:
-        logits[0, self.rows, self.columns] = self.logits[self.rows]
+    @torch.no_grad()
+    def write_taken(self) -> None:
+        self.logits[0, self.rows, self.columns] = self.taken[self.rows]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Change the logits of the next tokens as an optimizer step would."""
+        self.taken.add_(next(self.noise), alpha=UPDATE_SPREAD)
+        self.write_taken()
+
+    @torch.no_grad()
+    def add_rollout_log_probs(self, temperature: float, group: Any) -> None:
+        """Add the rollout's log-probs to the batch: the present policy's log-probs plus small random differences."""
+        log_probs = self.taken / temperature - find_normaliser(self.logits[0], temperature, group)
+        log_probs.add_(next(self.noise), alpha=ROLLOUT_SPREAD)
+        self.batch["rollout_log_probs"] = cut_responses(log_probs, self.batch)
 
 
 def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> LogitsBatch:
@@ -98,24 +91,21 @@ def make_microbatch(shape: BatchShape, device: torch.device, *key: int) -> Logit
     """
     generator = torch.Generator().manual_seed(make_seed(*key))
     batch, targets = _make_batch(shape, device, generator)
-    taken = _make_taken(shape, device, generator, targets)
-    own = torch.Generator(device).manual_seed(make_seed(*key, shape.rank))
-    logits = torch.randn(1, shape.num_tokens, shape.num_columns, generator=own, device=device)
-    taken.write(logits)
-    return LogitsBatch(logits, batch, taken)
-
-
-def _make_taken(shape: BatchShape, device: torch.device, generator: torch.Generator, targets: torch.Tensor) -> Taken:
     first = shape.rank * shape.num_columns
     rows = torch.nonzero((targets >= first) & (targets < first + shape.num_columns)).squeeze(-1)
     odds, *noise = torch.randn(1 + NUM_CHANGES, shape.num_tokens, generator=generator).to(device)
-    return Taken(
+    own = torch.Generator(device).manual_seed(make_seed(*key, shape.rank))
+    microbatch = LogitsBatch(
+        logits=torch.randn(1, shape.num_tokens, shape.num_columns, generator=own, device=device, requires_grad=True),
+        batch=batch,
         # the log of the sum of exp over V standard normal logits is about ln V + 1/2
-        logits=math.log(shape.padded_vocab_size) + 0.5 + 1 + 2 * odds,
+        taken=math.log(shape.padded_vocab_size) + 0.5 + 1 + 2 * odds,
         rows=rows.to(device),
         columns=(targets[rows] - first).to(device),
         noise=iter(noise),
     )
+    microbatch.write_taken()
+    return microbatch
 
 
 def _make_batch(

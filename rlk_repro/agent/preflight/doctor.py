@@ -25,7 +25,6 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec import Hardware, Layout, Preflight
 
-MIN_PYTHON: Final = (3, 11)
 ENGINES: Final = ("docker", "podman", "enroot", "apptainer", "singularity")
 TOOLS: Final = ("git", *ENGINES)
 MODULES: Final = ("torch",)
@@ -142,11 +141,7 @@ def _words(found: object) -> str:
 
 
 def _python(node: Situation, _: Surroundings) -> Diagnosis:
-    version = str(node.fact("code", "python"))
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers >= MIN_PYTHON:
-        return _ok("python", version)
-    return _fail("python", version, "install Python 3.11 or newer")
+    return _ok("python", node.fact("code", "python"))
 
 
 def _torch(node: Situation, around: Surroundings) -> Diagnosis:

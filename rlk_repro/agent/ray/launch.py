@@ -56,7 +56,7 @@ class RaySeat:
     def head_ports(self) -> dict[str, int]:
         if not self.is_head:
             return {}
-        # Ray refuses the client's port where its client is missing, and else may take an ephemeral port for it
+        # without its client, Ray refuses this port; with the client and without this port, Ray takes an ephemeral port
         names = HEAD_PORTS if self.has_client else HEAD_PORTS[:-1]
         return {name: self.first_port + number for number, name in enumerate(names)}
 

@@ -88,7 +88,6 @@ def test_a_good_node_has_nothing_to_advise():
 @pytest.mark.parametrize(
     ("name", "changes", "status", "found", "advice"),
     [
-        ("python", {"code": {"python": "3.10.4"}}, "fail", "3.10.4", "install Python 3.11 or newer"),
         ("memory", {"host": {"cgroup_memory_max_gib": 1.5}}, "fail", "1.5 GiB usable", "raise the memory limit"),
         (
             "processors",
