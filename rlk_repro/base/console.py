@@ -25,7 +25,6 @@ class LiveLine:
 
 @contextmanager
 def live_line(*, is_quiet: bool = False) -> Iterator[LiveLine]:
-    """Show progress lines on standard error during the block; after the block, remove the live line."""
     if is_quiet:
         yield LiveLine(tell=silence, is_live=False)
         return

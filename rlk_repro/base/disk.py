@@ -124,7 +124,6 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def describe_file_system(path: Path) -> str:
-    """Return the mount point and the free space of a path's file system."""
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()).resolve()
     device = there.stat().st_dev
     mount = there

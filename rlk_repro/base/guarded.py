@@ -54,7 +54,6 @@ class Guarded:
         return len(procfs.find_descendants(self.pid))
 
     def ask(self) -> None:
-        """Send SIGTERM to the command's process group."""
         proc.signal_group(self.pid, signal.SIGTERM)
 
     def ask_command(self) -> bool:

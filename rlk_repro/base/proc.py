@@ -83,7 +83,6 @@ def start(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a long command in its own process group, with stdout and stderr both on ``output_fd``."""
     return _popen(argv, stdin=stdin_fd, stdout=output_fd, stderr=subprocess.STDOUT, cwd=cwd, env=env)
 
 

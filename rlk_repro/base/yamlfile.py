@@ -31,11 +31,9 @@ _CONSTANTS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class YamlSource:
-    """A parsed file: its plain value and, for each path, its line (counted from 1)."""
-
     name: str
     value: Any
-    lines: dict[Path_, int] = field(default_factory=dict)
+    lines: dict[Path_, int] = field(default_factory=dict)  # counted from 1
 
     def where(self, path: Path_) -> str:
         """Return a place like ``jobs/x.yaml:12: measure.pairs``; a missing path gets the line of its nearest parent."""

@@ -56,11 +56,10 @@ def show(print_on: Callable[[Console], None]) -> None:
 
 
 def _write(text: str) -> None:
-    """A closed pipe raises OSError, any other failure EnvironmentMissing."""
     try:
         typer.echo(text, nl=False, color=True)  # without color=True, typer removes escape sequences in a pipe
     except OSError as error:
-        if error.errno == errno.EPIPE:
+        if error.errno == errno.EPIPE:  # the reader has closed the pipe
             raise
         raise EnvironmentMissing(Problem("standard output", f"cannot be written ({error.strerror})")) from error
 

@@ -61,7 +61,6 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     """Refuse to start if the trainer's packages or the modules in ``also`` cannot be found.
 
     Raises:
-        EnvironmentMissing: the error names each missing module with its option.
         SpecError: the profile's PYTHONPATH hides the checkouts.
     """
     from rlk_repro.base.errors import Problem, SpecError

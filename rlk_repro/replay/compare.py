@@ -99,9 +99,8 @@ def compare_analyses(
 ) -> Comparison:
     """Compare two results: bitwise if all seeded metrics are equal, otherwise by speed and training metrics.
 
-    Operators are never compared bitwise, because the record of an operator is a time. ``code`` lists how the code that
-    ran differs between the results. ``margin`` is the run's margin for replays, as a fraction; default: the smallest
-    effect of interest.
+    Operators are never compared bitwise, because the record of an operator is a time. ``margin`` is the run's margin
+    for replays, as a fraction; default: the smallest effect of interest.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin

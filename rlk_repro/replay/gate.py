@@ -54,7 +54,6 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
 
 
 def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Sequence[str] = ()) -> DiffGate:
-    """Decide whether two results pass the gate; ``margin`` is a fraction; any obstacle closes the gate."""
     if obstacles:
         is_open, text = False, f"the results cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
     else:

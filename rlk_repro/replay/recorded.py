@@ -69,7 +69,6 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
 
 
 def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
-    """Raise CheckFailed for a value of a plan that comes neither from the bundled files nor from a recorded flag."""
     _refuse(find_rewritten(plan, run_dir), "differs from what the author's files and the recorded flags give")
 
 

@@ -112,7 +112,6 @@ def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> L
 def prepare(
     recorded: Recorded, *, cluster: str | None = None, profile: str | None = None, is_on_same_nodes: bool = False
 ) -> PreparedReplay:
-    """Render the experiment for this user's site, and find how this machine differs from the recorded one."""
     site = find_site(recorded, cluster, profile)
     plan = dataclasses.replace(recorded.plan, profile=site.model)
     inputs = dataclasses.replace(recorded.inputs, profile=site.data)

@@ -1,7 +1,4 @@
-"""Define results on how far the log-probs and other values of trainer and rollout agree.
-
-``analysis.agreement`` and ``analysis.checks`` compute the results.
-"""
+"""Define results on how far the log-probs and other values of trainer and rollout agree."""
 
 from __future__ import annotations
 

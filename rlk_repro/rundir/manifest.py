@@ -72,7 +72,6 @@ class Manifest:
         return manifest
 
     def facts(self) -> Iterator[tuple[str, Fact]]:
-        """Yield every fact with its dotted path, such as ``gpu.devices.0.name``."""
         for name, section in self.sections.items():
             yield from _flatten(name, dict(section))
 

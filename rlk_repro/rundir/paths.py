@@ -20,7 +20,7 @@ _POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
-    """A descriptor: its value is a path with a fixed name inside the object's own folder."""
+    """The value of this descriptor is a path with a fixed name inside the object's own folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name

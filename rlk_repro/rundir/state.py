@@ -62,5 +62,4 @@ def read_state(run_dir: RunDir) -> Progress | None:
 
 
 def read_last_word(run_dir: RunDir) -> Progress:
-    """Return the last written state, or a state without trials."""
     return read_state(run_dir) or Progress(phase=Phase.PREFLIGHT, num_trials=0, num_steps=0)

@@ -36,7 +36,6 @@ def require_trust(plan: Plan) -> None:
 
 
 def list_what_runs(plan: Plan, recorded: Profile) -> dict[str, str]:
-    """Return what would run, by topic; the topic ``site`` also names the recorded cluster and profile."""
     shown = dict(_list_experiment(plan))
     site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
     return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}

@@ -208,7 +208,6 @@ def _missing_profile(cluster: str) -> SpecError:
 def render(
     plan: Plan, inputs: AuthorFiles | None, run_dir: RunDir | None = None, *, nodes: Sequence[str] = ()
 ) -> Prepared:
-    """Render a plan for its cluster; raise SpecError if the trainer or the cluster cannot run the plan."""
     problems = WORKLOADS[plan.run.workload.kind].find_problems(plan) or find_undeclared(plan)
     if problems:
         raise SpecError(*problems)

@@ -55,7 +55,6 @@ def _require_ended(run_dir: RunDir, status: JobStatus) -> None:
 
 
 def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launched:
-    """Write the missing files of the run directory, and send exactly the rendered job."""
     from rlk_repro.submit.stage import stage, stage_again
 
     run_dir = prepared.run_dir

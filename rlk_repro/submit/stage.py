@@ -30,7 +30,7 @@ class AuthorFiles:
 
 
 def new_run_dir(plan: Plan) -> RunDir:
-    """Return a directory with a new name: UTC time, plan hash, random part.  Nothing is created."""
+    """Return a directory that does not exist; its name is UTC time, plan hash and a random part."""
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return RunDir(runs_root() / plan.run.run / f"{moment}-{plan.plan_hash[:8]}-{secrets.token_hex(2)}")
 
@@ -63,10 +63,9 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
 
 
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
-    """Return the prepared parts (model, data, rollouts) that this run reads; empty for a remote cluster.
+    """Return the prepared parts (model, data, rollouts) of a run; raise EnvironmentMissing if one is missing.
 
-    Raises:
-        EnvironmentMissing: the run's model, data or rollouts are not prepared.
+    For a remote cluster the result is empty, because its agents record the parts.
     """
     folders = list_run_folders(plan, run_dir)
     if get_backend(plan.cluster).IS_REMOTE:
