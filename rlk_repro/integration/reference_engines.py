@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -82,7 +83,7 @@ class _Step:
         self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
     ) -> list[torch.Tensor]:
         """``data`` may hold an added sample, which is not recorded."""
-        calls = [microbatch.indices for step in steps for microbatch in step]
+        calls = [microbatch.indices for microbatch in chain.from_iterable(steps)]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):
             log_probs = compute(model, data, steps)
@@ -125,11 +126,11 @@ class _Step:
         data = make_train_data(self._samples, len(self._samples), self._trainer.device)
         size = len(self._samples)
         steps = make_microbatches(data, size, 1 if case else size)
-        calls = [microbatch.indices for step in steps for microbatch in step]
+        calls = [microbatch.indices for microbatch in chain.from_iterable(steps)]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         rows: list[torch.Tensor] = []
         with capture.watching(model):
-            for microbatch in (microbatch for step in steps for microbatch in step):
+            for microbatch in chain.from_iterable(steps):
                 layout = microbatch.layout
                 logits = model(microbatch.tokens, layout.positions, layout.attend)
                 rows += self._select(logits, data, microbatch)
@@ -165,7 +166,7 @@ def _widen_model(model: Transformer) -> Transformer:
 
 
 def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
-    for microbatch in (microbatch for step in steps for microbatch in step):
+    for microbatch in chain.from_iterable(steps):
         layout = microbatch.layout
         for place, index in enumerate(microbatch.indices):
             rows = layout.samples == place

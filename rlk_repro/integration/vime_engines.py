@@ -38,7 +38,6 @@ LACKING: Final = (
     ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
     ("log_probs", TRAINING, "tensor parallel 2", "one run has one parallel layout; compare two bundles by diff"),
 )
-"""Missing values of the record: their kind, engine and case, and the reason."""
 OWN: Final = "own routing"
 STAGE: Final = "ROUTING_REPLAY_STAGE"
 """The variable by which vime tells its routers to record or to replay experts; ``fallthrough`` does neither."""
@@ -180,12 +179,12 @@ class _Step:
                 again = [make_iterator(self._data, one.micro_batch_indices) for one in iterators]
                 self._pass(OWN, compute, self._args, again, num_microbatches, {})
             return
-        alone = [[index] for index in range(self._size)]
-        padding = self._args.data_pad_size_multiplier
+        samples, padding = list(range(self._size)), self._args.data_pad_size_multiplier
+        alone = [[index] for index in samples]
         cases = {
             ALONE: (alone, padding),
             "padded": (alone, 2 * padding),
-            "reordered": ([pair[::-1] for pair in _list_pairs(self._size)], padding),
+            "reordered": ([samples[at : at + 2][::-1] for at in range(0, self._size, 2)], padding),
         }
         for case, (indices, multiplier) in cases.items():
             # with a dynamic batch size vime returns results in the order of the samples
@@ -253,7 +252,3 @@ def _free_routing(args: Namespace, *, is_free: bool) -> Iterator[None]:
         yield
     finally:
         os.environ[STAGE] = stage
-
-
-def _list_pairs(size: int) -> list[list[int]]:
-    return [list(range(start, min(start + 2, size))) for start in range(0, size, 2)]

@@ -163,10 +163,7 @@ def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transfor
 
 
 def make_rotation(positions: torch.Tensor, head_size: int, base: float) -> torch.Tensor:
-    """Return cosines and sines [N, 2, head_size] of the angles position * base^(-2i / head_size).
-
-    Each row contains the angle of each i < head_size / 2 twice: once for each half of a head.
-    """
+    """Return cosines and sines [N, 2, head_size] of the angles position * base^(-2i / head_size)."""
     exponents = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float32) / head_size
     angles = positions.float().unsqueeze(-1) * base**-exponents
     angles = torch.cat([angles, angles], dim=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import itertools
 import logging
 import math
 import time
@@ -187,7 +188,7 @@ class Trainer:
     ) -> list[torch.Tensor]:
         """Return every sample's response log-probs by teacher forcing, in sample order."""
         log_probs: list[torch.Tensor] = []
-        for microbatch in (microbatch for step in steps for microbatch in step):
+        for microbatch in itertools.chain.from_iterable(steps):
             logits = forward(model, microbatch)
             log_probs += core.find_response_log_probs(self.args, make_loss_batch(data, microbatch), logits)[0]
         return log_probs

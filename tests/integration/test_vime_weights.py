@@ -23,7 +23,6 @@ from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
 from rlk_repro.rundir.paths import TrialDir
 
 SIZE, VOCAB, NUM_EXPERTS = 4, 10, 3
-FIRST = "model.layers.0.self_attn.q_proj.weight"
 
 
 class UnquantizedFusedMoEMethod:

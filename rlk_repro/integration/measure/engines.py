@@ -28,7 +28,6 @@ MAX_CHOSEN_PER_SAMPLE: Final = 4
 LAYER_CASES: Final = frozenset({AS_RUN, ALONE})
 HASHED_BYTES: Final = 64 << 20
 NUM_WHOLE: Final = 64
-"""Largest width of an output that is kept whole; a wider output becomes this many random projections."""
 DIALECTS: Final = (
     ("blocks", "attention", "ffn", "norm"),
     ("decoder.layers", "self_attention", "mlp", "decoder.final_layernorm"),

@@ -13,7 +13,6 @@ from torch.distributed import distributed_c10d
 from rlk_repro.base.errors import CheckFailed, Problem
 
 WAIT_S: Final = 300.0
-"""Seconds to wait for another rank; ranks normally arrive within seconds of each other."""
 _rounds = itertools.count()
 
 

@@ -75,10 +75,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class SplitTokens:
-    """The tokens as columns of this shard; where another rank holds the token, the column is 0 and ``is_own`` false.
-
-    ``asked_logits`` are the logits of ``Targets.columns``.
-    """
+    """The tokens as columns of this shard; where another rank holds the token, the column is 0 and ``is_own`` false."""
 
     columns: torch.Tensor
     is_own: torch.Tensor

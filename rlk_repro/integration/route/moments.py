@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 import torch
 
 _ROWS: Final = 256
-"""Number of rows that are computed at a time if the code is not compiled."""
 _BLOCKS: Final = (1024, 512, 256, 128)
 
 
@@ -27,14 +26,11 @@ class Moments(NamedTuple):
 def find_moments(logits: torch.Tensor) -> Moments:
     with torch.no_grad():
         if not logits.is_cuda:
-            return Moments(*map(torch.cat, zip(*map(_moments, torch.split(logits, _ROWS)), strict=True)))
+            parts = [_moments_by_blocks(rows, rows.shape[1]) for rows in torch.split(logits, _ROWS)]
+            return Moments(*map(torch.cat, zip(*parts, strict=True)))
         block = next((size for size in _BLOCKS if logits.shape[1] % size == 0), logits.shape[1])
         torch._dynamo.maybe_mark_dynamic(logits, 0)  # noqa: SLF001  avoids a compilation for each number of rows
         return Moments(*_compile_moments()(logits, block))
-
-
-def _moments(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return _moments_by_blocks(logits, logits.shape[1])
 
 
 @functools.cache
