@@ -136,7 +136,7 @@ class Backend(Protocol):
         """Yield the lines of the trials' logs; with ``is_following``, wait for new lines until the job ends."""
 
     def cancel(self, submission: Submission, run_dir: RunDir) -> bool:
-        """Ask a job to pack its run and end, or in a second call to end at once; return False if it has ended.
+        """Ask a job to pack its run and end; return False if it has ended.  A second call may end the job at once.
 
         Raises:
             SchedulerRefused: the cluster refused; the error quotes its message.

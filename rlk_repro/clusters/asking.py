@@ -1,15 +1,16 @@
-"""Limit how often a backend asks its cluster, and refuse jobs in the wrong state."""
+"""Define functions that several backends share."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.clusters.api import JobState, JobStatus
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
 NO_REPORT: Final = "the agent ended without a report"
@@ -54,6 +55,12 @@ def quote_answer(done: proc.Completed, prefix: str) -> str:
         return "no answer in time"
     lines = (re.sub(prefix, "", line.strip()) for line in (done.stderr or done.stdout).splitlines())
     return "; ".join(word for word in dict.fromkeys(lines) if word) or f"exit code {done.returncode}"
+
+
+def find_count_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
+    if nodes and len(nodes) != plan.layout.num_nodes:
+        what = "names more or fewer nodes than the layout has"
+        yield Problem("--same-nodes", what, got=len(nodes), expected=f"{plan.layout.num_nodes}")
 
 
 def join_words(*parts: str) -> str:

@@ -38,9 +38,9 @@ def read_record(root: Path = ROOT) -> ImageRecord | Unknown:
 def check_running(
     code: Section, stack: Stack | None, platform: str | None, *, root: Path = ROOT, is_required: bool = False
 ) -> list[Finding]:
-    """Find every difference between this container, its record and the stack; ``code`` is a manifest's section.
+    """Find every difference between this container, its record and the stack.
 
-    A container without a record gives a finding only if ``is_required``.
+    A container without a record gives a finding only if ``is_required``.  ``code`` is the manifest's section ``code``.
     """
     try:
         record = read_record(root)

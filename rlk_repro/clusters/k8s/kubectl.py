@@ -79,7 +79,7 @@ def find_obstacle() -> str | None:
 
 
 def find_current_place() -> Target:
-    """Return the context and namespace that kubectl uses by default; raise EnvironmentMissing without a context."""
+    """Return the context and namespace that kubectl uses by default; raise EnvironmentMissing if none is set."""
     done = proc.run(("kubectl", "config", "view", "--minify", "--output=json"), timeout_s=TIMEOUT_S)
     if not done.is_ok:
         words = quote_words(done)

@@ -6,6 +6,7 @@ import hashlib
 import re
 from typing import Final
 
+from rlk_repro.base.escapes import printable
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
@@ -61,5 +62,4 @@ def make_labels(plan: Plan, name: str, role: str | None = None) -> dict[str, str
 
 
 def make_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
-    return {RUN_ID: run_id, PLAN_HASH: plan.plan_hash}
+    return {RUN_ID: printable(run_dir.run_id), PLAN_HASH: plan.plan_hash}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.errors import Problem
+from rlk_repro.clusters.asking import find_count_problems
 from rlk_repro.clusters.k8s.naming import COLLECTOR, ID, ROLE
 from rlk_repro.plan import Plan
 from rlk_repro.spec import OCI_ARCHITECTURES, Hardware, KubernetesSettings
@@ -19,6 +20,7 @@ ARCH: Final = "kubernetes.io/arch"
 HOSTNAME: Final = "kubernetes.io/hostname"
 CLIQUE: Final = "nvidia.com/gpu.clique"
 GPU_RESOURCES: Final = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
+NOT_WHOLE: Final = "a partition or a share of a GPU is not comparable with a whole GPU"
 _PARTIAL: Final = frozenset({"MIG", "SHARED"})
 # NVIDIA products with a Grace processor (Arm): GB200, GB300, GH200
 _GRACE: Final = re.compile(r"G[BH]\d{3}")
@@ -42,8 +44,7 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
     yield from _find_product_problems(plan, settings, where)
     resource = gpu_resource(plan, settings)
     if plan.num_gpus and _is_partial(resource):
-        what = "a partition or a share of a GPU is not comparable with a whole GPU"
-        yield Problem(f"{where}.gpu_resource", what, got=resource, expected="whole GPUs")
+        yield Problem(f"{where}.gpu_resource", NOT_WHOLE, got=resource, expected="whole GPUs")
     own = GPU_RESOURCES.get(plan.hardware.platform, resource)
     if resource != own and resource in GPU_RESOURCES.values():
         yield Problem(f"{where}.gpu_resource", "is a GPU of another vendor", got=resource, expected=own)
@@ -55,9 +56,7 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
         yield Problem(f"{where}.rdma.resource", what, got=device, expected="an RDMA device, such as rdma/ib")
     if settings.compute_domain and plan.hardware.platform != "cuda":
         yield Problem(f"{where}.compute_domain", "this hardware has no compute domains", got=True, expected="false")
-    if nodes and len(nodes) != plan.layout.num_nodes:
-        what = "names more or fewer nodes than the layout has"
-        yield Problem("--same-nodes", what, got=len(nodes), expected=f"{plan.layout.num_nodes}")
+    yield from find_count_problems(plan, nodes)
 
 
 def _is_partial(resource: str) -> bool:
@@ -71,8 +70,7 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
         for product in products:
             for part in sorted(_PARTIAL.union(plan.hardware.refused_name_parts)):
                 if part.lower() in product.lower():
-                    what = "a partition or a share of a GPU is not comparable with a whole GPU"
-                    yield Problem(f"{where}.{key}", what, got=product, expected=f"no {part}")
+                    yield Problem(f"{where}.{key}", NOT_WHOLE, got=product, expected=f"no {part}")
     for term in make_node_terms(plan, settings, ()):
         values = {item["key"]: item["values"] for item in term["matchExpressions"]}
         found = [product for key, products in values.items() if "product" in key for product in products]

@@ -26,7 +26,7 @@ def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
 
 
 def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's values to a pod template; the template's metadata and the site's spec win."""
+    """Add the site's values to a pod template; for equal keys the template's metadata and the site's spec win."""
     if settings.overlay is None:
         return pod
     metadata, spec = settings.overlay.pod_metadata, settings.overlay.pod_spec

@@ -132,11 +132,10 @@ def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iter
             yield Finding(Level.BLOCKING, "kubernetes.compute_domain", expected, "not installed")
         if _release(site.version) < CLAIMS_RELEASE:
             yield Finding(Level.BLOCKING, "kubernetes.compute_domain", "Kubernetes 1.32 or newer", site.version)
+    menu = f"one of {', '.join(site.queues)}" if site.queues else "not set: the namespace has no queue"
     if settings.queue is not None and settings.queue not in site.queues:
-        menu = f"one of {', '.join(site.queues)}" if site.queues else "not set: the namespace has no queue"
         yield Finding(Level.BLOCKING, "kubernetes.queue", menu, settings.queue)
     elif settings.queue is None and site.queues:
-        menu = f"one of {', '.join(site.queues)}"
         yield Finding(Level.WARNING, "kubernetes.queue", menu, "not set: a job without a queue may be held or ignored")
 
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rlk_repro.base.errors import Problem
+from rlk_repro.base.escapes import printable
 from rlk_repro.clusters.api import SURROUNDINGS_MIN
+from rlk_repro.clusters.asking import find_count_problems
 from rlk_repro.plan import LIMIT_PER_ESTIMATE, Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv, SlurmSettings
@@ -28,7 +30,7 @@ def time_limit_min(plan: Plan) -> int:
 
 
 def find_max_jobs(plan: Plan) -> int:
-    """Return the largest number of jobs for the run, of which each finishes a pair, a session or a set of rollouts."""
+    """Return how many jobs the run may need; each job finishes at least one pair, session or set of rollouts."""
     is_enough = time_limit_min(plan) >= _surround(plan, plan.all_limits_min)
     return 1 if is_enough or not slurm_settings(plan).requeue else len(plan.groups()) + plan.num_stores
 
@@ -57,9 +59,7 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
             got=settings.max_time_min,
             expected=f"at least {pair_min:g}",
         )
-    if nodes and len(nodes) != plan.layout.num_nodes:
-        what = "names more or fewer nodes than the layout has"
-        yield Problem("--same-nodes", what, got=len(nodes), expected=f"{plan.layout.num_nodes}")
+    yield from find_count_problems(plan, nodes)
     for name in nodes:
         if _NODE.fullmatch(name) is None:
             yield Problem("--same-nodes", "is not a node name", got=name, expected="one name per node")
@@ -70,7 +70,7 @@ def list_options(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> list[str]
     settings, layout = slurm_settings(plan), plan.layout
     values: dict[str, str | int | None] = {
         **list_site_values(settings, layout.gpus_per_node),
-        "comment": _make_comment(plan, run_dir),
+        "comment": f"rlk-repro {printable(run_dir.run_id)} plan {plan.plan_hash[:_SHORT_HASH]}",
         "export": ",".join(list_secrets(plan)) or "NONE",
         "job-name": f"rlk-repro-{plan.run.run}",
         "mem": 0 if settings.exclusive else None,
@@ -117,8 +117,3 @@ def find_segment(num_nodes: int, block_size: int | None) -> int | None:
 def list_secrets(plan: Plan) -> list[str]:
     """List variables of the submitting shell that the profile names; their values are written nowhere."""
     return sorted({value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)})
-
-
-def _make_comment(plan: Plan, run_dir: RunDir) -> str:
-    run_id = "".join(char if char.isprintable() else "?" for char in run_dir.run_id)
-    return f"rlk-repro {run_id} plan {plan.plan_hash[:_SHORT_HASH]}"

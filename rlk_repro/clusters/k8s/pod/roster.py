@@ -43,9 +43,10 @@ class Roster:
 
 
 def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier: str = "") -> Roster | None:
-    """Announce this pod until a roster names it, and return that roster; None at the end of this process or the run.
+    """Announce this pod until a roster names it, and return that roster.
 
-    A roster of the allocation ``earlier``, in which this pod has already taken part, does not count.
+    Return None if this process is asked to stop or the run is complete.  A roster of the allocation ``earlier``, in
+    which this pod has already taken part, does not count.
     """
     path = run_dir.pod_join(seat.pod)
     try:
