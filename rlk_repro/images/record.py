@@ -1,7 +1,7 @@
 """Read the record in an image, ``/opt/rlk-repro/provenance.json``: its code, base image and platform.
 
 Equal inputs give equal records, except for the hash of the compiled extension: the compiler makes new internal names at
-every build.  ``digest``, a hash of the other fields, reveals an edit that did not renew it.
+every build.  ``digest`` is a hash of the other fields; an edited field with the old digest is refused.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
 
 
 def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
-    """Make equal resource requests and limits, which GPUs require; such a pod is evicted last."""
+    """Make equal requests and limits, which GPUs require; equal CPU and memory values let a pod be evicted last."""
     values: dict[str, Any] = {}
     for key, quantity in (("cpu", settings.cpu), ("memory", settings.memory)):
         if quantity is not None:

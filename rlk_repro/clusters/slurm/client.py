@@ -105,7 +105,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment without variables such as ``SBATCH_PARTITION``, which change what Slurm does."""
+    """Return the environment without variables such as ``SBATCH_PARTITION``, which change a client's options."""
     source = os.environ if environ is None else environ
     return {
         name: value
