@@ -105,8 +105,8 @@ def _series(name: str, found: Sequence[LogSample | TimerSample | None], source: 
     return Series(
         metric=name,
         source=source,
-        values=tuple(None if sample is None else _finite(sample.value) for sample in found),
-        lines=tuple(None if sample is None else sample.line for sample in found),
+        values=tuple(float(item.value) if item is not None and math.isfinite(item.value) else None for item in found),
+        lines=tuple(None if item is None else item.line for item in found),
     )
 
 
@@ -143,7 +143,3 @@ def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Sum
 
 def count_steps(series: Iterable[Series]) -> int:
     return sum(value is not None for item in series if item.metric == STEP_TIME for value in item.values)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

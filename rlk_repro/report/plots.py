@@ -56,7 +56,9 @@ def plot_trials(view: View, metric: str) -> Figure:
     is_peak = metric.startswith("peak_")
     key, title = f"plot-trials-{metric}", f"{view.title(metric)}, every trial"
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
-    points = [(place, trial, item) for place, trial, item in found if item and _can_draw(metric, item)]
+    points = [
+        (place, trial, item) for place, trial, item in found if item and all(map(is_drawable, _spread(metric, item)))
+    ]
     if not points:
         return Figure(key=key, title=title, caption=f"{view.title(metric)}: {NOT_RECORDED}.")
     y = make_scale(
@@ -98,10 +100,6 @@ def _spread(metric: str, summary: Summary) -> tuple[float, float]:
         return summary.minimum, summary.maximum
     spread = summary.stdev or 0.0
     return summary.mean - spread, summary.mean + spread
-
-
-def _can_draw(metric: str, summary: Summary) -> bool:
-    return all(is_drawable(end) for end in _spread(metric, summary))
 
 
 def _pair_axis(view: View, x: Scale) -> Iterator[str]:

@@ -61,11 +61,10 @@ def render_side_by_side(views: Sequence[View], links: Sequence[str]) -> str:
 def _join(columns: Sequence[dict[str, TableCell]]) -> tuple[tuple[TableCell, ...], ...]:
     names = dict.fromkeys(name for column in columns for name in column)
     rows = ((name, [column.get(name, TableCell(text="–")) for column in columns]) for name in names)
-    return tuple((TableCell(text=name, note=_mark(cells)), *cells) for name, cells in rows)
-
-
-def _mark(cells: Sequence[TableCell]) -> str:
-    return "" if len({cell.text for cell in cells}) == 1 else "≠"
+    return tuple(
+        (TableCell(text=name, note="" if len({cell.text for cell in cells}) == 1 else "≠"), *cells)
+        for name, cells in rows
+    )
 
 
 def _list_answers(view: View) -> Iterable[tuple[str, TableCell]]:
