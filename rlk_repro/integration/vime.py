@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.integration.vime_abi import Abi, find_abi
 from rlk_repro.integration.vime_engines import VimeEngines
 from rlk_repro.operators import Case, read_loss_options
+from rlk_repro.switches import PROFILED_STEPS
 
 TRAINER: Final = "vime"
 PHASES: Final = {"forward_only": FORWARD_ONLY, "train": UPDATE}
@@ -52,7 +54,7 @@ def install(args: argparse.Namespace) -> Installation | None:
             }
             for method, follow in followers.items():
                 installation.rebind(getattr(actor, name), method, follow, "record of engines")
-    make_end = functools.partial(_end_step_after, installation, ProfiledSteps.from_env())
+    make_end = functools.partial(_end_step_after, installation, ProfiledSteps(os.environ.get(PROFILED_STEPS, "")))
     installation.rebind(actor, "log_perf_data", make_end, "end of step")
     for name in abi.begin if settings.schedule else ():
         installation.rebind(actor, name, functools.partial(_begin_step_before, installation), "variant of the rollout")

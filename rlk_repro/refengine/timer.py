@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Timer:
-    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, synchronize: Callable[[], None]) -> None:
         self._synchronize = synchronize
         self._started: dict[str, float] = {}
         self._elapsed_s: dict[str, float] = {}

@@ -18,9 +18,3 @@ def test_recording_begins_before_the_first_and_ends_after_the_last(
         profiled = ProfiledSteps(steps, lambda is_on, number=rollout_id: seen.append((number, is_on)))  # type: ignore[misc]
         profiled.end_step(rollout_id)
     assert seen == expected
-
-
-def test_a_trainer_that_is_not_profiled_records_nothing() -> None:
-    profiled = ProfiledSteps.from_env({})
-    for rollout_id in range(5):
-        profiled.end_step(rollout_id)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import torch
-
-from rlk_repro.switches import PROFILED_STEPS
 
 ROCTX: Final = "librocprofiler-sdk-roctx.so"
 
@@ -21,14 +18,10 @@ class ProfiledSteps:
     never profiled.
     """
 
-    def __init__(self, steps: str = "", switch: Callable[[bool], None] | None = None) -> None:
+    def __init__(self, steps: str, switch: Callable[[bool], None] | None = None) -> None:
         first, _, end = steps.partition(":")
         self._first, self._end = (int(first), int(end)) if steps else (0, 0)
         self._switch = switch or _switch
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ) -> ProfiledSteps:
-        return cls(environ.get(PROFILED_STEPS, ""))
 
     def end_step(self, rollout_id: int) -> None:
         if rollout_id + 1 == self._first:
