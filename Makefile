@@ -56,7 +56,7 @@ test-long: $(VENV)/.dev $(VENV)/.torch ## Run the remaining heavy tests: many ki
 # Duration and seed of the fuzzer: the same seed makes the same cases.
 FUZZ_S ?= 600
 FUZZ_SEED ?= 1
-fuzz: $(VENV)/.dev ## Mutate bundles, authors' files and settings, and read them (FUZZ_S seconds from FUZZ_SEED)
+fuzz: $(VENV)/.dev ## Change bundles, settings and users' files at random, and read them (FUZZ_S seconds, seed FUZZ_SEED)
 	$(BIN)/python -m tests.security.fuzz --seconds "$(FUZZ_S)" --seed "$(FUZZ_SEED)" --keep build/fuzz
 
 lint: $(VENV)/.dev ## Check style

@@ -44,10 +44,9 @@ STARTUP_S: Final = 45.0
 class Scenario:
     """One kind of run.  Standard deviations are of log step times; ``between`` is in units of the within-session error.
 
-    ``drift`` is the size of each wave; with a ``gain`` of 0.05 baseline takes 5 % longer.  ``carry_over``
-    slows each first step of an enabled period.
-    ``runs`` is how many times as many runs it gets.  ``stall`` makes one scored step of one session five times as long,
-    ``stalls`` that share of all steps.
+    ``drift`` is the size of each wave; with a ``gain`` of 0.05 baseline takes 5 % longer.  ``carry_over`` slows each
+    first step of an enabled period.  ``runs`` multiplies the number of simulated runs.  ``stall`` makes one scored step
+    of one session five times as long, and ``stalls`` that share of all steps.
     """
 
     name: str
@@ -87,10 +86,8 @@ SCENARIOS: Final = (
     Scenario(name="A/A, steps 12 %", step_sd=0.12, bars=FALSE),
     Scenario(name="A/A, stalls in 1 % of steps", stalls=0.01, bars=FALSE),
     Scenario(name="A/A, live, tokens 5 %", lane="live", token_sd=0.05, bars=FALSE),
-    *(
-        Scenario(name=f"gain of exactly 1 %, sessions spread {n} ×", gain=0.01, between=n, runs=10, bars=EDGE)
-        for n in (0, 1, 3)
-    ),
+    *(Scenario(name=f"gain of exactly 1 %, sessions spread {n} ×", gain=0.01, between=n, runs=10, bars=EDGE)
+      for n in (0, 1, 3)),
     *(Scenario(name=f"gain of exactly 1 %, steps {pct} %", gain=0.01, step_sd=pct / 100, bars=EDGE) for pct in (4, 12)),
     Scenario(name="gain 2 %", gain=0.02, bars=SEEN),
     Scenario(name="gain 2 %, one stall of 5 ×", gain=0.02, stall=True, bars=SEEN),
