@@ -1,6 +1,6 @@
 """Find the IPv4 address at which other nodes reach this node.
 
-The address is that of the route to the other nodes, because many hosts map their own name to 127.0.0.1.
+The address is the one that this node uses to reach the other nodes, because many hosts map their own name to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
-    """Return the address of ``interface`` if it is named, else of the route to ``others``, else of this node's name.
+    """Return ``interface``'s address, else the address used to reach ``others``, else the address of this node's name.
 
     Raises:
         EnvironmentMissing: the interface is absent or has no address.

@@ -53,9 +53,9 @@ def find_obstacle(member: RayMember) -> str:
 
 
 def follow_all_reduce(member: RayMember, done: str = "") -> str:
-    """Run this node's ranks once, after the leader has written its order; ``done`` is the previous call's result.
+    """Run this node's ranks once, when the leader's order to start exists; ``done`` is what the previous call returned.
 
-    Return the address in the order, or an empty text while there is no order.
+    Return the address in the order, or an empty text while there is no order for this allocation.
     """
     if done:
         return done

@@ -1,4 +1,4 @@
-"""Decide whether the next pair fits into an allocation, and whether the time limit ended the work."""
+"""Decide whether an allocation has time left for the next pair, and whether the time limit ended the work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Budget:
         """Begin a pair; the first pair always begins, because a short allocation would otherwise run no pair.
 
         Raises:
-            OutOfTime: a new pair does not fit.
+            OutOfTime: too little time is left for a new pair.
         """
         if pair == self._pair:
             return
@@ -43,8 +43,8 @@ class Budget:
         left_s, wanted_s = self._until - now, SAFETY * self._longest_s
         if self._until and self._pair and left_s < wanted_s:
             self._is_out = True
-            left = f"{format_duration(max(left_s, 0.0))} left in this job"
-            raise OutOfTime(Problem(pair, "not begun", got=left, expected=format_duration(wanted_s)))
+            left, least = format_duration(max(left_s, 0.0)), f"at least {format_duration(wanted_s)}"
+            raise OutOfTime(Problem(pair, "not begun, because too little time is left", got=left, expected=least))
         self._pair, self._since = pair, now
 
     @property

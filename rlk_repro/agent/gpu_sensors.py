@@ -1,4 +1,4 @@
-"""Sample the state of GPUs at low cost: by NVML on NVIDIA, by the kernel's files on AMD.
+"""Sample the state of GPUs at low cost: by NVML on NVIDIA, by sysfs files on AMD.
 
 A value that a device does not report is None.
 """
@@ -21,7 +21,7 @@ class Sensors(Protocol):
 
 
 def open_sensors(root: Path = Path("/")) -> Sensors | None:
-    """Open the sensors; return None where this process sees no GPU or has no library that reads GPUs."""
+    """Open the sensors; return None if this process sees no GPU or has no library that reads the GPUs' sensors."""
     pynvml = nvml.load_pynvml()
     if pynvml is not None:
         sensors = NvidiaSensors(pynvml)
@@ -72,7 +72,7 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """Read the GPUs from sysfs; each call reads the throttling of one GPU only, because amdsmi takes 0.1 s for it."""
+    """Read the GPUs from sysfs; each call reads the throttling of one GPU only, because amdsmi needs 0.1 s per GPU."""
 
     def __init__(self, root: Path, devices: list[str], amdsmi: Any | None) -> None:
         self._root = root

@@ -84,9 +84,7 @@ class Journal:
             self.record("end", phase=name, duration_s=time.monotonic() - started)
 
     def record_error(self, phase: str, error: BaseException) -> None:
-        """Write an error to standard error and to the journal; an error that rlk-repro does not define has its
-        traceback.
-        """
+        """Write an error to standard error and the journal, with a traceback if rlk-repro does not define the error."""
         is_known = isinstance(error, RlkReproError)
         text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
         sys.stderr.write(f"{phase}: {self._redact(text)}")

@@ -106,7 +106,7 @@ class Leader:
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
     def _be_visible(self) -> AbstractContextManager[object]:
-        """Write a file by which followers check that they share the run directory; return this agent's pulse."""
+        """Write a file by which followers check that they share the run directory; return this agent's ``Pulse``."""
         if not self._place.followers:
             return nullcontext()
         write_text(self._run_dir.canary, self._place.allocation)
@@ -255,7 +255,7 @@ class Leader:
         yield
         if found := sorted({*before, *look()}):
             where = f"{trial.name}: host.other_runs"
-            self._note([Finding(Level.WARNING, where, "no other run", ", ".join(found))])
+            self._note([Finding(Level.WARNING, where, "no other run", f"other runs: {', '.join(found)}")])
 
     def _require_one_that_ends_well(self) -> None:
         folders = [self._run_dir.trial(trial.name) for trial in self._plan.trials]

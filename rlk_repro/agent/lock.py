@@ -15,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 
 @contextmanager
 def locked(run_dir: RunDir, holder: str) -> Iterator[None]:
-    """Hold the run directory's lock during the block; ``holder`` names this agent in a second agent's error message.
+    """Hold the run directory's lock in a ``with`` block; ``holder`` names this agent in another agent's error message.
 
     Raises:
         SpecError: another agent runs in this directory.

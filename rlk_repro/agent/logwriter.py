@@ -25,8 +25,8 @@ _KEY_HINT: Final = b"PRIVATE KEY-----"
 class LogWriter:
     """Append to one log file; a failed write raises Unwritable.
 
-    ``find_open`` returns how many bytes can be written now; the bytes after them may begin a secret.  ``tail`` holds
-    the last 64 KiB, without secrets and time stamps.
+    ``find_open`` returns how many bytes can be written now; the other bytes wait, because a secret may start in them.
+    ``tail`` holds the last 64 KiB, without secrets and time stamps.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class NodePlace:
 
 
 def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until: float = 0.0) -> NodePlace:
-    """Return an agent's place; only a job with one node may lack an ``allocation``.
+    """Check an agent's arguments, and return them as a ``NodePlace``; a job with one node needs no ``allocation``.
 
     Raises:
         SpecError: a name is invalid or repeated, ``node`` is not in ``nodes``, or several nodes lack an allocation id.

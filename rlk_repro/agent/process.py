@@ -67,8 +67,8 @@ def run_guarded(
 ) -> Ended:
     """Run ``argv`` until it ends, its time limit passes, the agent must stop, or ``find_trouble`` gives a reason.
 
-    No descendant is left when this function returns or raises.  ``see_pid`` gets the process group's pid;
-    ``find_trouble`` is called about every second.
+    No process that ``argv`` started is left when this function returns or raises.  ``see_pid`` gets the process group's
+    pid; ``find_trouble`` is called about every second.
 
     Raises:
         EnvironmentMissing: the Python that runs the guard cannot be started.

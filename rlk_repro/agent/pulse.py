@@ -1,4 +1,4 @@
-"""Show that each agent or pod of a job still runs: it keeps changing a file on the shared file system.
+"""Each agent or pod of a job keeps changing a file on the shared file system, to show that it still runs.
 
 A listener uses only its own clock, because the clocks of two machines differ.
 """

@@ -29,7 +29,7 @@ class Stop:
         self.signal = self.signal or self._last
 
     def forget(self, number: signal.Signals) -> None:
-        """Forget a first request by this signal; a later request by another signal takes its place."""
+        """If the first signal was this one, forget it; if the latest signal was another one, keep that one."""
         if self.signal is number:
             self.signal = None  # first, because a signal may come between these lines
             if self._last is not number:

@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialWatch:
-    """What an agent adds to a command: unrecorded variables of the allocation, and functions called during the run.
+    """What an agent adds to a command: the allocation's variables (not recorded), and functions called during the run.
 
     ``see_output`` gets whole log lines without secrets.  ``find_trouble`` returns why the command must end, or an empty
     text; ``settle`` returns the final outcome.

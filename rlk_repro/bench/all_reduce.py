@@ -26,7 +26,7 @@ SIZES: Final = tuple(2**10 * GROWTH**number for number in range(5))
 NUM_WARMUPS: Final = 2
 NUM_REPEATS: Final = 5
 BUDGET_S: Final = 60.0
-"""On a slow network, messages that would exceed this time are left out."""
+"""A larger message is not measured if the measurement of all sizes would then take longer than this time."""
 TIMEOUT: Final = timedelta(seconds=120)
 
 

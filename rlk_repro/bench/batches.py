@@ -25,7 +25,7 @@ UPDATE_SPREAD: Final = 0.2
 ROLLOUT_SPREAD: Final = 0.02
 MASKED_FRACTION: Final = 0.1
 ORACLE_ROWS: Final = 256
-# two changes of logits imitate policy updates; one change of log-probs imitates other kernels in the rollout
+# two changes of logits imitate policy updates; one change of log-probs imitates the rollout's different kernels
 NUM_CHANGES: Final = 3
 
 
@@ -56,7 +56,8 @@ class LogitsBatch:
     """Logits [1, T, V / ranks] float32 that require a gradient, and the ``batch`` with the tokens of the same T rows.
 
     ``taken`` [T] holds the logit of each row's next token; ``rows`` and ``columns`` are the indices of the logits on
-    this rank.  ``noise`` yields [T] standard normal numbers for each change.  No method waits for the device.
+    this rank.  ``noise`` yields a tensor [T] of standard normal numbers for each random change of logits or log-probs.
+    No method waits for the device.
     """
 
     logits: torch.Tensor
@@ -78,7 +79,7 @@ class LogitsBatch:
 
     @torch.no_grad()
     def add_rollout_log_probs(self, temperature: float, group: Any) -> None:
-        """Add the rollout's log-probs to the batch: the present policy's log-probs plus small random differences."""
+        """Add the rollout's log-probs to the batch: the current policy's log-probs plus small random differences."""
         log_probs = self.taken / temperature - find_normaliser(self.logits[0], temperature, group)
         log_probs.add_(next(self.noise), alpha=ROLLOUT_SPREAD)
         self.batch["rollout_log_probs"] = cut_responses(log_probs, self.batch)

@@ -49,7 +49,7 @@ CLASSES: Final[Mapping[tuple[str, str], str]] = {
     ("linear-logp", "sm90"): f"{_OPS}.cuda.loss.linear_logp.FusedLinearLogpSM90Op",
     ("sampling", "flashinfer"): "rl_engine.kernels.sampling.SamplerBackend",
 }
-# plain PyTorch functions that the claims name "native"; RL-Kernel has no class for them
+# plain PyTorch functions that the claims call "native"; RL-Kernel has no class for them
 FUNCTIONS: Final = frozenset({("sampler-logp", "native"), ("sampling", "native")})
 
 
@@ -183,7 +183,7 @@ def make_inputs(task: Task, row: str) -> Inputs:
 
 
 def make_call(task: Task, cell: Cell, operator: Any, inputs: Inputs) -> Call:
-    """Return the call that the claim timed; it computes gradients if the claim's pass includes a backward pass."""
+    """Return the call that the claim's authors timed, with gradients if the claim's pass includes a backward pass."""
     call = _CALLS[task.operator](task, cell, operator, inputs)
     return call if cell.pass_ == TRAINING else torch.no_grad()(call)
 

@@ -36,7 +36,7 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """An implementation: one row in a report's tables, which show ``kind`` even if ``build`` gives no call."""
+    """An implementation: one row in a report's tables; a row shows ``kind`` also if ``build`` returns ``Blocked``."""
 
     name: str
     operator: str

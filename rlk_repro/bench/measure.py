@@ -47,10 +47,10 @@ class Timing:
 def measure_calls(function: Callable[[], object], *, device: torch.device, warmup: int, repeats: int) -> Timing:
     """Call ``function`` ``warmup`` times untimed, then ``repeats`` times timed; each result is deleted at once.
 
-    On a GPU, events on the current stream give the device time.  The time of a launch does not count: the host launches
-    a call while the device runs the previous call.  Caches are not flushed, so a case that fits into the last-level
-    cache is measured with a warm cache.  The peak memory is that of torch's allocator during these calls, minus the
-    bytes that were allocated before.
+    On a GPU, events on the current stream give the device time.  The time of a launch does not count, because the host
+    launches a call while the device runs the previous call.  Caches are not flushed, so a case that fits into the
+    last-level cache is measured with a warm cache.  The peak memory is that of torch's allocator during these calls,
+    minus the bytes that were allocated before.
     """
     for _ in range(warmup):
         function()
@@ -90,7 +90,7 @@ def _mark_call(function: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
 
 
 def record_kernels(function: Callable[[], object], limit: int = MAX_KERNELS) -> tuple[str, ...]:
-    """Return the first ``limit`` names of the device kernels of one call, each name once; return none without a GPU.
+    """Return up to ``limit`` distinct names of the device kernels of one call; without a GPU, return no names.
 
     Call this function after all timing, because the profiler leaves hooks that slow later launches.
     """
@@ -115,9 +115,9 @@ class Rates:
 
 
 def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
-    """Measure bandwidth with a large buffer, and arithmetic with large random matrices; the fastest calls count.
+    """Measure bandwidth with a large buffer, and arithmetic with large random matrices; the fastest call counts.
 
-    The bandwidth is the higher rate of a copy and a sum: an operator that only reads could exceed the rate of a copy.
+    The bandwidth is the higher of a copy's and a sum's rate, because a sum, which only reads, can exceed a copy's rate.
     """
     flops = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
     return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)

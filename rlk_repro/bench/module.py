@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, rank: int = 0) -> None:
         installation = install_loss(args)
         bench = ModuleBench(args, loss_module, device, rank, None if installation is None else installation.profile)
         for rollout_id in range(args.num_rollout):
-            # a full collection visits all objects of imports and compilation, so it must run outside the timed steps
+            # a full garbage collection visits all objects that imports made, so it must run outside the timed steps
             gc.collect()
             gc.freeze()
             if installation is not None:
@@ -147,7 +147,7 @@ class Phases:
     """Sum the seconds of each phase over its calls; nothing waits for the device before ``settle``.
 
     A phase starts on a busy device, as after a model's forward pass, so the host issues calls ahead of the device.  The
-    ranks of ``group`` begin a phase together: waiting for another rank's batch does not count.
+    ranks of ``group`` begin a phase together, so its time does not include waiting for another rank's batch.
     """
 
     def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: StepProfile | None) -> None:
@@ -207,7 +207,7 @@ class OptimizerStep:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def read(self, *, is_per_token: bool, group: Any) -> dict[str, float]:
-        """Return vime's metrics and the norm of all ranks' logit gradients, each per token or sample, as in vime."""
+        """Return vime's metrics and the norm of all ranks' logit gradients, per token (``is_per_token``) or sample."""
         squares = torch.stack(self._squares).sum()
         distributed.all_reduce(squares, group=group)
         mask_sums = torch.cat([batch["rollout_mask_sums"] for batch in self.batches])

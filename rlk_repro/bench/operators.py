@@ -47,7 +47,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--seed", type=int, required=True, help="seed of every case's tensors")
-    parser.add_argument("--num-rollout", type=int, required=True, help="sweeps over all cases")
+    parser.add_argument("--num-rollout", type=int, required=True, help="number of sweeps over all cases")
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True, help="cuda also means AMD GPUs")
     parser.add_argument("--suite", type=_parse_suite, required=True, help="the workload of the run, as JSON")
     return parser.parse_args(argv)

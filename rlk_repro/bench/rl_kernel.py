@@ -26,7 +26,7 @@ TRITON_LINEAR_LOGP: Final = "rl_engine.kernels.ops.triton.loss.linear_logp.Trito
 
 
 class _LogpMethod(NamedTuple):
-    """A method of the log-prob operator, and its compiled symbol; a sparse method computes wanted rows only."""
+    """A method of the log-prob operator, and its compiled symbol; a sparse method computes only the requested rows."""
 
     name: str
     symbol: str

@@ -1,8 +1,7 @@
 """Find the commit of a git checkout, and whether the checkout's files are those of the commit.
 
-A checkout is not trusted: its configuration, attributes and hooks can start programs.  So git runs only in an empty
-repository that uses the checkout's objects.  The reason for an unknown fact contains no path, because a path can hold a
-user name.
+A checkout's configuration, attributes and hooks can start programs, so git runs only in an empty repository that uses
+the checkout's objects.  The reason for an unknown fact contains no path, because a path can hold a user name.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REFERENCE: Final = re.compile(r"ref: (refs/[^\0\n]+)")
-_MOST_REFERENCES: Final = 5  # a commit is found only if fewer references than this lead from HEAD to it
+_MOST_REFERENCES: Final = 5  # the commit must be in HEAD or in one of the 4 references that follow HEAD
 _HEAD_BYTES: Final = 4096
 
 
@@ -58,8 +57,8 @@ class Checkout:
 def probe_checkout(folder: Path) -> dict[str, Fact]:
     """Return the facts ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256`` of a git checkout.
 
-    ``tree`` is git's hash of the present files that git does not ignore.  ``diff_sha256`` is ``clean`` if ``tree`` is
-    the hash of the commit's tree; otherwise it is the sha256 of a text made of the commit's tree hash and ``tree``.
+    ``tree`` is git's hash of the files as they are now, without those that git ignores.  ``diff_sha256`` is ``clean``
+    if ``tree`` is the hash of the commit's tree; otherwise it is the sha256 of the commit's tree hash and ``tree``.
     """
     found = read_checkout(folder)
     if isinstance(found, Unknown):
@@ -191,7 +190,7 @@ def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, 
 
 
 def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
-    """Return a patch from the commit to the present ``names``, which are files and folders."""
+    """Return a patch from the commit to the present state of ``names`` (files and folders)."""
     found = read_checkout(folder)
     if isinstance(found, Unknown):
         return found

@@ -88,7 +88,7 @@ def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
     is_installed = isinstance(package, Path) and distribution is not None and _holds(distribution, package)
     record = load_build_record(distribution) if is_installed else None
     if record is None:
-        reason = Unknown("not installed by make demo-rl-kernel")
+        reason = Unknown("RL-Kernel was not installed by make demo-rl-kernel")
         return {"repairs": reason, "build_variables": build_variables(environ)}
     return {
         "repairs": [repair.name for repair in record.repairs],

@@ -21,7 +21,7 @@ SECTION: Final = "container"
 DIGEST_VARIABLE: Final = "RLK_REPRO_IMAGE_DIGEST"
 PROVENANCE: Final = "/opt/rlk-repro/provenance.json"
 LOCK: Final = "lock.txt"
-"""A Python environment that was made from a stack's lock file has this file; the build record lies beside this file."""
+"""This file is in each Python environment that was made from a stack's lock file; the build record lies beside it."""
 NONE: Final = "none"
 
 # The first match decides, because a pod's container also has the marks of Docker or containerd.

@@ -1,6 +1,7 @@
 """Describe RL-Kernel's compiled extension without importing it.
 
-Without the extension, RL-Kernel runs plain PyTorch and only logs a message, so a record must show its presence.
+Without the extension, RL-Kernel runs plain PyTorch and only logs a message, so a record must show
+whether the extension was present.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def find_bound_names(data: bytes) -> list[str]:
 
 
 def list_device_code(file: Path) -> list[str] | Unknown:
-    """Return the GPUs for which an extension holds machine code (``sm_90``) or intermediate code (``compute_90``)."""
+    """Return the GPU architectures for which an extension holds machine code (``sm_90``) or PTX (``compute_90``)."""
     tool = next((name for name in CUOBJDUMP if shutil.which(name)), None)
     if tool is None:
         return Unknown("cuobjdump is not on PATH")

@@ -28,7 +28,7 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
-    """Return the type of the file system that holds ``path``: that of the last mount at the deepest mount point."""
+    """Return the type of the file system that holds ``path``: the last mount at the longest mount path above it."""
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [
         (len(Path(point).parts), kind)
@@ -52,7 +52,7 @@ def _room(folder: Path) -> dict[str, Fact]:
     except OSError as error:
         reason = Unknown(f"statvfs: {error.strerror}")
         return {"free_gib": reason, "free_inodes": reason}
-    inodes: Fact = found.f_favail if found.f_files else Unknown("this file system counts no inodes")
+    inodes: Fact = found.f_favail if found.f_files else Unknown("this file system reports no inode count")
     return {"free_gib": round(found.f_bavail * found.f_frsize / GIB, 1), "free_inodes": inodes}
 
 

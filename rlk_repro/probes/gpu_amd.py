@@ -115,7 +115,7 @@ def _device(root: Path, gpu: KfdGpu) -> dict[str, Fact]:
     folder = gpu.device
     return {
         "name": derive(
-            read_text(root, f"{folder}/product_name"), lambda name: name or Unknown("the board holds no product name")
+            read_text(root, f"{folder}/product_name"), lambda name: name or Unknown("the GPU stores no product name")
         ),
         "pci_bus_id": link_name(root, folder),
         "device_id": read_text(root, f"{folder}/device"),

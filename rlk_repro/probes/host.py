@@ -111,7 +111,7 @@ def _memory(root: Path) -> dict[str, Fact]:
 
 
 def _moment(root: Path) -> dict[str, Fact]:
-    """Return the facts that change within minutes or at a boot; comparisons of manifests ignore them."""
+    """Return the facts that change within minutes or at a reboot; comparisons of manifests ignore them."""
     return {
         "boot_id": read_text(root, "/proc/sys/kernel/random/boot_id"),
         "load_average": derive(read_text(root, "/proc/loadavg"), lambda text: _floats(text, 3)),
@@ -160,7 +160,7 @@ def find_trainers(root: Path) -> list[Any]:
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
     """List other work of rlk-repro on this machine: each agent by its run id, a check of claims as ``claims check``.
 
-    Other agents of this process's own run do not count, because they may share a machine.
+    Agents of this process's own run are not listed, because they may share a machine.
     """
     commands = {
         int(pid): text.split("\0") for pid in list_names(root, "/proc") if pid.isdigit()
@@ -210,7 +210,7 @@ def parse_cpu_model(text: str) -> str | Unknown:
 
 
 def count_cpu_list(text: str) -> int | Unknown:
-    """Count the numbers in a list of the kernel: ``0-3,8`` has 5 numbers."""
+    """Count the numbers in a list that the kernel writes: ``0-3,8`` has 5 numbers."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         return Unknown(f"{text[:40]!r} is not a list of numbers")
     bounds = [[int(number) for number in part.split("-")] for part in text.split(",")]

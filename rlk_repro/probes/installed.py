@@ -67,8 +67,8 @@ def probe_installed(distribution: metadata.Distribution, module: str) -> dict[st
     record = load_build_record(distribution)
     commit = record.commit if record else _find_commit(distribution)
     facts: dict[str, Fact] = {
-        "commit": commit or Unknown("no commit was recorded at its installation"),
-        "tree": record.tree if record else Unknown("no tree was recorded at its installation"),
+        "commit": commit or Unknown("the installation recorded no commit"),
+        "tree": record.tree if record else Unknown("the installation recorded no hash of the source tree"),
     }
     changed = find_changed_files(distribution, module)
     if isinstance(changed, Unknown):

@@ -1,4 +1,4 @@
-"""Find facts of the network, but no addresses: interfaces, InfiniBand and RoCE devices, and kernel modules."""
+"""Find facts about the network, but no addresses: interfaces, InfiniBand and RoCE devices, and kernel modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERBS: Final = "/dev/infiniband"
 OPENS: Final = "opens"
 # the driver's name for the state of a port that can transfer data
 ACTIVE: Final = "ACTIVE"
-# interfaces of container runtimes appear and disappear with pods
+# network interfaces of container runtimes appear and disappear with pods
 PLUMBING: Final = re.compile(
     r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
 )
@@ -45,7 +45,7 @@ def _interface(root: Path, name: str) -> dict[str, Fact]:
         "mtu": read_int(root, f"{folder}/mtu"),
         "speed_mbps": derive(
             read_int(root, f"{folder}/speed"),
-            lambda speed: speed if speed > 0 else Unknown("the driver names no speed"),
+            lambda speed: speed if speed > 0 else Unknown("the driver reports no speed"),
         ),
         "driver": link_name(root, f"{folder}/device/driver"),
         "state": read_text(root, f"{folder}/operstate"),

@@ -15,7 +15,7 @@ U = TypeVar("U")
 
 
 def locate(root: Path, path: str) -> Path:
-    """Return the path below ``root`` of a file whose absolute path on the machine is given."""
+    """Map a file's absolute path on the machine to its path below ``root``."""
     return root / path.lstrip("/")
 
 

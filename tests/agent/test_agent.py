@@ -160,7 +160,7 @@ def test_a_pair_that_cannot_end_in_time_does_not_begin_and_a_requeue_is_requeste
     slow = FakeWorkload(actions=["sleep:1"])
     assert run_example(run_dir, slow, until=time.time() + 3.5) == 75
     assert statuses(run_dir) == {"00-p1-baseline": "ok", "01-p1-enabled": "ok"}
-    assert re.fullmatch(r"trials: p2: not begun, got '.* left in this job', expected .*", message(run_dir))
+    assert re.fullmatch(r"trials: p2: not begun, because too little time is left, got .* at least .*", message(run_dir))
     assert not inspect_bundle(run_dir.bundle).is_sealed
     assert run_dir.again.read_text() == exit_of(run_dir, "00-p1-baseline")["allocation"]
     run_dir.again.unlink()

@@ -61,7 +61,7 @@ def test_missing_record_counts_as_absent(tmp_path, text):
     distribution = install(tmp_path)
     (tmp_path / f"rl_kernel-0.1.0.dist-info/{BUILD_RECORD}").write_text(text)
     assert load_build_record(distribution) is None
-    assert probe_installed(distribution, "rl_engine")["commit"] == Unknown("no commit was recorded at its installation")
+    assert probe_installed(distribution, "rl_engine")["commit"] == Unknown("the installation recorded no commit")
 
 
 def test_the_manifest_describes_the_installation(tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_sources_that_were_dirty_when_they_were_built_stay_so(tmp_path):
 def test_without_our_record_pips_own_word_for_a_commit_counts(tmp_path):
     direct_url = {"url": "https://example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
     facts = probe_installed(install(tmp_path, None, direct_url), "rl_engine")
-    tree = Unknown("no tree was recorded at its installation")
+    tree = Unknown("the installation recorded no hash of the source tree")
     assert facts == {"commit": "c0ffee", "is_dirty": False, "diff_sha256": "clean", "tree": tree}
 
 
@@ -113,4 +113,4 @@ def test_a_copy_in_front_of_the_installed_one_borrows_nothing_from_it(tmp_path, 
     assert isinstance(facts, dict)
     assert facts["commit"] == Unknown("its folder is not a git checkout")
     assert facts["tree"] == Unknown("its folder is not a git checkout")
-    assert facts["repairs"] == Unknown("not installed by make demo-rl-kernel")
+    assert facts["repairs"] == Unknown("RL-Kernel was not installed by make demo-rl-kernel")

@@ -63,5 +63,5 @@ def test_a_speed_that_the_driver_does_not_know_is_unknown(tmp_path):
     facts = network.probe(write_tree(tmp_path, {"/sys/class/net/eth0/speed": "-1\n", "/sys/class/net/eth0/mtu": "x"}))
     interfaces = facts["interfaces"]
     assert isinstance(interfaces, dict)
-    assert interfaces["eth0"]["speed_mbps"] == Unknown("the driver names no speed")
+    assert interfaces["eth0"]["speed_mbps"] == Unknown("the driver reports no speed")
     assert interfaces["eth0"]["mtu"] == Unknown("/sys/class/net/eth0/mtu: 'x' is not a whole number")

@@ -105,7 +105,7 @@ def check_clock(year: int, drift_s: float) -> Iterator[Finding]:
 
 def check_room(what: str, free_bytes: int | None, min_gib: float) -> Iterator[Finding]:
     if free_bytes is None:
-        yield Finding(Level.WARNING, what, f"{min_gib:g} GiB free", "unknown")
+        yield Finding(Level.WARNING, what, f"{min_gib:g} GiB free", f"an unknown amount of free {what}")
     elif free_bytes < min_gib * GIB:
         yield Finding(Level.BLOCKING, what, f"{min_gib:g} GiB free", f"{free_bytes / GIB:.1f} GiB")
 
@@ -131,7 +131,7 @@ def check_programs(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
-    """Check that the trainer of the enabled variant will find RL-Kernel, without importing RL-Kernel."""
+    """Check that the enabled variant's trainer will find RL-Kernel; this check does not import RL-Kernel."""
     if not plan.needs_rl_kernel:
         return
     if plan.run.rl_kernel.commits is not None:
@@ -142,7 +142,7 @@ def check_rl_kernel(plan: Plan) -> Iterator[Finding]:
         return
     where = f"python module {RL_KERNEL.module}"
     if plan.run.rl_kernel.mode == "require":
-        yield Finding(Level.BLOCKING, where, "installed, because rl_kernel.mode is require", "missing")
+        yield Finding(Level.BLOCKING, where, "installed (rl_kernel.mode is require)", "missing")
     else:
         yield Finding(Level.INFO, where, "installed", "missing: the enabled variant uses the trainer's own functions")
 
@@ -157,7 +157,7 @@ def check_ray_version(plan: Plan) -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         found = "none"
     if found != settings.ray_version:
-        told = f"{settings.ray_version}, the profile's ray_version for KubeRay"
+        told = f"Ray {settings.ray_version}, as the profile sets for KubeRay"
         yield Finding(Level.WARNING, "kubernetes.ray_version", told, f"{found} in the image")
 
 
@@ -202,7 +202,7 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
 def check_pins(
     stack: Stack, manifest: Manifest, image: ImageRecord | None = None, patched: Collection[PinName] = ()
 ) -> Iterator[Finding]:
-    """Check that this node has the sources that the stack pins; ``patched`` pins must have upstream's patch.
+    """Check that this node has the stack's pinned sources; those named in ``patched`` must also have upstream's patch.
 
     Sources without a known commit pass if their files have the hash of the pinned commit's files.  Changed sources pass
     if they equal the stack's patched files, or if the record of the node's image lists the same changes.
@@ -214,7 +214,8 @@ def check_pins(
         source: dict[str, Any] = facts if isinstance(facts, dict) else {}
         commit, tree = (source.get(fact, Unknown("not recorded")) for fact in ("commit", "tree"))
         if name in patched and pin.patched_tree and tree == pin.tree:
-            yield Finding(Level.BLOCKING, f"{where}.tree", f"{pin.patched_tree}, with upstream's own patch", str(tree))
+            told = f"{pin.patched_tree} (with upstream's patch)"
+            yield Finding(Level.BLOCKING, f"{where}.tree", told, f"{tree} (without this patch)")
             continue
         if isinstance(commit, Unknown) and pin.tree and not isinstance(tree, Unknown):
             is_pinned = pin.holds_tree(tree)

@@ -35,7 +35,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "numa_balancing": "sudo sysctl kernel.numa_balancing=0",
     "shared_memory": "start the container with --ipc=host",
     "open_files": "Ray and vLLM open many sockets: raise the hard limit, ulimit -Hn 65536",
-    "clock_source": "boot with clocksource=tsc: the current clock source makes every timer slow",
+    "clock_source": "boot with clocksource=tsc: the current clock source makes every reading of the time slow",
     "gpu_errors": "drain the node and reset the GPU before measuring on it",
     "gpu_memory_repair": "drain the node and reset the GPU; replace the GPU if its memory repair failed",
     "gpu_ecc_mode": "switch ECC on (nvidia-smi -e 1), or switch ECC off on every node",
@@ -47,7 +47,7 @@ ADVICE: Final[Mapping[str, str]] = {
 
 
 class Health(StrEnum):
-    """``fail``: a run stops on this machine.  ``warn``: some runs are impossible here, or results are less exact."""
+    """A check's status.  ``fail``: a run would stop here.  ``warn``: not all runs work, or results are less exact."""
 
     OK = "ok"
     WARN = "warn"
@@ -188,7 +188,7 @@ def _memory(node: Situation, _: Surroundings) -> Diagnosis:
         return _warn("memory", available, "check the free memory by hand before a large run")
     found = f"{min(sizes):g} GiB usable"
     if min(sizes) < 2:
-        return _fail("memory", found, "end other work, or raise the memory limit of this container or job")
+        return _fail("memory", found, "stop other processes, or raise the memory limit of this container or job")
     return _ok("memory", found)
 
 
@@ -204,7 +204,7 @@ def _processors(node: Situation, _: Surroundings) -> Diagnosis:
 def _clock(node: Situation, around: Surroundings) -> Diagnosis:
     if around.now_s < around.installed_s:
         return _fail(
-            "clock", "the time is earlier than the installation of rlk-repro", "set the clock: timedatectl set-ntp true"
+            "clock", "the clock shows a time before rlk-repro's installation", "set the clock: timedatectl set-ntp true"
         )
     return _ok("clock", f"source {node.fact('host', 'clock_source')}")
 

@@ -54,7 +54,7 @@ def check_enabled(mode: str, situation: Situation) -> Iterator[Complaint]:
     """Check that a mode of the GPUs, such as ``ecc_mode``, is on."""
     off = name_gpus(situation.devices, lambda device: device.get(mode) == "disabled")
     if off:
-        yield Complaint(f"gpu.devices.{mode}", "enabled", f"disabled on {off}")
+        yield Complaint(f"gpu.devices.{mode}", "enabled on all GPUs", f"disabled on {off}")
 
 
 def check_memory_repair(situation: Situation) -> Iterator[Complaint]:
@@ -102,7 +102,7 @@ def check_fabric(situation: Situation) -> Iterator[Complaint]:
 def check_partition(situation: Situation) -> Iterator[Complaint]:
     mig = name_gpus(situation.devices, lambda device: device.get("mig_mode") == "enabled")
     if mig:
-        yield Complaint("gpu.devices.mig_mode", "disabled", f"enabled on {mig}")
+        yield Complaint("gpu.devices.mig_mode", "disabled on all GPUs", f"enabled on {mig}")
     for name, whole in WHOLE.items():
         found = {device[name] for device in situation.devices if isinstance(device.get(name), str)}
         for mode in sorted(found - {whole}):
@@ -143,8 +143,8 @@ def check_visibility(situation: Situation) -> Iterator[Complaint]:
     """Check the lists of visible devices: on AMD, Ray does not start where those of HIP, ROCr and CUDA disagree.
 
     On NVIDIA, a trainer with inference servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and counts a server's GPUs
-    upwards from the server's first GPU.  If the GPU numbers have a gap, the trainer would use a GPU that the job does
-    not own.
+    upwards from the server's first GPU.  With a gap in the GPU numbers, the trainer would use a GPU that the job
+    does not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: situation.fact("environment", name) for name in VISIBILITY}

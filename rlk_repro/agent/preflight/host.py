@@ -51,7 +51,7 @@ def check_other_runs(situation: Situation) -> Iterator[Complaint]:
     """Check for other runs on this machine: two runs disturb each other, even while the GPUs of one are idle."""
     runs = situation.fact("host", "other_runs")
     if isinstance(runs, list) and runs:
-        yield Complaint("host.other_runs", "no other run", ", ".join(map(str, runs)))
+        yield Complaint("host.other_runs", "no other run", f"other runs: {', '.join(map(str, runs))}")
 
 
 def check_shared_memory(situation: Situation) -> Iterator[Complaint]:
@@ -89,13 +89,13 @@ def check_clock_sync(situation: Situation) -> Iterator[Complaint]:
 def check_clock_skew(situation: Situation) -> Iterator[Complaint]:
     skew_s = situation.fact(FOLDER, "clock_skew_s")
     if isinstance(skew_s, int | float) and abs(skew_s) > situation.limits.max_clock_skew_s:
-        yield Complaint("clock", "file system and node have the same time", f"{skew_s:+.1f} s apart")
+        yield Complaint("clock", "the same time on this node and the file system", f"a difference of {skew_s:+.1f} s")
 
 
 def check_file_latency(situation: Situation) -> Iterator[Complaint]:
     latency_ms, limit_ms = situation.fact(FOLDER, "file_latency_ms"), situation.limits.max_file_latency_ms
     if isinstance(latency_ms, int | float) and latency_ms > limit_ms:
-        yield Complaint(f"{FOLDER}.file_latency_ms", f"at most {limit_ms:g}", f"{latency_ms:g}")
+        yield Complaint(f"{FOLDER}.file_latency_ms", f"at most {limit_ms:g} ms", f"{latency_ms:g} ms")
 
 
 def check_free_inodes(situation: Situation) -> Iterator[Complaint]:

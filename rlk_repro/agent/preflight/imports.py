@@ -34,9 +34,8 @@ def check_imports(plan: Plan) -> Iterator[Finding]:
     missing = _read_answer(done.stdout)
     if missing:
         wanted = " ".join(DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in missing)
-        yield Finding(
-            Level.BLOCKING, where, f"installed packages: pip install {wanted}", f"missing {', '.join(missing)}"
-        )
+        expected, found = f"all modules installed (by pip install {wanted})", f"not installed: {', '.join(missing)}"
+        yield Finding(Level.BLOCKING, where, expected, found)
     elif done.is_timeout:
         yield Finding(Level.WARNING, where, f"imported within {TIMEOUT_S:g} s", "not imported yet")
     elif not done.is_ok:

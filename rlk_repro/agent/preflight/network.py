@@ -24,7 +24,7 @@ def check_rdma_active(situation: Situation) -> Iterator[Complaint]:
     """Check that an RDMA adapter is up; otherwise NCCL would use the management network."""
     ports = dict(list_ports(situation))
     if ports and not any(port.get("state") == ACTIVE for port in ports.values()):
-        yield Complaint("network.rdma_devices", "an active port", f"none of {len(ports)}")
+        yield Complaint("network.rdma_devices", "at least one active port", f"0 of {len(ports)} ports active")
 
 
 def check_rdma_opens(situation: Situation) -> Iterator[Complaint]:
@@ -64,9 +64,8 @@ def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
     if not is_nvidia or not isinstance(kernel_module, str) or not dict(list_ports(situation)):
         return
     if "Open Kernel Module" not in kernel_module and all(modules.get(name) == "absent" for name in PEER_MODULES):
-        yield Complaint(
-            "network.modules.nvidia_peermem", "nvidia_peermem loaded, or NVIDIA's open kernel module", "absent"
-        )
+        expected = "nvidia_peermem or NVIDIA's open kernel module"
+        yield Complaint("network.modules.nvidia_peermem", expected, "both missing")
 
 
 def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:
@@ -95,8 +94,8 @@ def _compare(first: Manifest, other: Manifest, limits: Preflight) -> Iterator[Fi
     skews = [manifest.sections.get(FOLDER, {}).get("clock_skew_s") for manifest in (first, other)]
     known = [float(skew) for skew in skews if isinstance(skew, int | float)]
     if len(known) == 2 and abs(known[1] - known[0]) > limits.max_clock_skew_s:
-        found = f"{known[0] - known[1]:+.1f} s apart"
-        yield Finding(find_level("clock_skew", limits), f"{where}.clock", f"agrees with {first.node}", found)
+        found = f"a difference of {known[0] - known[1]:+.1f} s"
+        yield Finding(find_level("clock_skew", limits), f"{where}.clock", f"the same time as on {first.node}", found)
 
 
 def _check_imex(manifests: Sequence[Manifest], limits: Preflight) -> Iterator[Finding]:

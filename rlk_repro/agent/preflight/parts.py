@@ -24,7 +24,7 @@ ROLLOUTS = "rollouts"
 
 
 def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
-    """Check that this node can read the prepared files that ``submit`` recorded, with one file for every rollout."""
+    """Check that this node can read the prepared files that ``submit`` recorded, and that each rollout has its file."""
     folders = list_run_folders(plan, run_dir)
     try:
         recorded, found = load_parts(run_dir.prepared), find_parts(folders)
@@ -42,7 +42,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding]:
-    """A trainer may take rollout 0 in place of a missing rollout, without an error."""
+    """A trainer can silently take rollout 0 in place of a missing rollout."""
     stored = found.get(ROLLOUTS)
     if stored is None:
         return

@@ -1,4 +1,4 @@
-"""Run Ray on a follower node as the leader's last order says."""
+"""Start and stop Ray on a follower node as the leader's latest order says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlk_repro.agent.ray.node import RayNode
 
 
 class RayFollower:
-    """After the block, Ray has ended on this node."""
+    """Run Ray on a follower node; at the end of the ``with`` block, stop Ray on this node."""
 
     def __init__(self, member: RayMember) -> None:
         self._member = member

@@ -52,7 +52,7 @@ class GivenRay:
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[TrialWatch]:
-        """Run the block as soon as every node has joined Ray.
+        """Enter the ``with`` block as soon as every node has joined Ray.
 
         Raises:
             EnvironmentMissing: a node did not join Ray in time.

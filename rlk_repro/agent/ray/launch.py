@@ -56,7 +56,7 @@ class RaySeat:
     def head_ports(self) -> dict[str, int]:
         if not self.is_head:
             return {}
-        # without its client, Ray refuses this port; with the client and without this port, Ray takes an ephemeral port
+        # without Ray's client, Ray refuses the client's port; with the client and no port, Ray takes an ephemeral port
         names = HEAD_PORTS if self.has_client else HEAD_PORTS[:-1]
         return {name: self.first_port + number for number, name in enumerate(names)}
 
@@ -72,10 +72,10 @@ class RaySeat:
 
 
 def require_tokens() -> None:
-    """Refuse a version of Ray without tokens, in which any host that reaches Ray's ports can run code.
+    """Refuse a version of Ray without token authentication, in which any host that reaches Ray's ports can run code.
 
     Raises:
-        EnvironmentMissing: the installed Ray does not support tokens.
+        EnvironmentMissing: the installed Ray has no token authentication.
     """
     try:
         version = metadata.version("ray")
@@ -109,7 +109,7 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
 
 
 def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:
-    """Return Ray's token path and the nodes' addresses as variables; ``address_names`` get the address of this node."""
+    """Return environment variables for Ray's token path and addresses; ``address_names`` get this node's address."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_path,

@@ -64,9 +64,7 @@ class RayOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A follower's report: ``reason`` says why Ray ended or does not start, and ``busy`` names GPUs in use after its
-    end.
-    """
+    """A follower's report: ``reason`` says why Ray ended or did not start; ``busy`` names GPUs still in use."""
 
     allocation: str
     number: int

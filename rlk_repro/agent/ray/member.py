@@ -54,7 +54,7 @@ class RayMember:
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Prepare, but do not start, Ray on this node; its workers get the environment of ``use``'s command."""
+        """Prepare Ray on this node without starting it; its workers get the environment of the command for ``use``."""
         command = self.find_command(use)
         env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines
@@ -64,7 +64,7 @@ class RayMember:
         return render_env(seat, str(self.run_dir.ray_token.absolute()), command.address_names)
 
     def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
-        """End Ray on this node, collect its logs, and return the GPUs that are still busy after ``idle_s``."""
+        """Stop Ray on this node, collect its logs, and return the GPUs that are still busy after ``idle_s``."""
         node.end()
         scrubber = Scrubber.from_environment(named=self.find_command(order.use).from_env.values())
         node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)

@@ -131,7 +131,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "gpu_ecc_mode": (
         {"gpu": {"devices": [DEVICE | {"index": 0, "ecc_mode": "disabled"}]}},
         Level.WARNING,
-        ("gpu.devices.ecc_mode", "enabled", "disabled on GPU 0"),
+        ("gpu.devices.ecc_mode", "enabled on all GPUs", "disabled on GPU 0"),
     ),
     "gpu_memory_repair": (
         {"gpu": devices(remapped_rows={"is_pending": True, "is_failed": False})},
@@ -149,7 +149,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "gpu_partition": (
         {"gpu": devices(mig_mode="enabled")},
         Level.BLOCKING,
-        ("gpu.devices.mig_mode", "disabled", "enabled on GPU 3"),
+        ("gpu.devices.mig_mode", "disabled on all GPUs", "enabled on GPU 3"),
     ),
     "gpu_compute_mode": (
         {"gpu": devices(compute_mode="Exclusive_Process")},
@@ -169,7 +169,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "gpu_persistence": (
         {"gpu": devices(persistence_mode="disabled")},
         Level.WARNING,
-        ("gpu.devices.persistence_mode", "enabled", "disabled on GPU 3"),
+        ("gpu.devices.persistence_mode", "enabled on all GPUs", "disabled on GPU 3"),
     ),
     "gpu_alike": (
         {"gpu": devices(pcie_width=8)},
@@ -194,7 +194,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "other_runs": (
         {"host": {"other_runs": ["20261120T120000Z-0123abcd-4567"]}},
         Level.BLOCKING,
-        ("host.other_runs", "no other run", "20261120T120000Z-0123abcd-4567"),
+        ("host.other_runs", "no other run", "other runs: 20261120T120000Z-0123abcd-4567"),
     ),
     "shared_memory": ({"host": {"dev_shm_gib": 0.06}}, Level.WARNING, ("host.dev_shm_gib", "at least 1", "0.06")),
     "scratch_room": ({"host": {"tmp_free_gib": 2.5}}, Level.WARNING, ("host.tmp_free_gib", "at least 10", "2.5")),
@@ -221,12 +221,12 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "clock_skew": (
         {"run_directory": {"clock_skew_s": -3.04}},
         Level.WARNING,
-        ("clock", "file system and node have the same time", "-3.0 s apart"),
+        ("clock", "the same time on this node and the file system", "a difference of -3.0 s"),
     ),
     "rdma_active": (
         {"network": {"rdma_devices": {"mlx5_0": {"ports": {"1": {"state": Unknown("gone")}}}}}},
         Level.BLOCKING,
-        ("network.rdma_devices", "an active port", "none of 1"),
+        ("network.rdma_devices", "at least one active port", "0 of 1 ports active"),
     ),
     "rdma_opens": (
         {"network": {"rdma_verbs": {"mlx5_0": "no verbs device", "mlx5_1": "/dev/infiniband/uverbs1: Not found"}}},
@@ -242,7 +242,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "gpudirect_rdma": (
         {"gpu": {"kernel_module": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03"}},
         Level.WARNING,
-        ("network.modules.nvidia_peermem", "nvidia_peermem loaded, or NVIDIA's open kernel module", "absent"),
+        ("network.modules.nvidia_peermem", "nvidia_peermem or NVIDIA's open kernel module", "both missing"),
     ),
     "ephemeral_ports": (
         {"network": {"ephemeral_ports": "1024-60999"}},
@@ -252,7 +252,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "file_latency": (
         {"run_directory": {"file_latency_ms": 2500.0}},
         Level.WARNING,
-        ("run_directory.file_latency_ms", "at most 1000", "2500"),
+        ("run_directory.file_latency_ms", "at most 1000 ms", "2500 ms"),
     ),
     "free_inodes": (
         {"run_directory": {"free_inodes": 12}},
@@ -465,7 +465,7 @@ def test_nodes_of_two_nvlink_domains_and_two_clocks_are_found() -> None:
     other = node("b", gpu={"fabric": fabric}, run_directory={"clock_skew_s": -4.9})
     assert compare_nodes([node("a"), other], Preflight()) == [
         Finding(Level.WARNING, "nodes.b.gpu.fabric", f"{CLUSTER}.7", f"{CLUSTER}.8"),
-        Finding(Level.WARNING, "nodes.b.clock", "agrees with a", "+5.0 s apart"),
+        Finding(Level.WARNING, "nodes.b.clock", "the same time as on a", "a difference of +5.0 s"),
     ]
 
 

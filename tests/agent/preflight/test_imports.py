@@ -38,8 +38,8 @@ def test_everything_missing_is_in_one_finding_with_the_line_that_installs_it(
         Finding(
             Level.BLOCKING,
             WHERE,
-            "installed packages: pip install absent-one absent-three absent-two",
-            "missing absent_one, absent_three, absent_two",
+            "all modules installed (by pip install absent-one absent-three absent-two)",
+            "not installed: absent_one, absent_three, absent_two",
         )
     ]
 

@@ -46,7 +46,7 @@ def test_a_run_directory_that_cannot_be_written_blocks(tmp_path: Path) -> None:
     [
         (2 * GIB, []),
         (GIB // 2, [Finding(Level.BLOCKING, "disk", "1 GiB free", "0.5 GiB")]),
-        (None, [Finding(Level.WARNING, "disk", "1 GiB free", "unknown")]),
+        (None, [Finding(Level.WARNING, "disk", "1 GiB free", "an unknown amount of free disk")]),
     ],
 )
 def test_too_little_room_blocks(free_bytes: int | None, expected: list[Finding]) -> None:
@@ -66,9 +66,7 @@ def test_a_missing_module_blocks() -> None:
 
 NOT_INSTALLED = "missing: the enabled variant uses the trainer's own functions"
 FALLBACK = Finding(Level.INFO, "python module no_such_module", "installed", NOT_INSTALLED)
-MISSING = Finding(
-    Level.BLOCKING, "python module no_such_module", "installed, because rl_kernel.mode is require", "missing"
-)
+MISSING = Finding(Level.BLOCKING, "python module no_such_module", "installed (rl_kernel.mode is require)", "missing")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("told", "expected"),
     [(None, []), ("2.55.1", []),
-     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "2.49.0, the profile's ray_version for KubeRay",
+     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "Ray 2.49.0, as the profile sets for KubeRay",
                          "2.55.1 in the image")])],
 )  # fmt: skip
 def test_a_ray_version_other_than_the_profiles_is_a_warning(
@@ -269,7 +267,8 @@ def test_a_run_that_needs_the_patch_takes_no_unpatched_sources(tree: str, is_tak
     stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
     facts: dict[str, Fact] = {"commit": Unknown("no checkout"), "tree": tree}
     manifest = Manifest(node="n", sections={"code": {"megatron": facts}})
-    expected = Finding(Level.BLOCKING, "code.megatron.tree", f"{'5' * 40}, with upstream's own patch", tree)
+    told, without = f"{'5' * 40} (with upstream's patch)", f"{tree} (without this patch)"
+    expected = Finding(Level.BLOCKING, "code.megatron.tree", told, without)
     found = list(preflight.check_pins(stack, manifest, patched=frozenset({"megatron_lm"})))
     assert found == ([] if is_taken else [expected])
 
@@ -317,7 +316,7 @@ def test_the_profile_decides_whether_a_finding_stops_the_job(
     _, run_dir = make_staged(tmp_path / "run", profile=profile)
     assert run_example(run_dir) == code
     found = [item for item in load_json(run_dir.node("node-0").preflight)["findings"] if item["where"] == "clock"]
-    expected, apart = "file system and node have the same time", "+7.0 s apart"
+    expected, apart = "the same time on this node and the file system", "a difference of +7.0 s"
     assert found == [{"level": level, "where": "clock", "expected": expected, "found": apart}]
     assert len(run_dir.trial_dirs()) == (0 if code else 4)
     sections = load_json(run_dir.node("node-0").manifest)["sections"]
