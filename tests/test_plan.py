@@ -156,7 +156,7 @@ def test_the_dry_run_says_what_the_pairs_can_show() -> None:
 
 def test_the_dry_run_of_an_agreement_run_promises_no_time() -> None:
     text = "\n".join(plan_lines(plan_smoke("measure.pairs=1", "workload.what_for=agreement")))
-    assert "2: 1 pair, 0 control pairs" in text
+    assert "2 trials in 1 pair and 0 control pairs" in text
     assert "none: a run with what_for: agreement measures no time" in text
     assert "other design" not in text
 
@@ -277,7 +277,9 @@ def test_a_session_is_a_trial_alone_in_its_pair() -> None:
     assert Plan.from_json(json.loads(dump_json(plan.to_json()))) == plan
     assert plan.expected_minutes() is None
     text = "\n".join(plan_lines(plan))
-    assert "3: 84 steps each: 2 warm-up, 8 blocks and 2 control blocks of 4 × 2 steps, 2 shadow steps" in text
+    assert (
+        "3 of 84 steps: 2 warm-up steps, 8 blocks and 2 control blocks, each of 4 × 2 steps, and 2 shadow steps" in text
+    )
     assert "s3: BAAB BAAB (BAAB)" in text
 
 

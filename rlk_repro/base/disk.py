@@ -38,9 +38,9 @@ class Unwritable(EnvironmentMissing, OSError):
 
 @contextmanager
 def writing(path: Path, *, hint: str | None = None) -> Iterator[None]:
-    """Turn write errors of the block into ``Unwritable`` errors about ``path``.
+    """Turn write errors inside the ``with`` block into ``Unwritable`` errors about ``path``.
 
-    ``FileExistsError`` is not changed, because callers handle it.
+    ``FileExistsError`` is raised unchanged, because callers handle it.
     """
     try:
         yield

@@ -25,7 +25,7 @@ MAX_JSON_BYTES: Final = 4 << 20
 MAX_PLAN_BYTES: Final = 1 << 20
 MAX_RECORDS_BYTES: Final = 16 << 20
 MAX_ANALYSIS_BYTES: Final = 64 << 20
-"""An analysis may be larger, because numbers need little more memory than their text."""
+"""An analysis may be larger than other JSON: it holds mostly numbers, which need little more memory than their text."""
 MAX_JSON_LISTS: Final = 400_000
 MAX_JSON_DEPTH: Final = 64
 MAX_JSON_DIGITS: Final = 20

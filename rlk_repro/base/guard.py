@@ -29,7 +29,7 @@ def main() -> None:
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the guard adopts orphans, so that it can find them
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt orphaned processes, to find them later
     guard = os.getpid()
     trainer = os.fork()
     if trainer == 0:
@@ -94,7 +94,7 @@ def _become_trainer(guard: int, argv: list[str]) -> NoReturn:
     if os.getppid() != guard:  # the guard died before the call of prctl
         os._exit(CANNOT_START)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and the trainer would too
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals; the trainer should not
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)  # noqa: S606 (an argument list, no shell)

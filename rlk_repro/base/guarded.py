@@ -61,7 +61,7 @@ class Guarded:
         children = {pid: stat for pid, stat in procfs.find_descendants(self.pid).items() if stat.parent == self.pid}
         if self.poll() is not None or not children:
             return False
-        # Later children of the guard are adopted orphans, so the oldest child is the command.
+        # The guard first starts the command and later only adopts orphans, so its oldest child is the command.
         return proc.signal_process(min(children, key=lambda pid: children[pid].start_ticks), signal.SIGTERM)
 
     def end(self, grace_s: float) -> None:

@@ -16,10 +16,10 @@ MARKER: Final = b"<redacted:known-value>"
 # These are terminal control sequences: colours, and operating system commands (OSC), which set titles and links.
 _ANSI: Final = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))"
 ESCAPES: Final = re.compile(_ANSI)
-# A wrapped value may contain these gaps: a line end with Ray's prefix of the next line, or a colour.
+# A gap may split a printed value: a line end, which Ray's prefix of the next line may follow, or a colour code.
 _GAP: Final = rb"(?:[\r\n]+(?:A*\([^()\r\n]{0,200}\bpid=\d+[^()\r\n]{0,200}\)A* ?)?|A)".replace(b"A", b"(?:%s)" % _ANSI)
 _GAPS: Final = re.compile(_GAP)
-# The search for a cut-off value reads this many bytes at the end of a block; a wrapped value is shorter.
+# A block may end within a value: this many last bytes are searched for its beginning, more than a wrapped value has.
 _REACH_BYTES: Final = 4096
 _MAX_OPEN_BYTES: Final = 1024
 
@@ -42,7 +42,7 @@ class KnownValues:
         return block
 
     def find_open(self, block: bytes) -> int:
-        """Return the start of the first line that may begin a value whose end is not in ``block``.
+        """Return the position of the first line in which a value may begin that does not end within ``block``.
 
         Without such a line, return the length of ``block``.
         """
@@ -66,7 +66,7 @@ class KnownValues:
 
 
 def _join_lines(block: bytes) -> bytes:
-    """Remove colours and Ray's prefixes, and join the lines; the regex ``_GAPS`` would be ten times slower."""
+    """Remove colours, Ray's prefixes and line ends; to remove them with the regex ``_GAPS`` takes ten times longer."""
     plain = ESCAPES.sub(b"", block) if b"\x1b" in block else block
     lines = plain.replace(b"\r", b"").split(b"\n")
     return b"".join([line.partition(b") ")[2] if line[:1] == b"(" and b"pid=" in line else line for line in lines])
@@ -87,7 +87,7 @@ def _list_forms(value: bytes) -> Iterator[bytes]:
             yield re.sub(r"%..", lambda match: match[0].lower(), text).encode()
     yield value.hex().encode()
     yield value.hex().upper().encode()
-    for shift, begun in enumerate((0, 2, 3)):  # skip base64 characters that also encode text before the value
+    for shift, begun in enumerate((0, 2, 3)):  # skip base64 characters that hold bits of the text before the value
         whole = base64.b64encode(bytes(shift) + value)[begun : (shift + len(value)) * 8 // 6]
         yield whole
         yield whole.translate(bytes.maketrans(b"+/", b"-_"))
@@ -99,5 +99,5 @@ def _compile_gapped(form: bytes) -> re.Pattern[bytes]:
 
 
 def _redact(match: re.Match[bytes]) -> bytes:
-    """Keep the line ends of a match, so that the log keeps its lines."""
+    """Replace a value, but keep the line ends inside it, so that the log keeps its lines."""
     return MARKER + b"".join(_GAPS.findall(match[0]))

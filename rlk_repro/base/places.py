@@ -20,7 +20,7 @@ HOME: Final = "~"
 
 _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 _CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "RLK_COMMITS")
-# These folders exist on every machine, so they need no name.
+# These folders are the same on every machine, so nothing replaces them.
 _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 
 
@@ -44,7 +44,7 @@ def _list_places(run_dir: Path | None) -> Iterator[tuple[str, str]]:
     """If a folder is listed twice, its later name counts."""
     yield sys.executable, PYTHON
     places = [
-        (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises without a home)
+        (os.path.expanduser("~"), HOME),  # noqa: PTH111  (Path.home raises an error if no home is known)
         (sys.base_prefix, PREFIX),
         (sys.prefix, PREFIX),
         (str(_PACKAGES), PACKAGES),

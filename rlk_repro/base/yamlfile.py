@@ -17,7 +17,7 @@ from rlk_repro.base.errors import Problem, SpecError
 
 Path_: TypeAlias = "tuple[str | int, ...]"
 
-MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; a file of this size is parsed within about a second
+MAX_BYTES: Final = 1 << 16  # ten times the largest shipped file; to parse so many bytes takes about a second
 MAX_DEPTH: Final = 40
 
 _INT: Final = re.compile(r"[-+]?[0-9]{1,40}\Z|0x[0-9a-fA-F]{1,16}\Z")

@@ -281,7 +281,7 @@ class ArchiveReader:
         self._check_layout()
 
     def _check_layout(self) -> None:
-        """Refuse an archive that was packed from outside the run directory."""
+        """Refuse an archive that holds the run directory inside another folder."""
         files = [name for name, is_file in self._is_file.items() if is_file]
         plan = min((name for name in files if name.endswith(f"/{_PLAN}")), key=len, default="")
         folder = plan.removesuffix(_PLAN)

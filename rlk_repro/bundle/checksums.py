@@ -61,7 +61,7 @@ def diff_checksums(listed: Mapping[str, str], found: Mapping[str, str]) -> Itera
         if name not in found:
             yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", "missing")
         elif name not in listed:
-            yield Finding(Level.BLOCKING, printable(name), "nothing", f"an extra file that {CHECKSUMS} does not list")
+            yield Finding(Level.BLOCKING, printable(name), "no file", f"an extra file that {CHECKSUMS} does not list")
         elif listed[name] != found[name]:
             yield Finding(Level.BLOCKING, printable(name), f"sha256 {listed[name]}", f"sha256 {found[name]}")
 

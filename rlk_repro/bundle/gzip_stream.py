@@ -24,7 +24,7 @@ except ImportError:  # an image may lack isal; zlib writes the same format at a 
     import zlib as deflate  # type: ignore[no-redef]
 
 LEVEL: Final = 2
-_DeflateError: Final = cast("type[Exception]", deflate.error)  # isal's type stub declares ``error`` as an instance
+_DeflateError: Final = cast("type[Exception]", deflate.error)  # isal's type stub declares no class ``error``
 _TRAILER_BYTES: Final = 8
 _WINDOW_BITS: Final = -15  # negative for raw deflate: this module itself reads and writes the gzip header
 
@@ -42,7 +42,7 @@ _DIGEST_BYTES: Final = 32
 class Limits:
     """Limits of a bundle: the number of files and folders, the inflated bytes, and inflated bytes per compressed byte.
 
-    Inflating makes logs 4 to 7 times larger, one repeated line 70 times, zeros 1000 times.
+    Inflated, a log is 4 to 7 times larger, a file that repeats one line 70 times, and a file of zeros 1000 times.
     """
 
     num_members: int = 100_000

@@ -119,7 +119,7 @@ class FolderReader:
     def data(self) -> Iterator[bytes]:
         assert self._stream is not None
         try:
-            # A file that grows gives only the bytes that it had when it was opened.
+            # Of a file that grows, only the bytes that it had when it was opened are read.
             while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
                 self._num_unread_bytes -= len(piece)
                 yield piece
@@ -195,7 +195,7 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
     """Write the run directory, sealed or not, as a bundle; the default path is ``run_dir.bundle``.
 
     Raises:
-        CheckFailed: the directory holds a link or device, or a file changed after sealing or shrank meanwhile.
+        CheckFailed: the directory holds a link or device, or a file changed after sealing or shrank while it was read.
     """
     target = target or run_dir.bundle
     reader = FolderReader(run_dir)

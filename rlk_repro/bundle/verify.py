@@ -70,7 +70,7 @@ class _Contents:
 def verify(path: Path, *, expected_id: str | None = None) -> Verification:
     """Check a bundle or a run directory against its SHA256SUMS, and check the schema numbers of rlk-repro's JSON files.
 
-    Any difference is a blocking finding, also an id that does not begin with ``expected_id``. If another tool packed
+    Any difference is a blocking finding, as is an id that does not begin with ``expected_id``. If another tool packed
     the bundle, a warning says that owners, modes and times are not checked.
 
     Raises:
@@ -184,7 +184,7 @@ def _find_extra_folders(contents: _Contents) -> list[Finding]:
     """Find empty folders in the archive, because no checksum covers them."""
     used = {str(parent) for name in contents.digests for parent in PurePosixPath(name).parents} | {""}
     return [
-        Finding(Level.BLOCKING, f"{printable(name)}/", "nothing", "an extra folder")
+        Finding(Level.BLOCKING, f"{printable(name)}/", "no folder", "an extra folder")
         for name in contents.folders
         if name not in used
     ]
@@ -196,13 +196,12 @@ def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
     if reader.is_own:
         found = "other bytes that inflate to the same content"
         return [Finding(Level.BLOCKING, str(path), "the bytes that were packed", found)]
-    findings = [
-        Finding(Level.WARNING, str(path), "packed by rlk-repro", "packed by another tool; only the content is checked")
-    ]
+    found = "an archive that another tool packed, so only its content is checked"
+    findings = [Finding(Level.WARNING, str(path), "an archive that rlk-repro packed", found)]
     if reader.foreign_member is not None:
         where, found = (
             printable(reader.foreign_member),
-            "another owner, mode, time or padding; this is the first such member",
+            "the owner, mode, time or padding differs; this is the first such member",
         )
         findings.append(Finding(Level.WARNING, where, "a header as rlk-repro writes it", found))
     return findings

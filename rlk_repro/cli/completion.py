@@ -38,7 +38,7 @@ def complete_id(incomplete: str) -> list[str]:
 
 
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run of `runs list`, or its file.", autocompletion=complete_run)
+    str, typer.Argument(metavar="RUN", help="A name from `runs list`, or a run's file.", autocompletion=complete_run)
 ]
 HardwareName = Annotated[
     str | None, typer.Option(help="Such as h200; default: the profile's.", autocompletion=complete_hardware)
@@ -48,7 +48,7 @@ PinsName = Annotated[
 ]
 StackName = Annotated[
     str | None,
-    typer.Option("--stack", help="Stack or its file; default: the newest.", autocompletion=complete_stack),
+    typer.Option("--stack", help="A stack's name or file; default: the newest.", autocompletion=complete_stack),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change one value; can be repeated.")

@@ -138,7 +138,7 @@ def check(
 
 
 def pin(
-    stack: Annotated[str, typer.Argument(metavar="STACK", help="A name or a file.")],
+    stack: Annotated[str, typer.Argument(metavar="STACK", help="A stack's name or file.")],
     refs: Annotated[
         list[str] | None, typer.Option("--ref", metavar="PIN=REF", help="Resolve a pin again, such as vime=main.")
     ] = None,
@@ -146,7 +146,7 @@ def pin(
         list[str] | None, typer.Option("--image", metavar="PLATFORM=NAME@DIGEST", help="Record a published image.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the renewed stack to this file.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the updated stack to this file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -171,7 +171,7 @@ def pin(
     for line in lines or [f"stack {known.stack}: no pin has changed"]:
         say(line)
     if lines and output is None:
-        note(f"review the difference, then write the renewed stack: -o {display_name(path)}")
+        note(f"review the difference, then write the updated stack: -o {display_name(path)}")
 
 
 def export(

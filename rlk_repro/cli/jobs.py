@@ -25,7 +25,7 @@ RunId = Annotated[
 
 
 STAGED: Final = "staged but not submitted"
-NOT_OURS: Final = "was not submitted by you, so only the files of the run were read"
+NOT_OURS: Final = "was not submitted by you, so only the run's files were read, not the cluster"
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def status(
     is_over = answer is not None and answer.state.is_final
     is_done = answer is not None and answer.state is JobState.DONE
     if is_over and progress is not None:
-        # The last phase of a job that is done is ENDED; recorded progress in another phase is outdated.
+        # A job in state DONE has ended with phase ENDED; recorded progress in another phase is outdated.
         is_outdated = is_done and progress.phase is not Phase.ENDED
         progress = None if is_outdated else drop_forecast(progress)
     if as_json:

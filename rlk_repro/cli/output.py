@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Unsealed: TypeAlias = Annotated[
-    bool, typer.Option("--unsealed", help="Accept a run that was not sealed; without this, exit 1.")
+    bool, typer.Option("--unsealed", help="Accept an unsealed run; otherwise it gives exit code 1.")
 ]
 OTHER_FOLDER: Final = "name another folder with -o"
 
@@ -46,7 +46,7 @@ def say_json(value: Any) -> None:
 
 
 def show(print_on: Callable[[Console], None]) -> None:
-    """Write what ``print_on`` prints, in colour on a terminal only; ``print_on`` must escape text from bundles."""
+    """Write what ``print_on`` prints, in colour only on a terminal; ``print_on`` itself must escape bundles' text."""
     from rich.console import Console
 
     console = Console(highlight=False)

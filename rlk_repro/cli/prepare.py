@@ -26,7 +26,7 @@ def prepare(
     name: RunName,
     hardware: HardwareName = None,
     profile: Annotated[
-        str | None, typer.Option(help="Profile with the target folder.", autocompletion=complete_profile)
+        str | None, typer.Option(help="Site profile that names the target folder.", autocompletion=complete_profile)
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster of the profile.", show_default="local")] = None,
     stack: PinsName = None,

@@ -93,7 +93,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
     profile = _load(name)
     value: dict[str, Any] = profile.model_dump(mode="json", by_alias=True)
     policies = {**default_policies(), **profile.preflight.policy}
-    # ``model_dump`` leaves out keys of ``added_later`` with default values; ``dict(model)`` holds all keys.
+    # ``model_dump`` leaves out keys of ``added_later`` that have their default values; ``dict(model)`` has all keys.
     value["preflight"] = dict(profile.preflight) | {"policy": {str(key): str(item) for key, item in policies.items()}}
     if as_json:
         say_json(value)

@@ -1,4 +1,4 @@
-"""Define ``replay``: verify, analyse again, show drift and what would run, ask, run the experiment here, compare."""
+"""Define ``replay``: verify, analyse again, show drift and what would run, ask for consent, run it here, compare."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""If a part of a manifest has more warnings than this, they share one line."""
+"""A part of a manifest with more warnings than this shows them all on one line."""
 
 
 def register(app: typer.Typer) -> None:
@@ -128,7 +128,7 @@ def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> No
         for line in f"rlk-repro: {replace(need, hint=None) if is_shared else need}".splitlines():
             note(line)
     sys.stderr.flush()
-    found = f"re-analysis, exact; not run again: this machine lacks {count(len(needs), 'item')}, listed above"
+    found = f"re-analysis, exact; no new run, because this machine lacks {count(len(needs), 'item')} (listed above)"
     _say_end(bundle, recorded, found, f"rlk-repro report {shlex.quote(str(bundle))}  # this result with plots")
 
 
@@ -180,9 +180,9 @@ def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
 def _say_analysis(bundle: Path, recorded: Recorded) -> None:
     from rlk_repro.replay.recorded import describe_own_patch
 
-    reworded = "in every value (another version of rlk-repro wrote the sealed sentences)"
-    how = reworded if recorded.is_reworded else "byte for byte"
-    say(f"{bundle}: the analysis is reproduced {how} from its logs (level: re-analysis, exact)")
+    how = "in every value" if recorded.is_reworded else "byte for byte"
+    more = "; only sentences differ, because another version of rlk-repro sealed it" if recorded.is_reworded else ""
+    say(f"{bundle}: the analysis is reproduced {how} from its logs (level: re-analysis, exact){more}")
     for line in describe_own_patch(bundle, recorded.manifests):
         say(line)
     say(recorded.analysis.verdict.headline)

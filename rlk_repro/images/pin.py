@@ -106,12 +106,12 @@ def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str,
     for name, image in images.items():
         _publish(edited, stack, name, image)
     after = "".join(edited.lines)
-    load_bytes(Stack, f"renewed stack {stack.stack}", after.encode())
+    load_bytes(Stack, f"updated stack {stack.stack}", after.encode())
     return after
 
 
 def diff(before: str, after: str, name: str) -> Iterator[str]:
-    names = (f"{name} (now)", f"{name} (renewed)")
+    names = (f"{name} (now)", f"{name} (updated)")
     return iter(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm=""))
 
 

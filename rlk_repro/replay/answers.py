@@ -42,7 +42,7 @@ class Rerun(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayStopped(Answer):
-    """The answer if the re-analysis gives the sealed result, and errors, which ``rerun`` lists, stop the new run."""
+    """The answer if the re-analysis gives the sealed result, but the errors that ``rerun`` lists stop the new run."""
 
     reanalysis: Reanalysis
     rerun: Rerun

@@ -97,7 +97,7 @@ def compare_analyses(
     code: Sequence[Finding] = (),
     margin: float | None = None,
 ) -> Comparison:
-    """Compare two results: bitwise if all seeded metrics are equal, otherwise by speed and training metrics.
+    """Compare two results: equal seeded metrics mean level ``bitwise``; otherwise speed and training metrics decide.
 
     Operators are never compared bitwise, because the record of an operator is a time. ``margin`` is the run's margin
     for replays, as a fraction; default: the smallest effect of interest.
@@ -261,7 +261,7 @@ def _describe_effects(recorded: Analysis, new: Analysis) -> Iterator[str]:
 
 
 def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
-    """A metric is compatible if the t interval of its changes contains 0."""
+    """Two results agree on a metric if the t interval of its changes between them contains 0."""
     by_name = {trial.name: trial for trial in new.trials}
     for name in COMPARED_LEVELS:
         pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]
@@ -269,7 +269,7 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
         interval = t_interval(changes, CONFIDENCE)
         if interval is not None:
             change, low, high = map(format_number, (interval.estimate, interval.low, interval.high))
-            text = f"{name}: mean change {change} ({low} to {high}, n = {interval.n} trials of equal seed)"
+            text = f"{name}: mean change {change} ({low} to {high}, n = {interval.n} pairs of equally seeded trials)"
             yield _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
 
 
@@ -312,7 +312,7 @@ def _mean_speedup(cell: OperatorResult) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences(Answer):
-    """The answer of ``diff``; ``comparison`` is None if a bundle has no analysis."""
+    """The result of ``diff``; ``comparison`` is None if a bundle has no analysis."""
 
     findings: tuple[Finding, ...]
     unsealed: tuple[str, ...]

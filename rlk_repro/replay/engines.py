@@ -29,7 +29,7 @@ def compare_engines(plan: Plan, first: RunDir, second: RunDir) -> Iterator[str]:
             for check in compare_training((trial.pair, trial.variant, step), _NAMES, one, other):
                 if check.kind is CheckKind.LOG_PROBS:
                     where = f"{trial.name}, step {step}"
-                    yield f"engines: {where}, log-probs of training in both bundles: {_describe(check)}"
+                    yield f"engines: {where}, log-probs of training, first against second bundle: {_describe(check)}"
 
 
 def _describe(check: AgreementCheck) -> str:

@@ -37,8 +37,8 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 class Identity:
     """The code that ran; ``sources`` maps each module to hashes of its Python files, or to an empty set.
 
-    ``decisions`` holds implementation and version of each operator that RL-Kernel served. ``is_early`` marks a bundle
-    of an early format, which has no hashes of modules.
+    ``decisions`` holds the implementation and the version of each operator that RL-Kernel served. ``is_early`` marks a
+    bundle of an early format, which has no hashes of modules.
     """
 
     sources: Mapping[str, frozenset[str]]
@@ -113,7 +113,7 @@ def find_source_drift(
 ) -> list[Finding]:
     """Return a finding for each module whose sources on this machine differ from the sources that ran.
 
-    A replay imports modules in ``left_out`` from other folders, so they are not compared.
+    Modules in ``left_out`` are not compared, because a replay imports them from other folders than ``here`` records.
     """
     places = {finding.where for finding in known}
     findings = []
@@ -140,7 +140,7 @@ def _compare_networks(old: Identity, new: Identity) -> Iterator[Finding]:
 
 
 def _compare_decisions(old: Identity, new: Identity) -> Iterator[Finding]:
-    """Versions are compared only if RL-Kernel's source files are unknown or differ."""
+    """Compare versions of operators only if RL-Kernel's source files are unknown or differ."""
     has_same_files = bool(files := old.sources.get(RL_KERNEL.module)) and files == new.sources.get(RL_KERNEL.module)
     for op in sorted(old.decisions.keys() | new.decisions.keys()):
         where = f"{DECISIONS}.{op}"

@@ -18,7 +18,7 @@ NUM_GPUS: Final = "gpu.count"
 
 
 def find_needs(prepared: PreparedReplay, bundle: Path) -> Iterator[Problem]:
-    """Yield the scheduler's client, GPUs or prepared files that this machine lacks; modules are not checked."""
+    """Yield what this machine lacks: the scheduler's client, GPUs or prepared files; modules are not checked."""
     plan = prepared.launch.plan
     reason = get_backend(plan.cluster).available()
     if reason is not None:

@@ -56,15 +56,15 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
         return []
     commit = printable(str(own.get("commit")))[:40]
     if isinstance(patch, Unknown):
-        return [f"rlk-repro ran with changes to {commit} that the bundle lacks ({printable(patch.reason)})"]
+        return [f"the bundle lacks rlk-repro's uncommitted changes to commit {commit} ({printable(patch.reason)})"]
     if not _COMMIT.fullmatch(commit):
-        return [f"rlk-repro ran with changes to {commit}, which is not a commit: no command can apply them"]
+        return [f"rlk-repro had uncommitted changes, but recorded no commit ({commit}): nothing can restore its code"]
     name = RunDir(Path()).own_patch.name
     source = shlex.quote(str(bundle.absolute()))
     apply = f"git apply {source}/{name}" if is_folder(bundle) else f"tar xzOf {source} {name} | git apply"
-    lines = [f"rlk-repro ran with changes; in a clone of rlk-repro: git checkout {commit} && {apply}"]
+    lines = [f"rlk-repro had uncommitted changes; to restore its code, in a clone: git checkout {commit} && {apply}"]
     if patch != PATCH_IS_WHOLE:
-        lines.append("  secrets were removed from this patch: it may not apply, or not give the code that ran")
+        lines.append("  secrets were removed from this patch: it may not apply, or may not give the code that ran")
     return lines
 
 
@@ -98,7 +98,8 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
         found = find_rewritten(Plan.load(run_dir.plan), run_dir)
         difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
-        found.append(Finding(Level.BLOCKING, run_dir.analysis.name, "the logs' values, shown here", difference))
+        expected = "the values of the logs, which this report shows"
+        found.append(Finding(Level.BLOCKING, run_dir.analysis.name, expected, difference))
     findings = (*context.findings, *found)
     return analysis, dataclasses.replace(
         context, findings=findings, bundle_id=bundle_id or "", is_folder=is_folder(source)
@@ -108,7 +109,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
 def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     """Return the first difference between the sealed analysis and ``analysis``, or None without a difference.
 
-    The sentences of gates, headline and reasons may differ if another version of rlk-repro sealed them.
+    Sentences of gates, headline and reasons may differ if another version of rlk-repro wrote the sealed analysis.
     """
     sealed = _read_sealed(run_dir)
     again = dump_json(analysis.to_json())

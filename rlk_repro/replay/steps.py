@@ -42,7 +42,7 @@ class Recorded:
     identity: Identity
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
-    """Whether the sealed analysis and the new analysis of its logs differ, but only in sentences."""
+    """Whether the sealed analysis and the new analysis of the same logs differ, but only in sentences."""
 
     def describe(self) -> Reanalysis:
         verdict = self.analysis.verdict
@@ -84,7 +84,7 @@ def reanalyse(bundle: Path) -> Recorded:
     """Verify a bundle and analyse its logs again.
 
     Raises:
-        CheckFailed: a file is not as it was sealed, the logs give another analysis, or the author's files another plan.
+        CheckFailed: a file was changed, the logs give another analysis, or the author's files give another plan.
     """
     require_verified(bundle)
     with open_bundle(bundle) as run_dir:
@@ -105,7 +105,7 @@ def reanalyse(bundle: Path) -> Recorded:
 
 
 def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> Loaded[Profile]:
-    """Return the profile of this machine's user; the bundle only names the default cluster."""
+    """Return the user's profile, not the bundle's; if neither name is given, the bundle names the cluster."""
     return planning.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
 
@@ -127,7 +127,7 @@ def prepare(
 
 
 def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
-    """Raise CheckFailed for blocking differences of the machines that the user did not accept."""
+    """Raise CheckFailed if this machine has blocking differences and the user did not accept them."""
     blocking = [item for item in drift or () if item.level is Level.BLOCKING]
     if blocking and not is_accepted:
         problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
@@ -138,7 +138,7 @@ def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None
 
 
 def require_consent(*, is_accepted: bool) -> None:
-    """Raise SpecError if the user has agreed neither on a terminal nor with ``--yes``."""
+    """Raise SpecError unless the user confirmed the run, with an answer on the terminal or with ``--yes``."""
     if not is_accepted:
         what = "would run the bundle's code, which you have not confirmed"
         hint = "--dry-run shows what would run; --yes runs it"
@@ -189,7 +189,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 
 
 def _translate(prepared: PreparedReplay) -> Analysis:
-    """On the local cluster, give the recorded analysis the experiment hash of the running plan."""
+    """On the local cluster, replace the experiment hash in the recorded analysis by that of the plan that runs now."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
     if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis
@@ -197,7 +197,7 @@ def _translate(prepared: PreparedReplay) -> Analysis:
 
 
 def _find_missing(recorded: Recorded) -> Iterator[Finding]:
-    """A comparison skips what is missing, so each missing manifest or section is a finding."""
+    """Report each missing manifest or section, because a comparison would pass over it."""
     num_nodes, found = recorded.plan.layout.num_nodes, recorded.manifests
     if len(found) < num_nodes:
         yield Finding(Level.BLOCKING, "nodes", f"a manifest of each of {num_nodes} node(s)", f"{len(found)}")

@@ -64,7 +64,7 @@ class AgreementResult:
     reason: str = ""
 
 
-# ``ROLLOUT`` to ``REFERENCE`` name engines; ``AS_RUN`` to ``PREFIX_CACHE`` name ways to compute the same tokens.
+# The names from ``ROLLOUT`` to ``REFERENCE`` are engines; from ``AS_RUN`` on, ways to compute the same tokens.
 ROLLOUT: Final = "rollout"
 GENERATED: Final = "rollout, generated"
 PROMPTS: Final = "rollout, prompts"
@@ -77,7 +77,7 @@ PREFIX_CACHE: Final = "prefix cache"
 
 
 class CheckKind(StrEnum):
-    """What a check compares: a difference of one kind can cause failures of the kinds below it."""
+    """What a check compares, causes first: a difference of one kind can make checks of later kinds fail."""
 
     INPUTS = "inputs"
     WEIGHTS = "weights"
@@ -156,7 +156,7 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
 
 
 def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    """Return the result of a run; ``pass`` needs a passed check of log-probs in both variants."""
+    """Return the result of a run; ``pass`` requires a passed check of log-probs in each of the two variants."""
     if any(item.word is CheckWord.FAIL for item in checks):
         return CheckWord.FAIL
     passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}

@@ -173,7 +173,7 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
 
 
 def _is_settled_by_files(path: str, left: Mapping[str, Fact], right: Mapping[str, Fact]) -> bool:
-    """Tell whether ``path`` is a fact about sources whose Python files are equal in both manifests.
+    """Tell whether the fact at ``path`` describes sources whose Python files are equal in both manifests.
 
     An unpacked archive has no git commit and an installed package has no git tree, but both have Python files.
     """

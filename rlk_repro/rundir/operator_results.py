@@ -52,9 +52,9 @@ class OperatorCase:
 class OperatorTrial:
     """One implementation in one case in one process, over its timed calls without warm-up.
 
-    Numbers are None unless the implementation passed. ``speedup`` is the median time of vime's own function in the same
-    case and process, divided by ``median_s``. ``floor_fraction`` is the shortest possible time on this device, divided
-    by ``median_s``.
+    Measured values are None unless the implementation passed. ``speedup`` is the median time of vime's own function in
+    the same case and process, divided by ``median_s``. ``floor_fraction`` is the shortest possible time on this device,
+    divided by ``median_s``.
     """
 
     trial: str

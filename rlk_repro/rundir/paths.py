@@ -179,7 +179,7 @@ class RunDir:
     """The file holds the time at which a user asked the scheduler to end the job."""
 
     def job_output(self, job_id: str) -> Path:
-        """Return the file for the output of the batch script and of Slurm's tools.
+        """Return the path of the file with the output of the batch script and of Slurm's tools.
 
         Slurm replaces ``%j`` by the job's id, so ``%j`` stands for an id that is not known yet.
         """
@@ -198,7 +198,7 @@ class RunDir:
     pod_end = Within(".pod-end.json")
     """The file holds the exit code of the work in the leading pod."""
     pod_losses = Within(".pod-losses.json")
-    """The file counts how often the newest Ray cluster of a RayJob lost its head node."""
+    """The file holds how many times the newest Ray cluster of a RayJob lost its head node."""
     pod_note = Within(".pod.json")
     """The file holds messages of the leading pod's first process, or of a pod that serves files after the run."""
     pod_read = Within(".pod-read.json")
@@ -212,7 +212,7 @@ class RunDir:
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:
-        """Return the file for the received part of the bundle with this checksum."""
+        """Return the path of the file with the received part of the bundle with this checksum."""
         return self.root / f".bundle-{digest}.part"
 
     canary = Within(".canary")

@@ -34,7 +34,7 @@ class TrialStatus(StrEnum):
 class PairStatus(StrEnum):
     """Whether a pair is scored. ``dropped``: a trial of the pair did not finish.
 
-    ``void``: the records do not prove that one agent ran the planned variants in one allocation, or no block counts.
+    ``void``: no record proves that one agent ran the planned variants in one allocation, or no block can be used.
     """
 
     SCORED = "scored"
@@ -255,7 +255,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """The noise of control pairs, as a fraction: the end of their interval that is farther from 0."""
+    """The noise of control pairs, as a fraction: the end of their confidence interval that is farther from 0."""
 
     is_measured: bool
     fraction: float | None
@@ -322,7 +322,7 @@ class Analysis:
         return next((item for item in self.effects if item.metric == metric), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; a key that only some runs have is absent where its value is empty."""
+        """Return plain JSON values; an optional key with an empty value is left out."""
         fields = dataclasses.asdict(self)
         for name in ("operators", "blocks", "shadows", "pooled", "agreement", "checks", "switch"):
             if not fields[name]:

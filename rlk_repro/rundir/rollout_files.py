@@ -44,7 +44,7 @@ _BROKEN_PICKLE: Final = (
 
 
 class _StandIn(dict[Any, Any]):
-    """Replaces an allowed call in a pickle; filling this dict executes nothing."""
+    """Stands in for the object that an allowed call in a pickle would make, so that reading executes no code."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()

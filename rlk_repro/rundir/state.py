@@ -1,4 +1,4 @@
-"""Read ``.state.json``, the progress of a run.  The file is no evidence: results come from logs."""
+"""Read ``.state.json``, the progress of a run.  The file is not evidence: results come from logs."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _list_rules(measure: Measure) -> Iterator[tuple[str, Any]]:
 def _find_rewritten(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
     name = run_dir.plan.name
     if sum(flag.startswith("--") for flag in plan.sources.values()) > MAX_FLAGS:
-        yield Finding(Level.BLOCKING, f"{name}: sources", f"at most {MAX_FLAGS} values from flags", "more")
+        yield Finding(Level.BLOCKING, f"{name}: sources", f"at most {MAX_FLAGS} values from flags", "more values")
         return
     overrides = [*list_overrides(plan.run, plan.sources), _choose_design(plan)]
     if not plan.is_exploratory:
@@ -126,7 +126,7 @@ def list_overrides(model: BaseModel, sources: Mapping[str, str], prefix: str = "
 
 
 def _list_left_out(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A plan's file omits keys that a later version added."""
+    """Yield the keys that a plan's file omits, because a later version added them and they have their defaults."""
     dumped = dump_model(model)
     for name in type(model).model_fields:
         value = getattr(model, name)

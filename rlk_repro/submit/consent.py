@@ -1,4 +1,4 @@
-"""List what a recorded experiment would run on this machine.
+"""List what the replay of a recorded experiment would run on this machine.
 
 Code from outside this package and the stack's pins needs ``--trust``. A replay takes run, stack and hardware from the
 bundle, but not the author's profile with its paths and variables.
@@ -20,7 +20,7 @@ from rlk_repro.workloads.api import Code
 
 
 def find_foreign(plan: Plan) -> list[Code]:
-    """Return code that the plan names and that is neither in this package nor in the sources that its stack pins."""
+    """List the code that the plan names but that is neither in this package nor in the sources that its stack pins."""
     return [item for item in _list_code(plan) if not item.is_known]
 
 
@@ -75,7 +75,7 @@ def _list_commits(plan: Plan) -> Iterator[Code]:
 
 
 def _list_images(plan: Plan) -> Iterator[Code]:
-    """An image can run any code; an image is known if a shipped stack has its digest."""
+    """An image can run any code, so an image is known only if a shipped stack has its digest."""
     image = plan.image
     if image is not None:
         shipped = {known.digest for stack in _load_shipped_stacks() for known in stack.images.values()}

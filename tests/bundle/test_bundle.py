@@ -163,7 +163,7 @@ def test_files_changed_since_sealing_are_named(run_dir: RunDir, act: Callable[[R
     listed, _ = parse_checksums(run_dir.checksums.read_bytes())
     root = run_dir.root
     assert str(caught.value).splitlines() == [
-        f"{root}/late.txt: changed after it was sealed: an extra file that SHA256SUMS does not list, expected nothing",
+        f"{root}/late.txt: changed after it was sealed: an extra file that SHA256SUMS does not list, expected no file",
         f"{root}/run.yaml: changed after it was sealed: missing, expected sha256 {listed['run.yaml']}",
         f"{root}/{LOG}: changed after it was sealed: sha256 {sha256_bytes(b'other')}, expected sha256 {listed[LOG]}",
     ]

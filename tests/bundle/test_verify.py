@@ -193,7 +193,7 @@ def test_removed_added_and_changed_members_are_all_named_at_once(run_dir: RunDir
     changed = rewrite(bundle, target, removed=("run.yaml", LOG), added={"late.txt": b"", LOG: b"other"})
     sealed = digests(run_dir)
     assert verify_bundle(changed) == [
-        Finding(Level.BLOCKING, "late.txt", "nothing", "an extra file that SHA256SUMS does not list"),
+        Finding(Level.BLOCKING, "late.txt", "no file", "an extra file that SHA256SUMS does not list"),
         Finding(Level.BLOCKING, "run.yaml", f"sha256 {sealed['run.yaml']}", "missing"),
         Finding(Level.BLOCKING, LOG, f"sha256 {sealed[LOG]}", f"sha256 {sha256_bytes(b'other')}"),
     ]
@@ -310,10 +310,15 @@ def test_a_bundle_repacked_with_plain_tar_verifies(bundle: Path, tmp_path: Path)
     again = tmp_path / "again.tgz"
     subprocess.run(["tar", "czf", again, "-C", tmp_path / "out", "."], check=True)
     found = verify_bundle(again)
-    expected, header = "packed by rlk-repro", "another owner, mode, time or padding; this is the first such member"
+    expected, header = (
+        "an archive that rlk-repro packed",
+        "the owner, mode, time or padding differs; this is the first such member",
+    )
     assert found == [
         Finding(Level.WARNING, ".", "a header as rlk-repro writes it", header),
-        Finding(Level.WARNING, str(again), expected, "packed by another tool; only the content is checked"),
+        Finding(
+            Level.WARNING, str(again), expected, "an archive that another tool packed, so only its content is checked"
+        ),
     ]
 
 
@@ -380,7 +385,7 @@ def test_every_byte_of_a_recompressed_tar_counts(bundle: Path, tmp_path: Path) -
         tar[random_.randrange(len(tar))] ^= random_.randrange(1, 256)
         again.write_bytes(gzip.compress(tar, 1))
         found = {finding.found for finding in verify_or_refuse(again)}
-        assert found - {"packed by another tool; only the content is checked"}
+        assert found - {"an archive that another tool packed, so only its content is checked"}
 
 
 def test_an_added_empty_folder_is_found(bundle: Path, tmp_path: Path) -> None:
@@ -390,7 +395,7 @@ def test_an_added_empty_folder_is_found(bundle: Path, tmp_path: Path) -> None:
         info.type = tarfile.DIRTYPE
         archive.addfile(info)
     again = write_as_packed(tmp_path / "again.tgz", out.getvalue())
-    assert verify_bundle(again) == [Finding(Level.BLOCKING, "nodes/empty/", "nothing", "an extra folder")]
+    assert verify_bundle(again) == [Finding(Level.BLOCKING, "nodes/empty/", "no folder", "an extra folder")]
 
 
 def test_findings_survive_as_json_whatever_the_names(run_dir: RunDir) -> None:

@@ -56,7 +56,7 @@ def test_a_bug_is_one_line_and_a_crash_file(call, monkeypatch: pytest.MonkeyPatc
 def test_the_dry_run_shows_the_job_and_writes_nothing(call, tmp_path: Path) -> None:
     code, out, _ = call("submit", "--run", "smoke", "--dry-run", "--pairs", "8")
     assert code == 0
-    assert "16: 8 pairs, 0 control pairs" in out
+    assert "16 trials in 8 pairs and 0 control pairs" in out
     assert "--- command" in out
     assert not (tmp_path / "runs").exists()
     code, out, _ = call("submit", "--run", "smoke", "--dry-run", "--json")
@@ -148,10 +148,10 @@ def test_a_verdict_forged_with_its_checksums_is_computed_again(call, sealed: Run
     code, out, _ = call("report", bundle, "-o", str(tmp_path / "out"))
     assert code == 1
     assert "\nFASTER\n" in out
-    assert "analysis.json: expected the logs' values, shown here" in out
+    assert "analysis.json: expected the values of the logs, which this report shows" in out
     assert "Records of the bundle contradict each other" in " ".join(out.split())
     assert "new verdict:      faster" in call("diff", bundle, bundle)[1]
-    assert "the logs' values, shown here" in (tmp_path / "out" / "report.md").read_text()
+    assert "the values of the logs, which this report shows" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_several_reports_do_not_overwrite_each_other(call, sealed: RunDir, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_pairs_and_settings_reach_the_plan(call) -> None:
     arguments = ["--pairs", "2", "--control-pairs", "3", "--set", "entropy_metric=false", "--dry-run"]
     code, out, _ = call("submit", "--run", "module-smoke", *arguments)
     assert code == 0
-    assert "10: 2 pairs, 3 control pairs" in out
+    assert "10 trials in 2 pairs and 3 control pairs" in out
     assert "entropy metric   not computed, in both variants" in out
 
 

@@ -41,7 +41,7 @@ def write(folder: Path, *trials: list[dict[str, Any]]) -> RunDir:
 def test_each_trial_of_both_bundles_has_a_line(changes: dict[str, Any], found: str, tmp_path: Path) -> None:
     first = write(tmp_path / "first", make_lines(), make_lines())
     second = write(tmp_path / "second", make_lines(**changes))
-    line = f"engines: 00-p1-baseline, step 0, log-probs of training in both bundles: {found}"
+    line = f"engines: 00-p1-baseline, step 0, log-probs of training, first against second bundle: {found}"
     assert list(compare_engines(PLAN, first, second)) == [line]
 
 
