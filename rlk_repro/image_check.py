@@ -41,7 +41,7 @@ def check(stack: Stack | None, platform: str | None) -> list[Finding]:
 
 
 def _check_own_package() -> Iterator[Finding]:
-    """Check that this package's files are unchanged, because newer RL-Kernel installs a command ``rlk-repro`` too."""
+    """Check that the package's files are unchanged: newer RL-Kernel also installs a command ``rlk-repro``."""
     try:
         distribution = metadata.distribution("rlk-repro")
     except metadata.PackageNotFoundError:

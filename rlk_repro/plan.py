@@ -139,9 +139,9 @@ class Plan:
         return grouped
 
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
-        """Return the two trials of each pair, baseline first, by the pair's name, without sessions.
+        """Return the two trials of each pair, baseline first, by the pair's name; a plan of sessions has no pairs.
 
-        In every second control pair, the trial that ran later takes the first place, so that linear drift cancels.
+        In every second control pair, the trial that runs later is returned first, so that linear drift cancels.
         """
         ordered: dict[str, tuple[Trial, Trial]] = {}
         num_controls = 0
@@ -196,7 +196,7 @@ class Plan:
 
     @property
     def num_stores(self) -> int:
-        """The number of live runs that store rollouts before the trials; all sessions share one live run."""
+        """The largest number of live runs that store rollouts: one for all sessions, or one per seed of the pairs."""
         return 0 if self.run.lane == "live" else 1 if self.is_crossover else len({t.seed for t in self.trials})
 
     @property
@@ -224,7 +224,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Any, where: str = "plan.json") -> Plan:
-        """Rebuild a plan; raise BundleUnreadable if it is no valid plan or does not fit its hashes."""
+        """Rebuild a plan; raise BundleUnreadable if ``value`` is not a valid plan or does not match its hashes."""
         check_schema(where, value, SCHEMA)
         try:
             record = PlanRecord.model_validate_json(json.dumps(value))
@@ -296,7 +296,7 @@ def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
 
 
 def make_record(plan: Plan, run_id: str) -> dict[str, Any]:
-    """Return the content of a plan file: the plan, and the run id, which neither hash covers."""
+    """Return the content of a plan file: the plan, and the run id, which is not part of the plan's hashes."""
     return {**plan.to_json(), _RUN_ID: run_id}
 
 
@@ -345,9 +345,9 @@ def make_plan(
 
 
 def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
-    """Yield the sessions in order, or the pairs in ABBA order, which reverses every second pair of a kind.
+    """Yield the sessions in order, or the trials of all pairs, with control pairs spread evenly among the other pairs.
 
-    Control pairs are spread evenly among the other pairs.
+    In every second control pair, and in every second other pair, the two trials run in reverse order (ABBA).
     """
     measure = run.measure
     if measure.design == CROSSOVER:

@@ -1,7 +1,7 @@
 """Choose the variant of each rollout of a session (design ``crossover``) from the seed, always in the same way.
 
 A block is four periods of one variant each, ABBA or BAAB.  Only the last rollout of a period is scored, because the
-first rollout includes the switch.
+switch of variants may affect the rollouts before it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Final
 class CodeSource:
     """One code base: its name in pins, in the manifest's section ``code``, and in reports (``title``).
 
-    ``variable`` holds the path of a checkout; variables that begin with one of ``prefixes`` change what the code does.
+    ``variable`` holds the path of a checkout; variables that begin with one of ``prefixes`` can change how it runs.
     """
 
     pin: str

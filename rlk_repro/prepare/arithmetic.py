@@ -1,4 +1,4 @@
-"""Make a data set of sums, as JSON lines with ``prompt`` and ``label``; equal settings give equal bytes."""
+"""Make a data set of addition tasks, as JSON lines with ``prompt`` and ``label``; equal settings give equal bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlk_repro.base.files import write_bytes
 from rlk_repro.spec import ArithmeticData
 
 RECIPE: Final = 1
-"""Increase this version when equal settings give other bytes."""
+"""Increase this version when a change of this module gives other bytes for the same settings."""
 BYTES_PER_PROMPT: Final = 100
 
 

@@ -162,7 +162,7 @@ def find_parts(folders: Mapping[str, Path]) -> dict[str, Contents]:
 def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]) -> Iterator[Finding]:
     """Yield the differences between the folders of two runs; different weights or data are blocking findings.
 
-    The bytes of a converted checkpoint depend on the tool's threads, so only the sources of checkpoints are compared.
+    The bytes of a converted checkpoint vary with the tool's threads, so only the sources of checkpoints are compared.
     """
     for kind in sorted(recorded.keys() | here.keys()):
         was, now = recorded.get(kind), here.get(kind)

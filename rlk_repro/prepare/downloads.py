@@ -63,7 +63,7 @@ class Bounds:
 
 @contextmanager
 def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
-    """Open the address ``bounds.asked`` as a stream; a read beyond the limit raises BundleUnreadable."""
+    """Open the requested address (``bounds.asked``) as a stream; a read beyond the limit raises BundleUnreadable."""
     opener = urllib.request.build_opener(_Redirects(bounds))
     with opener.open(bounds.asked, timeout=TIMEOUT_S) as answer:
         bounds.check_headers(answer.headers)
@@ -72,7 +72,7 @@ def open_url(bounds: Bounds) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def guarded(session: Any, bounds: Bounds) -> Iterator[None]:
-    """During the block, apply the limits to all requests of huggingface_hub's client, which must be 1.0 or newer."""
+    """Inside the ``with`` block, limit all requests of huggingface_hub's client, which must be 1.0 or newer."""
     before = getattr(session, "event_hooks", None)
     if before is None:
         where = "python module huggingface_hub"

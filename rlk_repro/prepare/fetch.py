@@ -67,14 +67,13 @@ class Fetch:
                     return _take(work, incoming / file.name, file.name, sha256)
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
-        raise BundleUnreadable(
-            Problem(f"{self.repository} {file.name}", "differs from its expected hash, also when fetched again",
-                    got=found, expected=file.sha256 or file.git_sha1 or f"{file.size_bytes} bytes")
-        )  # fmt: skip
+        expected = ", ".join(filter(None, [f"{file.size_bytes} bytes", file.sha256 or file.git_sha1]))
+        what = "differs from its expected size or hash, also when fetched again"
+        raise BundleUnreadable(Problem(f"{self.repository} {file.name}", what, got=found, expected=expected))
 
 
 def _hash(path: Path, file: RemoteFile) -> tuple[str, str]:
-    """Return the file's sha256, and the wrong size or hash, which is empty for a correct file.
+    """Return the file's sha256, and the size or hash that is wrong; the second text is empty for a correct file.
 
     Git's hash covers a header and the bytes: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
     """

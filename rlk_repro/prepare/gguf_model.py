@@ -43,7 +43,7 @@ _TOKENIZER: Final = ("gpt2", "smollm")
 
 
 def write_model(gguf_file: Path, folder: Path) -> None:
-    """Write all files of the model; raise BundleUnreadable if the file is no Llama model of a supported kind."""
+    """Write all files of the model; raise BundleUnreadable if ``gguf_file`` holds no supported Llama model."""
     try:
         from gguf import GGUFReader
     except (ImportError, RuntimeError) as error:  # gguf imports mistral-common, which may raise RuntimeError
@@ -124,7 +124,7 @@ def _make_config(facts: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
 
 
 def _tokenizer_files(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Make a byte-level BPE tokenizer with one token per digit, which GGUF calls ``smollm``."""
+    """Make a byte-level BPE tokenizer with one token per digit; GGUF calls this kind of tokenizer ``smollm``."""
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     pairs = enumerate(zip(tokens, kinds, strict=True))
     marks = {number: token for number, (token, kind) in pairs if kind == _CONTROL_TOKEN}

@@ -1,6 +1,6 @@
 """Make a prepared folder once, under a lock, in a work folder beside it.
 
-A folder with a record is complete.  After a kill, the next process continues or begins again.
+A folder counts as complete if it has a record.  If a process is killed, the next one resumes or repeats its work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tell: TypeAlias = Callable[[str], object]
 
 @dataclass(frozen=True)
 class WorkDir:
-    """The work folder of a prepared folder: ``files`` becomes the prepared folder; all else is removed at the end."""
+    """The folder in which a prepared folder is made: ``files`` is moved to its place, and all else is removed."""
 
     path: Path
 
@@ -51,7 +51,7 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One folder to make; ``is_wanted`` says whether a recorded source fits the run."""
+    """One folder that ``prepare`` makes; ``is_wanted`` says whether the source in a folder's record fits the run."""
 
     kind: str
     folder: Path
@@ -121,7 +121,7 @@ def _make(order: Order, tell: Tell) -> Contents:
 
 @contextmanager
 def _locked(folder: Path, tell: Tell) -> Iterator[None]:
-    """The kernel frees the lock of a process that ends."""
+    """The operating system releases the lock of a process that ends."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -41,7 +41,7 @@ class Repository:
     patterns: tuple[str, ...]
 
     def wants(self, name: str) -> bool:
-        """Whether a run needs a file; ``patterns`` match no file in a subfolder: subfolders hold other formats."""
+        """Whether a run needs a file; wildcards match no file in a subfolder, because subfolders hold other formats."""
         is_at_top = "/" not in name
         return name in self.patterns or (is_at_top and any(fnmatchcase(name, pattern) for pattern in self.patterns))
 
@@ -212,7 +212,7 @@ def _guarded(what: str, limit: int) -> Iterator[None]:
 @contextmanager
 def _explained(repository: Repository) -> Iterator[None]:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # downloads with huggingface_hub's second protocol, xet, have no hook for these limits
+    # the limits on downloads need hooks, and huggingface_hub's second protocol, xet, has no hooks
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     try:
         from huggingface_hub.errors import (
@@ -276,7 +276,7 @@ def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Ori
         if listing is not None:
             if not listing.files:
                 expected = ", ".join(repository.patterns)
-                raise SpecError(Problem(str(repository), "has no file that the run needs", expected=expected))
+                raise SpecError(Problem(str(repository), "lacks all files that the run needs", expected=expected))
             return origin, listing
     raise EnvironmentMissing(
         Problem(str(repository), "is not in the mirror, and --offline forbids the hub",

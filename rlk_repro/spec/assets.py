@@ -30,7 +30,7 @@ class HubSource(Model):
 
 
 class RandomWeights(Model):
-    """A small model that ``prepare`` makes from a seed, with the sizes in ``arguments`` and a tokenizer of bytes."""
+    """A small model that ``prepare`` makes from a seed, with the sizes in ``arguments`` and a byte-level tokenizer."""
 
     kind: Literal["random"]
     architecture: Architecture
@@ -59,7 +59,7 @@ result; ``bridge`` loads the hub's files by ``--megatron-to-hf-mode bridge``.
 
 
 class ArithmeticData(Model):
-    """Prompts that ``prepare`` writes itself: sums with their results as labels."""
+    """Prompts that ``prepare`` writes itself: addition tasks with their results as labels."""
 
     kind: Literal["arithmetic"]
     num_prompts: Count = 4096

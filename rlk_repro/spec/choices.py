@@ -24,7 +24,7 @@ def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
     layout = run.layouts.get(name)
     if layout is None:
         known = sorted(run.layouts)
-        hint = suggest(name, known) or f"--hardware {known[0]} --dry-run shows its job"
+        hint = suggest(name, known) or f"--hardware {known[0]} --dry-run shows the job for {known[0]}"
         return [Problem(f"run {run.run}", "has no layout for this hardware", got=name,
                         expected=f"one of {', '.join(known)}", hint=hint)]  # fmt: skip
     if (layout.gpus_per_node == 0) is not (hardware.platform == "cpu"):

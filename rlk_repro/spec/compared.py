@@ -40,7 +40,7 @@ class RlKernel(GrowingModel):
 
     mode: Mode = "require"
     ops: Operators = ("logp", "ratio_kl")
-    ops_on: dict[Name, Operators] = Field({}, description="operators that replace ops on the named hardware")
+    ops_on: dict[Name, Operators] = Field({}, description="operators for the named hardware, instead of ops")
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 
     def find_commit(self, variant: str) -> str:
@@ -72,7 +72,7 @@ def find_compared_problems(
         yield from _switch_problems(switch, design)
         if not has_rollout_log_probs and AGREEMENT_RECORD in {*switch.baseline, *switch.enabled}:
             what = "the rollouts of this run hold no log-probs that the trainer could record"
-            yield ("switch",), what, AGREEMENT_RECORD, "another variable, or rollouts from an inference engine"
+            yield ("switch",), what, AGREEMENT_RECORD, "a switch without it, or rollouts from an inference engine"
     if rl_kernel.commits is None:
         return
     if design == CROSSOVER:
@@ -83,13 +83,13 @@ def find_compared_problems(
     if rl_kernel.mode != "require":
         yield ("rl_kernel", "mode"), "allows fallbacks, but both commits must run", rl_kernel.mode, "require"
     if switch is not None:
-        yield _OF_COMMITS, "contradicts the key switch, which is also set", None, "rl_kernel.commits or switch"
+        yield _OF_COMMITS, "contradicts the key `switch`, which is also set", None, "rl_kernel.commits or switch"
 
 
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
     if design == CROSSOVER and (switch.baseline, switch.enabled) != PER_ROLLOUT:
         what = "the switch cannot change within a session: a process reads its variables when it starts"
-        accepted = f'parallel, or {AGREEMENT_RECORD} as the only variable, with "0" in baseline and "1" in enabled'
+        accepted = f'parallel, or a switch that only sets {AGREEMENT_RECORD}: "0" in baseline and "1" in enabled'
         yield ("measure", "design"), what, CROSSOVER, accepted
     for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
         side = "enabled" if name in switch.baseline else "baseline"

@@ -42,7 +42,7 @@ Workload: TypeAlias = Annotated[
 ]
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
-"""Limit for the blocks of a session, whose effect is a median over all pairs of blocks: up to 20100 pairs."""
+"""Limit for the blocks of a session: its effect is a median over all pairs of blocks, and 200 blocks make 20100."""
 
 Spread: TypeAlias = Annotated[float, Field(gt=0, le=100)]
 
@@ -61,7 +61,7 @@ class Measure(GrowingModel):
 
     design: Literal["parallel", "crossover"] = Field(
         "parallel",
-        description="parallel: pairs of trials; crossover: sessions, each of which runs both variants by turns",
+        description="parallel: pairs of trials; crossover: sessions, each of which runs both variants in turn",
     )
     pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="number of pairs of baseline and enabled trials")
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")

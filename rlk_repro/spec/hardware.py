@@ -12,7 +12,7 @@ from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platfo
 
 
 class AllReduceFloor(Model):
-    """The least bus bandwidth of preflight's all-reduce of 1 GiB; without a limit, any bandwidth passes."""
+    """The minimum bus bandwidth of preflight's 1 GiB all-reduce; without a limit, any bandwidth passes."""
 
     one_node_gb_s: Positive | None = Field(None, description="minimum bandwidth in GB/s over all GPUs of one node")
     nodes_gb_s: Positive | None = Field(None, description="minimum bandwidth in GB/s over all GPUs of several nodes")

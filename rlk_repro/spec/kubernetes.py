@@ -32,7 +32,7 @@ class SecretKey(Model):
 
 
 class Results(Model):
-    """The storage of run directories.  Without a claim, run directories are in the leading pod and are lost with it."""
+    """The storage of run directories.  Without a volume claim, they are in the leading pod and are lost with it."""
 
     claim: ObjectName | None = Field(
         None, description="name of a PersistentVolumeClaim that several nodes can write (ReadWriteMany)"
@@ -92,7 +92,7 @@ class KubernetesSettings(GrowingModel):
     )
 
     kind: Literal["rayjob", "job", "jobset"] = Field(
-        "rayjob", description="rayjob needs KubeRay, job needs no operator; only old plans may hold jobset"
+        "rayjob", description="rayjob needs KubeRay, job needs no Kubernetes operator; only old plans may hold jobset"
     )
     context: Word | None = Field(None, description="context of the kubeconfig; default: the current context")
     namespace: Label = "default"
@@ -156,7 +156,7 @@ class KubernetesSettings(GrowingModel):
         description="seconds until an ended Job is removed; an ended RayJob stays, its Ray cluster is removed at once",
     )
     hold_min: Positive = Field(
-        720.0, description="minutes that the leading pod waits for rlk-repro collect, without a results claim"
+        720.0, description="without a results claim: minutes for which the leading pod waits for `rlk-repro collect`"
     )
 
 
@@ -164,5 +164,5 @@ def kubernetes_problems(settings: KubernetesSettings | None) -> list[PathProblem
     """Find settings that a recorded plan may use but a new profile may not."""
     if settings is None or settings.kind != "jobset":
         return []
-    instead = "job, which runs on several nodes and needs no operator"
+    instead = "job, which runs on several nodes and needs no Kubernetes operator"
     return [(("kubernetes", "kind"), "is no longer supported", settings.kind, instead)]

@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """A model and its file's bytes; ``origin`` gives, for the dotted path of a value, the flag or line that set it."""
+    """A parsed file and its bytes; ``origin`` maps the dotted path of a value to the flag or line that set it."""
 
     model: M
     data: bytes
@@ -95,7 +95,7 @@ def load_stack(name: str) -> Loaded[Stack]:
 
 
 def _check_stack(stack: Stack) -> list[PathProblem]:
-    """Megatron-LM and its patch must match the argument contract of the stack's vime commit, if there is one."""
+    """Megatron-LM and its patch must match the argument contract of the stack's vime commit, if a contract exists."""
     problems = stack_problems(stack)
     pin = stack.pins.get("vime")
     path = data_dir("manifests") / "contracts" / f"vime-{pin.commit if pin else ''}.json"
@@ -253,7 +253,7 @@ def _is_other_form(details: ErrorDetails) -> bool:
 
 
 def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """Pydantic also reports a list of only wrong entries as too short."""
+    """If every entry of a list is wrong, Pydantic also reports the list as too short."""
     location = details["loc"]
     return details["type"] == "too_short" and any(
         item["loc"][: len(location)] == location and item is not details for item in errors

@@ -53,7 +53,7 @@ Policy: TypeAlias = Literal["pass", "warn", "fail"]
 
 
 class Preflight(GrowingModel):
-    """Limits of the checks, and what their findings do to the job."""
+    """Limits of the checks, and which findings are only recorded, which are warnings, and which stop the job."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"max_clock_skew_s", "max_file_latency_ms", "policy"})
 

@@ -22,8 +22,8 @@ class RaySettings(Model):
     )
     interface: Interface | None = Field(
         None,
-        description="network interface between the nodes, needed if the nodes' names belong to another interface. NCCL "
-        "and Gloo also use it, unless env names an interface for them",
+        description="network interface between the nodes, needed if the nodes' names resolve to addresses of another "
+        "interface. NCCL and Gloo also use it, unless env names an interface for them",
     )
 
 

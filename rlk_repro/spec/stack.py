@@ -1,4 +1,4 @@
-"""A stack: the pinned versions, how certain they are, which images exist, and what goes into them."""
+"""A stack: the pinned versions, how each was checked, which images exist, and what goes into them."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Pin(GrowingModel):
 
     repository: Repository
     commit: Commit
-    tree: Commit | None = Field(None, description="git's hash of the commit's files, which identifies an archive")
+    tree: Commit | None = Field(None, description="git tree hash of the commit's files, which identifies an archive")
     patched_tree: Commit | None = Field(
-        None, description="git's hash of the commit's files with the patch that upstream's own images apply"
+        None, description="git tree hash of the commit's files after the patch of upstream's own images"
     )
     confidence: Confidence | None = None
     evidence: Text | None = None
@@ -113,7 +113,7 @@ class Stack(GrowingModel):
     components: dict[Name, Component] = Field(
         {}, description="further parts of the images; no check compares them with an image"
     )
-    moving: dict[Name, Text] = Field({}, description="inputs that a rebuild may get in another version, and why")
+    moving: dict[Name, Text] = Field({}, description="inputs whose version may change in a rebuilt image, and why")
 
 
 def stack_problems(stack: Stack) -> list[PathProblem]:
@@ -129,7 +129,7 @@ def stack_problems(stack: Stack) -> list[PathProblem]:
         if pin is not None and image.vime not in {None, pin.commit}
     ]
     problems += [
-        (("components", name), "has no commit and no version", None, "a commit, a version, or an entry in moving")
+        (("components", name), "has no commit and no version", None, "a commit or version, or the key `moving`")
         for name, component in stack.components.items()
         if component.commit is None and component.version is None
     ]

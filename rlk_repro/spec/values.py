@@ -35,9 +35,9 @@ Variant: TypeAlias = Literal["baseline", "enabled"]
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
-"""The design whose sessions run both variants; a session records this value as its ``variant``."""
+"""The design in which each session runs both variants; a session records this name as its ``variant``."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-"""The names of architectures in images, by the output of ``uname -m``."""
+"""The architecture names that images use, for each output of ``uname -m``."""
 
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
 Mode: TypeAlias = Literal["auto", "require"]

@@ -52,7 +52,7 @@ class VimeModel(Model):
     arguments: Arguments
 
     def size(self, flag: str, default: int = 0) -> int:
-        """Return the whole number that the arguments give a flag, otherwise ``default``."""
+        """Return the whole number that follows this flag in the arguments, otherwise ``default``."""
         value = self.arguments.get(flag, default)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
@@ -75,7 +75,7 @@ class VimeData(Model):
 
 
 class VimeGrpo(PolicyLoss):
-    """GRPO settings, in vime's flag names."""
+    """GRPO settings, named like vime's flags."""
 
     advantage_estimator: Literal["grpo", "gspo", "cispo"] = "grpo"
     rollout_batch_size: Count = Field(description="prompts per rollout")
@@ -136,7 +136,7 @@ Profiler: TypeAlias = Literal["torch", "nsys", "rocprofv3"]
 
 
 class VimeWorkload(AnyWorkload):
-    """vime's own trainer on Ray, with vime's options; lanes live and fixed-rollout have inference servers."""
+    """vime's own trainer on Ray, with vime's options; trials of lanes live and fixed-rollout use inference servers."""
 
     lanes = ("live", "fixed-rollout", "train-only")
     lane_limit = "vime has three lanes"
@@ -146,7 +146,7 @@ class VimeWorkload(AnyWorkload):
 
     kind: Literal["vime"]
     what_for: Purpose = "timing"
-    profiler: Profiler = Field("torch", description="profiler of a run whose what_for is profiler")
+    profiler: Profiler = Field("torch", description="which profiler records; used only with what_for: profiler")
     model: VimeModel
     data: VimeData
     grpo: VimeGrpo
@@ -158,7 +158,7 @@ class VimeWorkload(AnyWorkload):
         None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
     )
     placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
-        description="GPUs and memory settings for each hardware in layouts"
+        description="GPUs and memory settings for each hardware that layouts names"
     )
     arguments: Arguments = Field({}, description="further flags of both variants")
 
@@ -205,7 +205,7 @@ class VimeWorkload(AnyWorkload):
         yield from _find_data_problems(self.data)
         yield from _find_size_problems(self.model)
         if self.rollouts is not None and self.rollouts_seed is not None:
-            what = "contradicts the key rollouts, which is also set"
+            what = "contradicts the key `rollouts`, which is also set"
             yield ("rollouts_seed",), what, self.rollouts_seed, "rollouts or rollouts_seed"
         for place, arguments in self.all_arguments():
             yield from _find_argument_problems(place, arguments)

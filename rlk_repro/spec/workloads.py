@@ -23,7 +23,7 @@ from rlk_repro.spec.values import (
 
 
 class ReferenceModel(Model):
-    """Sizes of the reference trainer's decoder, in vime's flag names."""
+    """Sizes of the reference trainer's decoder, named like vime's flags."""
 
     num_layers: Count = 2
     hidden_size: Count = 64
@@ -46,7 +46,7 @@ class ReferenceTask(Model):
 
 
 class PolicyLoss(Model):
-    """The settings that decide which loss is computed and how often, with vime's flag names."""
+    """The settings that decide which loss is computed and how often, named like vime's flags."""
 
     num_steps_per_rollout: Count = Field(1, description="optimizer steps per rollout")
     rollout_temperature: Positive = 1.0
@@ -61,7 +61,7 @@ class PolicyLoss(Model):
 
 
 class Grpo(PolicyLoss):
-    """GRPO settings, in vime's flag names."""
+    """GRPO settings, named like vime's flags."""
 
     rollout_batch_size: Count = Field(8, description="prompts per rollout")
     n_samples_per_prompt: Annotated[int, Field(ge=2, le=10**6)] = Field(8, description="samples per prompt")
@@ -81,7 +81,7 @@ class Grpo(PolicyLoss):
 class AnyWorkload(GrowingModel):
     """What plan and analysis need to know about every kind of workload.
 
-    ``lane_limit`` says why lanes other than ``lanes`` are refused.  Without ``has_output_layer`` there is no model, and
+    ``lane_limit`` is the reason why only ``lanes`` are allowed.  Without ``has_output_layer`` there is no model, and
     logits are random.  The trainer needs the Python modules in ``modules``; before the first trial a child process
     imports the modules in ``imports``.  With ``needs_prepared`` the trials read files of ``rlk-repro prepare``.
     """
@@ -127,7 +127,7 @@ class AnyWorkload(GrowingModel):
 
     @property
     def patched_pins(self) -> frozenset[PinName]:
-        """The pinned sources that must have upstream's own patch when this workload runs."""
+        """The pinned sources to which upstream's own patch must be applied for this workload."""
         return frozenset()
 
     @property
@@ -135,7 +135,7 @@ class AnyWorkload(GrowingModel):
         return ()
 
     def gpus_per_engine(self, hardware: str) -> int:  # noqa: ARG002
-        """Return the number of consecutive GPUs of an inference server; 0 without servers."""
+        """Return how many GPUs one inference server uses (their numbers are consecutive); 0 without servers."""
         return 0
 
     def find_problems(self) -> Iterator[PathProblem]:
@@ -186,7 +186,7 @@ class ReferenceWorkload(AnyWorkload):
 
 
 class ModuleLoss(PolicyLoss):
-    """The settings of vime's policy loss, in its flag names."""
+    """The settings of vime's policy loss, named like vime's flags."""
 
     advantage_estimator: Literal["grpo", "gspo", "cispo"] = "grpo"
     use_unbiased_kl: bool = False
@@ -194,7 +194,7 @@ class ModuleLoss(PolicyLoss):
 
 
 class ModuleBatch(Model):
-    """The random batches of a module run; a microbatch packs its samples into one row of fp32 logits."""
+    """The random batches of a module run; a microbatch packs the tokens of all its samples one after another."""
 
     num_samples: Count = Field(16, description="samples per microbatch")
     num_tokens: Count = Field(9216, description="tokens of prompts and responses in one packed microbatch")

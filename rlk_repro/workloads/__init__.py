@@ -18,7 +18,7 @@ WORKLOADS: dict[str, Workload] = {"reference": reference, "module": module, "ope
 
 
 def find_words(kind: str) -> Words:
-    """Return a workload's phrases for reports; a bundle of another version may name a kind that is unknown here."""
+    """Return a workload's phrases for reports; a bundle of a newer rlk-repro may name a kind that is unknown here."""
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
 
 

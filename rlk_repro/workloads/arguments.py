@@ -26,7 +26,7 @@ def setting_flags(settings: BaseModel) -> dict[str, Any]:
 
 
 def spell_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return flags and values as an argument list; True stands for no value, a tuple for several values."""
+    """Return flags and values as an argument list; True makes a flag without a value, a tuple makes several values."""
     words = []
     for flag, value in arguments.items():
         words.append(f"--{flag}")

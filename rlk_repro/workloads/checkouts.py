@@ -1,6 +1,6 @@
-"""Let child processes find checkouts of vime, Megatron-LM and RL-Kernel that are not installed.
+"""Make checkouts of vime, Megatron-LM and RL-Kernel importable in child processes without installing them.
 
-Children find the checkouts by ``PYTHONPATH``, which no file records; the manifest records the checkouts' commits.
+Child processes find the checkouts by ``PYTHONPATH``, which is not recorded; the manifest records the commits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def find_given() -> list[CodeSource]:
 
 @contextmanager
 def trainer_path(plan: Plan) -> Iterator[None]:
-    """During the block, give child processes the ``PYTHONPATH`` that the profile gives the plan's trainer."""
+    """Inside the ``with`` block, give child processes the ``PYTHONPATH`` that the profile sets for the trainer."""
     before, path = os.environ.get("PYTHONPATH"), profile_env(plan)[0].get("PYTHONPATH")
     if path is None:
         yield
@@ -78,7 +78,7 @@ def require_importable(
     pins: Mapping[Any, Pin] = MappingProxyType({}),
     commits: Iterable[str] = (),
 ) -> None:
-    """Raise EnvironmentMissing for packages that a child with this PYTHONPATH would not find."""
+    """Raise EnvironmentMissing for packages that a child process with this PYTHONPATH would not find."""
     problems = [
         Problem(f"python module {source.module}", "missing", expected="an installed package or a checkout",
                 hint=f"give {FLAGS[source]}, or set {source.variable}{_name_clone(pins.get(source.pin))}")

@@ -42,7 +42,7 @@ NOWHERE: Final = RunDir(Path("/runs/run/id"))
 
 
 class Kind(StrEnum):
-    """``FOLDER``: paths differ only in the trial's name.  ``UNDECLARED``: the difference is not allowed."""
+    """``FOLDER``: paths differ only in the names of the trials.  ``UNDECLARED``: no declared switch, so not allowed."""
 
     SWITCH = "declared switch"
     FOLDER = "record folder"
@@ -169,7 +169,7 @@ def _flatten(libraries: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_undeclared(plan: Plan) -> list[Problem]:
-    """Return the differences because of which a plan may not run."""
+    """Return the differences that forbid running the plan."""
     return [
         Problem(
             f"run {plan.run.run}: {item.name}",

@@ -45,17 +45,17 @@ DECLARED: Final = VARIANT_SWITCHES | {
     *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS, AGREEMENT_RECORD),
 }
 
-# A user changes the variables by these flags and settings.
+# The flag or key by which a user changes each variable.
 SWITCHES: Final = {
     SWITCH: "--variants",
     SWITCH_MODE: "--set rl_kernel.mode=…",
     SWITCH_OPS: "--set rl_kernel.ops=[…]",
     SWITCH_SCHEDULE: "--set measure.design=…",
-    SWITCH_COMMIT: "the key rl_kernel.commits in the run",
+    SWITCH_COMMIT: "the key `rl_kernel.commits` in the run",
     ENTROPY_METRIC: "--set entropy_metric=…",
     GC_FREEZE: "--set gc_freeze=…",
     PROFILED_STEPS: "--set workload.profiler=…",
-    AGREEMENT_RECORD: "the key switch in the run",
+    AGREEMENT_RECORD: "the key `switch` in the run",
 }
 
 # With one of these variables from the user's shell, the trainer could join another Ray cluster or use a proxy.
@@ -84,7 +84,7 @@ RUN_ENV: Final[Mapping[str, str]] = {
 
 
 def find_run_problems(where: str, env: Mapping[str, str]) -> list[Problem]:
-    """Return a problem for each variable that only a profile may set, and for each value of the wrong form."""
+    """Return a problem for each variable that only a profile may set, and for each value whose form is wrong."""
     problems = []
     for name, value in sorted(env.items()):
         pattern = RUN_ENV.get(name)
@@ -159,7 +159,7 @@ def find_switches(plan: Plan) -> frozenset[str]:
 
 
 def find_env_problems(plan: Plan) -> list[Problem]:
-    """Find profile variables that the launcher sets, and run variables that only a profile may set."""
+    """Find variables that a profile may not set, because the launcher sets them, and those that a run may not set."""
     where = f"profile {plan.profile.profile}: env"
     switch, found = plan.run.switch, []
     sides = {} if switch is None else {BASELINE: switch.baseline, ENABLED: switch.enabled}

@@ -51,7 +51,7 @@ def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
 
 
 def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Return, for lane train-only, one live run for the seed of each pair.
+    """Return one live run per seed of the plan's pairs, by seed; only lane train-only needs these runs.
 
     Rollouts of another seed would come from another policy, and train_rollout_logprob_abs_diff would measure the
     difference of the policies.

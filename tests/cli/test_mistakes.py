@@ -27,7 +27,7 @@ MISTAKES = (
     ("submit smoke --pairs six", 2, "Try 'rlk-repro submit -h' for help."),
     ("submit smoke --hardware h201 --dry-run", 2, "jobs/hardware/h200.yaml, change its values and give its path"),
     ("submit qwen3-30b-a3b-r3 --hardware cpu --dry-run", 2, "expected one of "),
-    ("submit qwen3-30b-a3b", 2, "hint: --hardware a100 --dry-run shows its job"),
+    ("submit qwen3-30b-a3b", 2, "hint: --hardware a100 --dry-run shows the job for a100"),
     ("submit qwen3-30b-a3b --dry-run", 0, "no --hardware given: the plan is shown for h200"),
     ("verify folder", 5, FIND_BUNDLE),
     ("submit smoke --cluster slrum", 2, "did you mean 'slurm'?"),

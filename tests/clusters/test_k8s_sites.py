@@ -140,7 +140,7 @@ def test_a_profile_of_a_removed_kind_names_the_supported_kind(tmp_path: Path) ->
         load_profile(str(path), all_profile_folders())
     told = str(caught.value)
     assert "kubernetes.kind: is no longer supported" in told
-    assert "job, which runs on several nodes and needs no operator" in told
+    assert "job, which runs on several nodes and needs no Kubernetes operator" in told
     assert "line 4" in told or ":4" in told
 
 

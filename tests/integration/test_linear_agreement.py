@@ -67,7 +67,7 @@ TAKEN = "hidden states were used as logits"
 REFUSALS = {
     "trainer's own function": TAKEN,
     "temperature": TAKEN,
-    "entropy": "a call cannot be served: computes no entropy, which this run reports",
+    "entropy": "a call cannot be served: does not compute the entropy that this run reports",
     "top-p": "a call cannot be served: cannot leave out the columns that top-p sampling removed",
     "logits": "a call cannot be served: needs hidden states, and this call has logits",
     "labels": TAKEN,

@@ -150,7 +150,7 @@ def test_a_cast_on_the_way_must_be_exact() -> None:
     ("options", "expected"),
     [
         ({"with_entropy": True, "with_entropy_grad": True},
-         f"linear_logp: a call cannot be served: computes no entropy, which this run reports, {NEVER}"),
+         f"linear_logp: a call cannot be served: does not compute the entropy that this run reports, {NEVER}"),
         ({"log_prob_keep_mask": torch.ones(1)},
          "linear_logp: a call cannot be served: cannot leave out the columns that top-p sampling removed, "
          f"{NEVER}"),
@@ -192,11 +192,11 @@ def test_ordinary_logits_go_to_the_trainer_where_the_mode_allows_it() -> None:
 @pytest.mark.parametrize(
     ("case", "settings", "reason"),
     [
-        (CPU, {"has_entropy_metric": True}, "computes no entropy, which this run reports"),
+        (CPU, {"has_entropy_metric": True}, "does not compute the entropy that this run reports"),
         (Case(platform="cpu", loss=LossOptions(rollout_temperature=0.8)), {},
          "would round the hidden states after dividing them by the temperature (0.8)"),
         (Case(platform="cpu", has_output_layer=False), {},
-         "needs an output layer that can hand over its hidden states (this workload has no output layer)"),
+         "needs access to the hidden states before the output layer (this workload has no output layer)"),
     ],
 )  # fmt: skip
 def test_impossible_options_are_refused_at_the_start(case: Case, settings: dict[str, Any], reason: str) -> None:
@@ -342,7 +342,7 @@ def test_without_the_operator_output_layers_stay_as_they_are() -> None:
 )  # fmt: skip
 def test_an_output_layer_that_is_not_understood_leaves_all_of_them_alone(chunk: Any, detail: str) -> None:
     sound = ColumnParallelLinear()
-    reason = f"needs an output layer that can hand over its hidden states ({detail})"
+    reason = f"needs access to the hidden states before the output layer ({detail})"
     with install(load_loss_module(), Mode.AUTO) as installation:
         defer_output_layers(installation, [Model(sound), chunk], NEWEST)
         assert [item.reason for item in installation.ledger.decisions] == ["", reason]

@@ -98,7 +98,7 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused(hub: HubServer, ca
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert code == 5
     assert (
-        "acme/tiny@111111111111 model-00001.safetensors: differs from its expected hash, also when fetched again"
+        "acme/tiny@111111111111 model-00001.safetensors: differs from its expected size or hash, also when fetched"
         in error
     )
     assert hub.gets["model-00001.safetensors"] == 2
@@ -187,7 +187,7 @@ def test_a_mirror_is_not_believed(hub: HubServer, call: Call, prepared: Path, tm
         *words("--cache", str(tmp_path / "other"), *from_hub(), "--mirror", str(prepared), "--offline")
     )
     assert code == 5
-    assert "model-00002.safetensors: differs from its expected hash, also when fetched again" in error
+    assert "model-00002.safetensors: differs from its expected size or hash, also when fetched again" in error
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,6 @@ def test_prepare_makes_them_and_no_prompts(tmp_path: Path, call: Call) -> None:
 def test_named_rollouts_and_a_seed_exclude_each_other() -> None:
     named = f"workload.rollouts={{name: a, num_files: 40, digest: 'sha256:{'0' * 64}', made_by: a test}}"
     with pytest.raises(
-        SpecError, match=r"workload\.rollouts_seed: contradicts the key rollouts, which is also set, got 1234"
+        SpecError, match=r"workload\.rollouts_seed: contradicts the key `rollouts`, which is also set, got 1234"
     ):
         make_run_plan("qwen3-4b-random", "h200", named)

@@ -99,7 +99,7 @@ def test_other_rollouts_than_the_runs_are_refused(served: tuple[Path, str], tmp_
 def test_two_sets_in_one_archive_are_no_answer(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = served
     pack(folder / "a.tgz", FILES | {f"1235/{file}": data for file, data in FILES.items()})
-    with pytest.raises(SpecError, match=r"holds one file number twice, got '0.pt'"):
+    with pytest.raises(SpecError, match=r"holds two files with the same number, got '0.pt'"):
         fetch(tmp_path, f"{url}/a.tgz")
 
 

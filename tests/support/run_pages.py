@@ -320,8 +320,8 @@ def _describe_power(plan: Plan, effect: float | None) -> str:
             "This run detects no change of step time reliably: its gates on rewards and lengths often stay undecided."
         )
     return (
-        f"This run reliably detects a change of step time of {effect * 100:.1f} % if the effects of its pairs spread"
-        f" by {measure.expected_pair_sd_pct:g} % (standard deviation). The verdicts `faster` and `slower` need a change"
+        f"This run reliably detects a change of step time of {effect * 100:.1f} % if the effects of its pairs have"
+        f" a standard deviation of {measure.expected_pair_sd_pct:g} %. The verdicts `faster` and `slower` need a change"
         f" of more than {measure.smallest_effect_pct:g} %."
     )
 
@@ -345,9 +345,9 @@ def _image_limits(plans: Plans) -> Iterator[str]:
     for name, plan in plans.items():
         missing = stack.unpublished.get(plan.hardware.image_platform)
         if missing is not None:
-            why = f"because {missing.reason}. `{missing.build}` builds an image"
+            why = f"because {missing.reason}. `{missing.build}` builds the image"
             found.setdefault(why, []).append(name)
-    yield from (f"No image is published for {', '.join(names)}, {why}." for why, names in found.items())
+    yield from (f"The image for {', '.join(names)} is not published, {why}." for why, names in found.items())
 
 
 def _plan_limits(plans: Plans) -> Iterator[str]:
@@ -356,7 +356,7 @@ def _plan_limits(plans: Plans) -> Iterator[str]:
         for item in (Finding.from_json(value) for value in plan_summary(plan)["warnings"]):
             warnings.setdefault((item.where, item.found, item.expected), []).append(name)
     for (where, found, expected), names in warnings.items():
-        yield f"`{where}` is {found}. Set this key to {expected} (hardware: {_where(names, plans)})."
+        yield f"On {_where(names, plans)} hardware, `{where}` is {found}. Set this key to {expected}."
     workload = _first(plans).run.workload
     offloads = (
         {name: item.offload for name, item in workload.placements.items()} if isinstance(workload, VimeWorkload) else {}
@@ -371,10 +371,10 @@ def _stack_limits(plans: Plans) -> Iterator[str]:
     for name, item in stack.components.items():
         if item.confidence == "unverified" and (not item.platforms or platforms & set(item.platforms)):
             version = item.version or item.commit
-            yield f"The stack marks its `{name}` {version} as unverified. What is known: {item.evidence}."
+            yield f"The stack marks its `{name}` {version} as unverified. What is known of {version}: {item.evidence}."
     if stack.moving:
         names = ", ".join(f"`{name}`" for name in stack.moving)
-        yield f"A rebuilt image may get other versions of {names}. The stack's key `moving` says why for each one."
+        yield f"A rebuilt image may hold other versions of these parts: {names}. The stack's key `moving` says why."
 
 
 SECTIONS: Final[tuple[tuple[str, Callable[[Plans], Iterator[str]]], ...]] = (

@@ -114,7 +114,7 @@ SURVIVORS = {
 
 
 def test_a_commit_without_a_contract_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"stack: pins.vime: no argument contract of this commit, got '0000"):
+    with pytest.raises(SpecError, match=r"stack: pins.vime: no argument contract for this commit, got '0000"):
         load_contract("0" * 40)
 
 

@@ -1,4 +1,4 @@
-"""Find the code that the author of a vime run named: Python functions, and flags that lead to code.
+"""Find the code that a vime run names: Python functions, flags that lead to code, and a model's own code.
 
 Code is foreign if neither this package nor a source that the stack pins holds it.  A replay runs foreign code only if
 its user trusts it.

@@ -162,7 +162,7 @@ def load_contract(vime_commit: str) -> Contract:
     if not path.is_file():
         known = ", ".join(sorted(item.stem for item in folder.glob("vime-*.json"))) or "(none)"
         hint = "python -m tools.contract makes a contract from checkouts (docs/vime-workload.md)"
-        raise SpecError(Problem("stack: pins.vime", "no argument contract of this commit", got=vime_commit,
+        raise SpecError(Problem("stack: pins.vime", "no argument contract for this commit", got=vime_commit,
                                 expected=f"one of {known}", hint=hint))  # fmt: skip
     name = display_name(path)
     try:

@@ -29,7 +29,7 @@ class Division:
 
     @property
     def actor_num_nodes(self) -> int:
-        """With several nodes and divided GPUs, a node either trains or generates."""
+        """With several nodes and separate GPUs for generation, each node either trains or generates."""
         if self.layout.num_nodes == 1:
             return 1
         return self.layout.num_nodes - self.placement.rollout_num_gpus // self.layout.gpus_per_node
@@ -75,7 +75,7 @@ def divide(plan: Plan) -> Division:
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
-    """Return the folders that the run's lane needs; raise SpecError if the stack pins no vime for a conversion."""
+    """Return the folders that the run's lane needs; raise SpecError if the stack does not pin vime for a conversion."""
     workload = run.workload
     assert isinstance(workload, VimeWorkload)
     folders = {"model": prepared.model(workload.model)}

@@ -17,8 +17,7 @@ from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 GRADIENT_BYTES: Final = 4  # gradients are accumulated and reduced in fp32
 WEIGHT_BYTES: Final = 2
 OPTIMIZER_BYTES: Final = 12  # a copy of the weights in fp32 and two moments, divided among the data parallel ranks
-# Bytes per token and hidden unit in a layer without recomputation (Korthikanti et al. 2022).
-ACTIVATIONS_PER_LAYER: Final = 34
+ACTIVATIONS_PER_LAYER: Final = 34  # bytes per token and hidden unit, without recomputation (Korthikanti et al. 2022)
 LOGIT_COPIES: Final = 3  # logits in fp32, the softmax that the backward pass needs, and the gradient
 
 
@@ -53,7 +52,7 @@ class Estimate:
 
 
 def count_parameters(model: VimeModel) -> Parameters:
-    """Count the parameters of a decoder with gated feed-forward layers; latent attention counts as grouped-query."""
+    """Count the parameters of a decoder with gated MLPs; latent attention counts as grouped-query attention."""
     size = model.size
     hidden, layers = size("hidden-size"), size("num-layers")
     heads, groups = size("num-attention-heads"), size("num-query-groups", size("num-attention-heads"))

@@ -1,4 +1,4 @@
-"""Make the steps by which ``rlk-repro prepare`` makes the folders of a vime run."""
+"""The steps by which ``rlk-repro prepare`` makes the folders of a vime run."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _data_step(workload: VimeWorkload, folder: Path, origins: Sequence[Origin]) 
 def _recipe_step(
     kind: str, folder: Path, recipe: Mapping[str, Any], write: Callable[[WorkDir], None], num_bytes: int | None
 ) -> PrepareStep:
-    """Return a step that makes equal bytes on every machine; after an interruption the step begins again."""
+    """Return a step that makes the same bytes on every machine; after an interruption the step begins again."""
 
     def make(work: WorkDir, tell: Tell) -> Made:
         shutil.rmtree(work.files, ignore_errors=True)

@@ -140,16 +140,17 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
     longest = workload.grpo.max_sample_len
     room = division.placement.max_tokens_per_gpu * division.layout.context_parallel
     if longest > room:
-        yield Problem(_placement_place(plan, "max_tokens_per_gpu"), f"the longest sample has {longest} tokens",
-                      got=division.placement.max_tokens_per_gpu,
+        what = f"is too small for the longest sample ({longest} tokens)"
+        yield Problem(_placement_place(plan, "max_tokens_per_gpu"), what, got=division.placement.max_tokens_per_gpu,
                       expected=f"{-(-longest // division.layout.context_parallel)} or more")  # fmt: skip
     model_len = _written(plan, "vllm-max-model-len")
     # an agreement run gives vLLM each sample as a prompt, and vLLM then needs room for one more token
     least = longest + (workload.what_for == "agreement")
     # vLLM also accepts texts such as "8k", which this rule refuses.
     if model_len is not None and not (isinstance(model_len, int) and least <= model_len <= MOST_TOKENS):
-        yield Problem(_where(plan, "workload.arguments.vllm-max-model-len"), f"the longest sample has {longest} tokens",
-                      got=model_len, expected=f"a number from {least} to {MOST_TOKENS}")  # fmt: skip
+        what = f"does not fit the longest sample ({longest} tokens)"
+        yield Problem(_where(plan, "workload.arguments.vllm-max-model-len"), what, got=model_len,
+                      expected=f"a number from {least} to {MOST_TOKENS}")  # fmt: skip
 
 
 def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
@@ -174,9 +175,8 @@ def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
     if heads and heads % split:
         yield Problem(where, "does not divide the attention heads", got=split, expected=f"a divisor of {heads}")
     if kv_heads and kv_heads % split and split % kv_heads:
-        yield Problem(
-            where, "does not fit the key-value heads", got=split, expected=f"a divisor or multiple of {kv_heads}"
-        )
+        expected = f"a divisor or multiple of {kv_heads}"
+        yield Problem(where, "does not fit the number of key-value heads", got=split, expected=expected)
 
 
 def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
@@ -189,8 +189,8 @@ def _check_experts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
         return
     kernel = _written(plan, "vllm-moe-backend")
     if kernel != "triton":
-        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), "is not known to report the chosen experts",
-                      got=kernel, expected="triton, for routing replay")  # fmt: skip
+        what = "is not known to report the chosen experts, which routing replay needs"
+        yield Problem(_where(plan, "workload.arguments.vllm-moe-backend"), what, got=kernel, expected="triton")
 
 
 def _check_rollouts(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
@@ -225,7 +225,7 @@ def _check_data(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: A
     for name, values in (known or {}).items():
         got = getattr(data, name)
         if got not in values and not (name == "rm_type" and data.custom_rm_path):
-            yield Problem(_where(plan, f"workload.data.{name}"), "differs from this data set's key", got=got,
+            yield Problem(_where(plan, f"workload.data.{name}"), "does not fit this data set", got=got,
                           expected=" or ".join(values))  # fmt: skip
 
 
@@ -252,8 +252,8 @@ def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
     if workload.profiler == "torch":
         return
     if workload.what_for != "profiler":
-        yield Problem(where, f"works only with what_for: profiler, not {workload.what_for}", got=workload.profiler,
-                      expected="torch, or what_for: profiler")  # fmt: skip
+        what, expected = f"needs what_for: profiler, not {workload.what_for}", "torch, or what_for: profiler"
+        yield Problem(where, what, got=workload.profiler, expected=expected)
     fitting = {"cuda": "nsys", "rocm": "rocprofv3"}.get(plan.hardware.platform, "torch")
     if workload.profiler != fitting:
         yield Problem(where, f"does not profile {plan.hardware.hardware}", got=workload.profiler,
@@ -311,7 +311,7 @@ def _warn_of_settings(plan: Plan) -> Iterator[Finding]:
         found = "1: vime skips the old-policy pass and every ratio is 1"
         yield Finding(Level.WARNING, "num_steps_per_rollout", "2 or more to measure log-prob and ratio time", found)
     if not workload.grpo.use_kl_loss:
-        yield Finding(Level.WARNING, "use_kl_loss", "true, to measure the reference pass", "false")
+        yield Finding(Level.WARNING, "use_kl_loss", "true to measure the reference pass", "false")
     for what, source in (("model", workload.model.source), ("data", workload.data.source)):
         if source.kind == "hub" and source.revision is None:
             found = "not pinned: the hub's present revision is taken and recorded"
