@@ -276,7 +276,7 @@ def find_listing(origins: Sequence[Origin], repository: Repository) -> tuple[Ori
         if listing is not None:
             if not listing.files:
                 expected = ", ".join(repository.patterns)
-                raise SpecError(Problem(str(repository), "lacks all files that the run needs", expected=expected))
+                raise SpecError(Problem(str(repository), "lacks the files that the run needs", expected=expected))
             return origin, listing
     raise EnvironmentMissing(
         Problem(str(repository), "is not in the mirror, and --offline forbids the hub",

@@ -60,4 +60,4 @@ def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
 
 def describe_rollouts(grpo: Mapping[str, Any]) -> str:
     prompts, samples = format_count(grpo["rollout_batch_size"]), grpo["n_samples_per_prompt"]
-    return f"{prompts} prompts × {samples} samples, at most {count(grpo['rollout_max_response_len'], 'token')} long"
+    return f"{prompts} prompts × {samples} samples, at most {count(grpo['rollout_max_response_len'], 'token')} each"

@@ -62,7 +62,7 @@ def test_a_run_of_vime_says_model_data_and_rollouts() -> None:
     setting = dict(describe_setting(plan_for("qwen3-30b-a3b-r3", "h200")))
     assert setting["model"] == "Qwen3-30B-A3B: Qwen/Qwen3-30B-A3B at ad44e777bcd1"
     assert setting["data"] == ("zhuzilin/dapo-math-17k, dapo-math-17k.jsonl at 2e6561293029; reward deepscaler")
-    assert setting["rollouts"] == ("32 prompts × 8 samples, at most 4,096 tokens long, expert routing replayed (R3)")
+    assert setting["rollouts"] == ("32 prompts × 8 samples, at most 4,096 tokens each, expert routing replayed (R3)")
     small = dict(describe_setting(plan_for("vime-smoke", "h200")))
     assert small["model"] == "Qwen3 with random weights, 8 layers: weights made by this tool, seed 1234"
     assert small["data"].endswith("; reward rlk_repro.integration.reward.share_of_even_ids")
