@@ -1,6 +1,6 @@
 """Check that one agent ran both trials of a pair, one after the other, in one allocation.
 
-The check finds records of different runs in one folder; it does not find invented records.
+The check detects records of different runs in one folder, but not fabricated records.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _read_agents(run_dir: RunDir) -> dict[str, Window]:
     found: dict[str, Window] = {}
     last = ""
     for allocation, time_s in _read_events(run_dir):
-        # A killed agent may have written its last line before its last trial ended.
+        # A killed agent's log may stop before its last trial ends, so its window lasts until the next agent begins.
         if last and allocation not in found:
             found[last] = replace(found[last], end_s=max(time_s, found[last].end_s))
         begin_s = found[allocation].begin_s if allocation in found else time_s

@@ -64,7 +64,7 @@ MAX_ALIKE: Final = 20
 
 
 def analyse(run_dir: RunDir) -> Analysis:
-    """Analyse a run directory; a missing file gives a status, a reason or a finding.
+    """Analyse a run directory; a missing file other than the plan is reported as a status, a reason or a finding.
 
     Raises:
         BundleUnreadable: the plan is missing or unreadable.

@@ -1,6 +1,6 @@
 """Compare what engines computed from the same tokens: inputs, weights, experts, layers and log-probs.
 
-An engine is also compared with itself, such as with the same tokens in another batch.
+An engine is also compared with itself, for example on the same tokens in another batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
 
 
 def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
-    """Tell whether a trial recorded another contract than this version of rlk-repro has."""
+    """Tell whether a trial's recorded contract differs from that of this version of rlk-repro."""
     shipped = load_contract()
     return any(read_contract(run_dir.trial(trial.name)) not in {None, shipped} for trial in plan.trials)
 

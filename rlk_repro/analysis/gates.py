@@ -57,7 +57,7 @@ Bound = Callable[[Sequence[float], float], Interval | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The input of the gates.
+    """The values from which the gates are decided.
 
     Attributes:
         differences: differences of the variants outside the declared switches; None if the variants were not compared.
@@ -209,7 +209,7 @@ def _non_inferior(
 ) -> Gate:
     alpha, n = evidence.measure.alpha, len(losses)
     passing = bound(losses, 1 - 2 * alpha)
-    # All measured gates together fail by chance no more often than one test at alpha.
+    # Bonferroni: alpha is divided by the number of tests, so that any gate fails by chance in at most alpha of runs.
     failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
     if passing is None or failing is None:
         detail = f"{what} has 1 {evidence.unit}, which gives no bound" if n else f"{what} has no scored {evidence.unit}"
@@ -349,7 +349,7 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _control_blocks_gate(evidence: Evidence) -> Gate:
-    """Control blocks' B / A must be within the smallest effect of interest or enabled's effect, whichever is larger."""
+    """B / A of control blocks must be within the smallest effect of interest, or within enabled's effect if larger."""
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
     found = evidence.blocks_of(is_control=True)

@@ -34,13 +34,13 @@ WORDS: Final = {
     Place.WITHIN: MemoryWord.SAME,
     Place.ACROSS: MemoryWord.INCONCLUSIVE,
 }
-NOT_RESERVED: Final = "; only measure.design: parallel compares reserved memory, which a session's variants share"
+NOT_RESERVED: Final = "; reserved memory is not compared: a session's variants share it (use measure.design: parallel)"
 
 
 def judge_memory(analysis: Analysis) -> MemoryVerdict:
     effect = analysis.effect(PEAK_MEMORY)
     if effect is None or effect.ratio is None or effect.low is None or effect.high is None:
-        return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence="inconclusive: no interval of peak memory")
+        return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence="inconclusive: peak memory has no interval")
     size = f"peak memory {format_percent(effect.ratio)} ({format_percent(effect.low)} to {format_percent(effect.high)})"
     if reason := _find_obstacle(analysis):
         return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence=f"inconclusive: {reason}; {size}")

@@ -54,7 +54,7 @@ def compare_routing(
 
 
 def _list_shares(differs: Sequence[Sequence[bool]]) -> Iterator[float]:
-    """Yield each layer's share of tokens with other experts, among tokens with equal experts in earlier layers."""
+    """Yield each layer's share of tokens whose experts differ, counting only tokens equal in all earlier layers."""
     is_equal = [True] * len(differs[0])
     for row in differs:
         here = list(compress(row, is_equal))

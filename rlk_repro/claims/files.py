@@ -81,7 +81,7 @@ class Testbed(Model):
     __test__ = False
 
     gpu: Text
-    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the GPU's name from the driver")
+    name_part: Annotated[str, Field(max_length=40)] = Field("", description="part of the name that the driver reports")
     num_gpus: Count = 1
     stack: Text
     unknown: tuple[Text, ...] = ()
@@ -130,10 +130,10 @@ class SpeedComparison(Model):
 
 
 class MemoryComparison(Model):
-    """A comparison of the peak memory of one implementation, with or without its inputs.
+    """A comparison of one implementation's peak memory, which includes the inputs if ``counts_inputs`` is set.
 
-    Without a GPU, the published memory is compared with ``bytes_per_logit`` times the number of logits; ``made_of``
-    explains ``bytes_per_logit``.
+    Without a GPU, the published memory figure is compared with ``bytes_per_logit`` times the number of logits;
+    ``made_of`` explains ``bytes_per_logit``.
     """
 
     kind: Literal["memory"]
@@ -193,7 +193,7 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
     """Load the shipped claims with these names, in this order; without names, load all.
 
     Raises:
-        SpecError: a name belongs to no claim, or a file has problems.
+        SpecError: a name belongs to no claim, or the file of a claim is not valid.
     """
     known = list_names([claims_dir()])
     unknown = [name for name in dict.fromkeys(names) if name not in known]
@@ -225,7 +225,7 @@ def _one_of(names: Iterable[str]) -> str:
 def _source_problems(claim: Claim) -> Iterator[PathProblem]:
     if claim.source.document is None and claim.source.thread is None:
         what = "does not say where the claim was published"
-        yield ("source",), what, claim.source.repository, "the key document or the key thread"
+        yield ("source",), what, claim.source.repository, "source.document or source.thread"
 
 
 def _row_problems(claim: Claim) -> Iterator[PathProblem]:
@@ -248,7 +248,7 @@ def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem
         what = "must name exactly the settings of this operator"
         yield ("check", "settings"), what, sorted(check.settings), expected
     if claim.dtype is None:
-        yield ("check", "operator"), "the claim names no dtype", None, "a value of the key dtype"
+        yield ("check", "operator"), "the claim names no dtype", None, "a dtype at the top level of the file"
     for index, row in enumerate(claim.rows):
         if set(row.shape) != set(measurable.dimensions):
             expected = ", ".join(measurable.dimensions)

@@ -29,10 +29,10 @@ from rlk_repro.claims.results import (
 )
 from rlk_repro.rundir.operator_results import OperatorStatus
 
-# A published "~0 MB" or "0.00 GB" may stand for up to this many bytes, such as workspaces and one value per row.
+# A published "~0 MB" or "0.00 GB" may be up to this many bytes, for example workspaces and one value per row.
 ZERO_BYTES: Final = 32 << 20
 NO_GPU: Final = "this machine has no GPU, and speed is not checked on a CPU"
-COMPUTED: Final = "only the formula of the published memory was checked; nothing was measured"
+COMPUTED: Final = "the published memory figure was only compared with a formula; nothing was measured"
 NOTHING_COMPARED: Final = "the published run ran out of memory, so no published value can be compared"
 
 
@@ -222,6 +222,6 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
 
 
 def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
-    """Return ``not reproduced`` only if this machine has the claim's GPU and ran out of memory."""
+    """Return ``not reproduced`` only if a call ran out of memory on the GPU that the claim names."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
     return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE

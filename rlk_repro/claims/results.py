@@ -25,7 +25,7 @@ class Word(StrEnum):
 
     Attributes:
         PARTLY: every comparison that was made agrees, but some published numbers were not compared.
-        ARITHMETIC: the published memory agrees with a formula of the tensors' shapes; nothing was measured.
+        ARITHMETIC: the published memory figure agrees with a formula of the tensors' shapes; nothing was measured.
     """
 
     REPRODUCED = "reproduced"
@@ -57,7 +57,7 @@ class Cell:
 class Measurement:
     """The measurement of one cell: seconds of each timed call, bytes of the inputs, peak bytes beyond the inputs.
 
-    ``ran`` is the class that was called.  Bytes are None if the device does not report them.
+    ``ran`` is the class that was called.  A number of bytes is None if the device does not report it.
     """
 
     cell: Cell

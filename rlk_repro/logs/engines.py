@@ -99,10 +99,10 @@ class Layer:
 
 @record(**RECORD)
 class Routing:
-    """The experts that each layer chose for each token: a tuple of ids for each token of each of ``layers``.
+    """The chosen experts: for each layer of ``layers``, one tuple of expert ids per token.
 
     Each token has two indices: that of its sample, and that of the row that predicts the token.  ``is_replayed`` says
-    that the engine copied the rollout's experts and did not choose them.
+    that the engine used the experts recorded in the rollout and did not choose its own.
     """
 
     event: Literal["routing"]
@@ -132,7 +132,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank, by step and engine; log-probs, layers and routing also have a case, such as ``alone``."""
+    """The record of one rank.  Keys are the step, the engine and, in some fields, the case: how the engine computed."""
 
     contract: AgreementContract
     inputs: dict[int, dict[str, Inputs]] = field(default_factory=dict)

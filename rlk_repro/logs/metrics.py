@@ -36,10 +36,10 @@ class Metric:
 
     A source is a pair: kind of line, and vime's key.  Without a ``formula`` the sources are alternatives.  The whole
     series comes from the first source that the log has, because the sources define the metric differently.  With a
-    ``formula`` all sources are its operands.  ``offset`` is added to the rollout id to find the row.
+    ``formula``, all sources are its operands.  ``offset`` is added to the rollout id to find the row.
 
-    A number below ``lowest`` is impossible.  With ``is_positive``, 0 is impossible too: a skipped phase takes 0 s, but
-    a whole step takes longer.
+    No value can be below ``lowest``.  With ``is_positive``, 0 is refused too: a skipped phase may take 0 s, but a whole
+    step never does.
     """
 
     name: str
@@ -63,7 +63,7 @@ Samples: TypeAlias = tuple[LogSample | None, ...]
 
 
 def _end_to_end(train_tokens_per_s: float, actor_train_time_s: float, step_time_s: float) -> float | None:
-    """Return the tokens per second of the whole step; vime prints those of actor_train_time."""
+    """Return the tokens per second of the whole step; vime's own figure counts only actor_train_time."""
     return train_tokens_per_s * actor_train_time_s / step_time_s if step_time_s > 0 else None
 
 
@@ -132,7 +132,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
     """Compute every metric of ``METRICS``, for rollouts ``0 … num_rollouts - 1``.
 
     A rollout's step metrics need all its ``num_steps_per_rollout`` steps, because a mean over some of the steps is
-    another quantity.  A rollout with an impossible number has no metric.
+    another quantity.  If one value of a rollout is impossible, the rollout has no metrics.
     """
     void = find_void_rollouts(parsed, num_steps_per_rollout=num_steps_per_rollout)
 
@@ -151,7 +151,7 @@ def metric_series(parsed: ParsedLog, *, num_rollouts: int, num_steps_per_rollout
 
 
 def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict[int, str]:
-    """Map each rollout with an impossible number to the first such number, which means a wrong clock or a wrong log."""
+    """Map each rollout with an impossible value to the first such value, which means a wrong clock or a wrong log."""
     found: dict[int, str] = {}
     for metric in METRICS:
         for row, key in metric.sources:

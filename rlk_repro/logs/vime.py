@@ -52,7 +52,7 @@ class LogReject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogSample:
-    """One printed number and its line, counted from 1.  vime prints NaN for a skipped step."""
+    """One printed number and its line number (from 1).  vime prints NaN for a skipped step."""
 
     value: float
     line: int
@@ -124,7 +124,7 @@ class _LogReader:
             if self._is_ours():
                 self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
         elif timer := _TIMER.match(piece):
-            # No metric is a timer, but the counts in sealed analyses include the refused timers.
+            # No metric uses vime's timers, but sealed analyses count the refused ones, so they are counted here too.
             if timer[1] is not None:
                 self._is_ours()
         else:
@@ -139,7 +139,7 @@ class _LogReader:
             self._is_quoted = True
 
     def _is_ours(self) -> bool:
-        """Whether the trainer or the RolloutManager printed a line; without Ray, a line has no actor name."""
+        """Whether vime's trainer or RolloutManager (without Ray: any process) printed the line, and it is no quote."""
         if self._is_quoted:
             self.rejects[LogReject.QUOTED.value] += 1
         elif self._actor and b"TrainRayActor" not in self._actor and b"RolloutManager" not in self._actor:
@@ -183,7 +183,7 @@ class _LogReader:
             self.rejects[reason.value] += 1
             return None
         if repeated := _REPEATED.match(text, end):
-            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray also counts the printed line
+            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray's number includes the printed line
         return numbers
 
 

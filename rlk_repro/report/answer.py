@@ -1,4 +1,4 @@
-"""Give the answer of a run in one sentence, its basis, and the command that a reader runs next."""
+"""State a run's result in one sentence, its basis, and the command to run next."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SUSPECTS: Final = {
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }
-"""Possible causes of a wide spread, each shown by a finding on a fact whose path begins with the key."""
+"""Possible causes of a wide spread; the report names a cause if the place of a finding begins with the cause's key."""
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
@@ -143,7 +143,7 @@ def _size(view: View, effect: Effect) -> str:
 
 
 def _apply(view: View, metric: str, ratio: float) -> str:
-    """The baseline's mean times the ratio has less noise than enabled's own mean."""
+    """Return the change in units; the baseline's mean multiplied by the ratio is less noisy than enabled's own mean."""
     mean = view.mean(metric, BASELINE)
     if mean is None:
         return ""

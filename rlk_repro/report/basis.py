@@ -105,7 +105,7 @@ def describe_threshold(analysis: Analysis) -> str:
         return f"{size}, the smallest effect of interest; the noise floor was not measured"
     if verdict.threshold > verdict.smallest_effect:
         return f"{size}, the noise floor that {floor.n} control {analysis.unit}s measured"
-    return f"{size}, the smallest effect of interest; {floor.n} control {analysis.unit}s measured less noise"
+    return f"{size}, the smallest effect of interest; the noise floor of {floor.n} control {analysis.unit}s is lower"
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
@@ -143,7 +143,7 @@ def _describe_gates(gates: tuple[Gate, ...]) -> str:
 
 def _describe_proof(analysis: Analysis) -> str:
     if analysis.switch and all(trial.proof is ProofStatus.NOT_REQUESTED for trial in analysis.trials):
-        return f"in neither variant: the variants differ in {analysis.switch}"
+        return f"off in both variants, which differ in {analysis.switch}"
     found = [trial for trial in analysis.trials if trial.proof is not ProofStatus.NOT_REQUESTED]
     counts = Counter(trial.proof for trial in found)
     parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]

@@ -14,7 +14,7 @@ from rlk_repro.report.view import View, describe_lines, describe_source
 from rlk_repro.rundir.results import Series, Summary, TrialResult
 
 MAX_VALUES: Final = 40_000
-"""Largest number of values of single steps on a page; above this number, each metric lists only its first steps."""
+"""Largest number of per-step values on a page; above this number, each metric lists only its first steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

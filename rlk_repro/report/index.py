@@ -30,7 +30,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A sealed bundle on the page; ``context.bundle_id`` is not empty."""
+    """One row of the page: the analysis of a sealed bundle, so ``context.bundle_id`` is never empty."""
 
     analysis: Analysis
     context: Context

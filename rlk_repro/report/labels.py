@@ -1,4 +1,4 @@
-"""Choose the label, unit and number of decimals of each metric, and clean texts that a run wrote."""
+"""Choose the label, unit and number of decimals of each metric, and escape invisible characters."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _TODAY: Final[dict[str, str]] = {
     "module_ratio_kl_forward_s": "module_clip_kl_forward_s",
     "module_ratio_kl_backward_s": "module_clip_kl_backward_s",
 }
-# Labels of pass times in runs of loss functions alone, in which a pass computes less than in a training step.
+# Labels of pass times in runs that call only the loss functions; there a pass computes less than in a training step.
 _LABELS_OF: Final[dict[str, dict[str, str]]] = {
     "module": {
         "actor_train_time_s": "GRPO loss, forward and backward",
@@ -76,7 +76,7 @@ _ABSENT_FROM: Final[dict[str, frozenset[str]]] = {
 _OF_PAIRS: Final[dict[str, tuple[str, str]]] = {
     "mean_step_time_s": ("step_time_s", "mean step time"),
     "unadjusted_step_time_s": ("step_time_s", "step time, not adjusted for tokens"),
-    "carry_over_step_time_s": ("step_time_s", "carry-over: first steps after a change of variant against scored steps"),
+    "carry_over_step_time_s": ("step_time_s", "carry-over: first steps after variant change, relative to scored steps"),
 }
 _PRINTED: Final = {metric.name: metric for metric in METRICS}
 

@@ -75,7 +75,7 @@ def _draw_legend(kinds: Sequence[OperatorKind]) -> Iterator[str]:
 
 def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
     yield text(LEFT - 8, y + 4, _label(case), "tick", "end")
-    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # draw fused marks on top
+    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # the mark drawn last lies on top
         speedup = find_speedup(result)
         if speedup is None or result.kind not in STYLES:
             continue

@@ -92,7 +92,7 @@ def describe_case(case: OperatorCase) -> str:
         parts.append(f"hidden {format_count(case.hidden_size)}")
     parts += [f"vocabulary {format_count(case.vocab_size)}", case.dtype]
     if case.density < 1:
-        parts.append(f"the trainer uses {case.density * 100:.3g} % of rows")
+        parts.append(f"the loss uses {case.density * 100:.3g} % of the tokens")
     return f"{case.operator}, {WORKS.get(case.work, case.work)}: {', '.join(parts)}"
 
 
@@ -196,7 +196,7 @@ def _make_origin_tables(results: Sequence[OperatorResult]) -> Iterator[Table]:
     others = _group(result for result in results if result.status is not OperatorStatus.PASSED)
     names = ("implementation", "operator", "kind")
     if passed:
-        prose = ("class or function, version", "kernels")
+        prose = ("class or function called, its version", "kernels")
         note = (
             "A profiler named the kernels in one call of each case, after all timing. The column 'repeats' says "
             "whether a second call gave the same bits."
@@ -271,7 +271,7 @@ def _describe_processes(results: Sequence[OperatorResult]) -> str:
     if not spreads:
         return f"{num_processes}, too few to show how far processes differ"
     middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
-    return f"{num_processes}; their medians differ by up to {middle} in half the measurements, up to {largest} in all"
+    return f"{num_processes}; their medians differ by at most {middle} in half of the measurements, {largest} in all"
 
 
 def _describe_reference(results: Sequence[OperatorResult]) -> str:

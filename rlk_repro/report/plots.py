@@ -73,7 +73,7 @@ def plot_trials(view: View, metric: str) -> Figure:
     absent = [(place, trial) for place, trial, _ in found if place not in drawn_places]
     body += [marker("cross", x(place), BOTTOM - 8, 4, "absent", describe_absence(trial)) for place, trial in absent]
     steps = sorted({summary.n for _, _, summary in points})
-    what = "A point is the highest value of a trial's steps; the line ends at the lowest." if is_peak else (
+    what = "A point is the highest value of a trial's steps; its line reaches down to the lowest." if is_peak else (
         "A point is the mean of a trial's scored steps; the line is ± 1 standard deviation of these steps."
     )  # fmt: skip
     caption = (
@@ -137,7 +137,7 @@ def plot_steps(view: View, metric: str) -> Figure:
         caption += " A cross marks where a trial ended early."
     if not y.low <= min(values) <= max(values) <= y.high:
         what = "Unscored" if view.analysis.is_crossover else "Warm-up"
-        caption += f" {what} steps beyond the axis are cut off."
+        caption += f" {what} steps with values beyond the axis are not shown."
     return make_figure(key, title, caption, HEIGHT, body)
 
 

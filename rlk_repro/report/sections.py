@@ -79,9 +79,9 @@ def make_effects(view: View) -> Section:
     columns = make_columns("metric", *numbers, "better", "note", numbers=numbers, prose=("note",))
     rows = tuple(_effect_row(view, effect) for effect in effects)
     note = (
-        f"The interval and t p are those of a t test on the log ratios of n {unit}s. The {exact} is exact and "
-        "two-sided; the smallest p that this n allows is in brackets. Holm p is t p, corrected for the number of "
-        "secondary metrics."
+        f"The interval and 't p' come from a t test on the log ratios of n {unit}s. The column '{exact}' is exact and "
+        "two-sided; the smallest p that this n allows is in brackets. The column 'Holm p' is 't p' corrected for the "
+        "number of secondary metrics."
     )
     if not all(view.is_comparable(effect.metric) for effect in effects):
         note += f" {INSIDE_NOTE}"

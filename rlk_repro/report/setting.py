@@ -1,4 +1,4 @@
-"""Describe the settings in which runs of one name may differ: command-line overrides, workload, loss, layout."""
+"""Describe the settings in which runs with the same name may differ: command-line overrides, workload, loss, layout."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Workload = Mapping[str, Any]
 AS_WRITTEN: Final = "none: all values are those of the run definition"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (
-    "Only a part of enabled's gain comes from RL-Kernel, which has no operator for the entropy metric: "
-    f"{MOMENTS} computes that metric and the normaliser of the log-probs. The same run with "
-    "--set entropy_metric=false measures RL-Kernel alone."
+    "Only a part of enabled's gain comes from RL-Kernel, which has no operator for the entropy metric. The rest comes "
+    f"from {MOMENTS}, which computes that metric and the normaliser of the log-probs. "
+    "Run with --set entropy_metric=false to measure RL-Kernel alone."
 )
 OWN_NORMALISER: Final = (
-    "Only a part of enabled's gain comes from RL-Kernel: "
-    f"{MOMENTS} computes the normaliser of log-probs that need a gradient."
+    "Only a part of enabled's gain comes from RL-Kernel. The rest comes "
+    f"from {MOMENTS}, which computes the normaliser of log-probs that need a gradient."
 )
 FROZEN: Final = (
     "Python's garbage collector",
@@ -67,7 +67,7 @@ def _list_changes(plan: Plan) -> Iterator[str]:
 
 def _find(value: Any, path: str) -> Any:
     for part in path.split("."):
-        # a stranger's plan names the path: it may lead to values of the run, and not to attributes such as __class__
+        # The path may come from a stranger's plan: it must reach only values of the run, not attributes like __class__.
         fields = dict(value) if isinstance(value, Model) else value
         if isinstance(fields, Mapping):
             value = fields.get(part)

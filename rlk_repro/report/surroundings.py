@@ -40,8 +40,8 @@ from rlk_repro.workloads import find_words
 from rlk_repro.workloads.differences import Kind
 
 RANGES: Final = (
-    "A range goes from the lowest to the highest of n trials. The value of a trial is the mean of its scored steps, or "
-    "the highest step for a peak."
+    "A range goes from the lowest to the highest of n trials. The value of a trial is the mean of its scored steps; "
+    "for peak memory it is the maximum of these steps."
 )
 MAX_FACT_ROWS: Final = 10_000
 MAX_NAMED_NODES: Final = 16
@@ -212,7 +212,7 @@ def make_claims(view: View) -> Section:
 
 def make_commands(view: View) -> Commands:
     bundle = shlex.quote(view.context.bundle)
-    unpack = (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder, without this tool")
+    unpack = (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder; needs no rlk-repro")
     folder, first = (bundle, ()) if view.context.is_folder else ("check", (unpack,))
     again = (f"rlk-repro report {bundle}", "write this report again")
     if view.context.is_folder and not view.context.is_sealed:
@@ -220,7 +220,7 @@ def make_commands(view: View) -> Commands:
     return Commands(
         lines=(
             *first,
-            (f"(cd {folder} && sha256sum -c --quiet SHA256SUMS)", "check every file, without this tool"),
+            (f"(cd {folder} && sha256sum -c --quiet SHA256SUMS)", "check every file; needs no rlk-repro"),
             (f"rlk-repro verify {bundle}", "check the bundle, its hashes and its manifests"),
             (f"rlk-repro replay {bundle} --analyze-only", "compute this analysis again from the logs"),
             (f"rlk-repro replay {bundle}", "run the same experiment again and compare"),
@@ -261,7 +261,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     cautions = [] if view.context.is_sealed else [UNSEALED]
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
-    # ``own_work`` explains a gain of enabled, and a run without a scored pair shows no gain.
+    # ``own_work`` explains a gain of the enabled variant; a run without a scored pair has no gain to explain.
     if view.is_comparison and analysis.verdict.num_pairs:
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:

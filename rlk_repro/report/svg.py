@@ -11,7 +11,7 @@ from typing import Final
 from rlk_repro.report.labels import clean
 
 WIDTH: Final = 520
-# The margin left of a plot (figure.LEFT) has room for this many characters of a label.
+# The left margin of a plot (figure.LEFT) has room for a label of this many characters.
 MAX_LABEL: Final = 8
 
 
@@ -89,7 +89,7 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        """Return about ``count`` round values; their equal distances are 1, 2, 2.5 or 5 times a power of ten."""
+        """Return about ``count`` evenly spaced round values; the spacing is 1, 2, 2.5 or 5 times a power of ten."""
         rough = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
@@ -100,7 +100,7 @@ class Scale:
 def make_scale(values: Iterable[float], start: float, end: float) -> Scale:
     """Make a scale with some space around all values.
 
-    The scale spans at least 0.02 of the largest value, so that tiny differences look tiny.
+    The axis covers at least 2 % of the largest value, so that tiny differences look tiny.
     """
     found = list(values)
     low, high = min(found), max(found)

@@ -161,7 +161,7 @@ def _print_gates(view: View, console: Console) -> None:
 
 def _print_cells(view: View, console: Console) -> None:
     cases = group_by_case(view.analysis.operators)
-    _print_heading(console, "Operators", f"median in ms, lowest .. highest process; {TIMES}: relative speed")
+    _print_heading(console, "Operators", f"median in ms with range over processes; {TIMES}: relative speed")
     numbers = ("median", TIMES, "error", *(("extra memory", "of floor") if console.width >= WIDE else ()))
     reasons: dict[str, list[str]] = {}
     for case, results in cases[:MAX_CASES]:

@@ -37,15 +37,15 @@ class Context:
     """What a report shows in addition to the analysis; every field is optional.
 
     Attributes:
-        bundle: the path of the bundle or run directory (``is_folder``) in commands.
+        bundle: the path that the printed commands name: a bundle, or a run directory if ``is_folder`` is set.
         bundle_id: the sha256 of the bundle's checksums; empty for a run that is not sealed.
         run_directory: the path from the report's folder to the unpacked run directory; without it there are no links.
         findings: the findings of verify, diff or replay.
         may_claim: what the run definition allows a reader to claim; ``may_not_claim`` is what it forbids.
-        setting: the settings in which runs of one name may differ.
+        setting: the settings in which runs with the same name may differ.
         rule_changes: how the rules of the run differ from those of the shipped run.
-        differences: how the starts of the variants differ; with ``is_as_planned``, the planned differences.
-        own_work: sentences on the part of enabled's gain that comes from rlk-repro's own code.
+        differences: how the variants differ at their start; if ``is_as_planned`` is set, only the plan says so.
+        own_work: sentences that name the part of enabled's gain that comes from rlk-repro's own code.
     """
 
     bundle: str = RunDir(Path()).bundle.name

@@ -1,4 +1,4 @@
-"""Compute the effects of blocks and sessions in the crossover design, their exact p and the slope over a covariate.
+"""Compute effects of blocks and sessions in the crossover design, their exact p-values and the slope on a covariate.
 
 The code is plain Python with exact sums, so that sealed numbers do not depend on the version of a library.  The design
 is that of Jones and Kenward, Design and Analysis of Cross-Over Trials.
@@ -18,7 +18,7 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""The exact p is computed only if each half of the sessions needs at most this number of sums."""
+"""The exact p is computed only if each half of the sessions has at most this number of possible sums."""
 _FIRST_LABEL: Final = "A"
 
 
@@ -66,8 +66,8 @@ def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | N
 def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return the median of all slopes between two blocks of the same session (Theil 1950, Sen 1968).
 
-    Each block gives the covariate's change from A to B, and the block's effect.  The result is None if no session has
-    two blocks with different changes of the covariate.
+    Each block gives two numbers: the covariate in B minus that in A, and the block's effect.  The result is None if
+    in every session all blocks have the same first number.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])

@@ -1,4 +1,4 @@
-"""Compute which effect a number of pairs can show, and how many pairs a gate needs.
+"""Compute how small an effect a given number of pairs can show, and how many pairs a gate needs.
 
 The code is plain Python, so that a dry run starts fast.
 """
@@ -107,7 +107,7 @@ def smallest_session_effect(
 
 
 def _chance_within(number: int, sd: float, margin: float, alpha: float, num_sides: int = 2) -> float:
-    """Return the chance that the interval of ``number`` values without a true effect lies within ``margin``."""
+    """Return the chance that, without a true effect, the interval of ``number`` values lies within ``margin``."""
     error, critical = sd / math.sqrt(number), t_quantile(1 - 2 * alpha, number - 1)
     reaches = ((weight, (margin - critical * spread * error) / error) for spread, weight in _spread_weights(number - 1))
     if num_sides == 1:
@@ -152,7 +152,7 @@ class _Plan:
 
 
 def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[float]:
-    """Return equally likely noise floors, abs(mean) + t s / sqrt(n), of control pairs without a true difference."""
+    """Return equally likely values of the noise floor, abs(mean) + t s / sqrt(n), if control pairs do not differ."""
     critical, error = t_quantile(1 - alpha, num_control_pairs - 1), sd / math.sqrt(num_control_pairs)
     num_spreads, num_means = _FLOOR_NODES
     means = [NormalDist().inv_cdf(0.5 + (index + 0.5) / num_means / 2) for index in range(num_means)]
@@ -161,7 +161,7 @@ def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[floa
 
 
 def _likely_spreads(df: int, number: int) -> list[float]:
-    """Return ``number`` equally likely ratios of a sample's standard deviation to the true one (s / sigma)."""
+    """Return ``number`` evenly spaced quantiles of s / sigma, a sample's standard deviation over the true one."""
     found: list[float] = []
     reached = 0.0
     for spread, weight in _spread_weights(df):
@@ -172,7 +172,7 @@ def _likely_spreads(df: int, number: int) -> list[float]:
 
 
 def pairs_to_decide(sd: float, margin: float, alpha: float) -> int | None:
-    """Return the number of pairs with which a gate passes in 4 of 5 experiments without a true difference.
+    """Return the number of pairs with which, without a true difference, a gate passes in 4 of 5 experiments.
 
     The gate passes if the one-sided bound of the mean at ``alpha`` is within ``margin``.  The result is None for more
     than 200 pairs.

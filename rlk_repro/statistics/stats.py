@@ -64,7 +64,7 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def summarise(metric: str, values: Iterable[float | None]) -> Summary | None:
-    """Summarise the scored steps of one trial; the result is None if no step has a number.
+    """Summarise the scored steps of one trial; the result is None if no step has a value.
 
     ``n`` counts only recorded values that are finite and small enough to be squared.  Values more than 1.5
     interquartile ranges outside the quartiles (Tukey's fences) are counted as outliers and stay in all numbers.
@@ -97,7 +97,7 @@ def _count_outliers(ordered: Sequence[float]) -> int:
 
 
 def is_cost(metric: str) -> bool:
-    """Tell by the end of its name whether a metric is a time, rate, memory or energy, which are compared as ratios."""
+    """Whether a metric is a time, rate, memory or energy, as its name's ending shows; these are compared as ratios."""
     return metric.endswith(("_s", "_bytes", "_j"))
 
 
@@ -213,7 +213,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def to_ratio(log_ratio: float) -> float:
-    """Return exp(log_ratio), limited to a finite number, because the interval of two pairs may be very wide."""
+    """Return exp(log_ratio), limited to a finite number, because an interval from only two pairs may be very wide."""
     return math.exp(min(log_ratio, LARGEST_LOG_RATIO))
 
 
@@ -246,7 +246,7 @@ class Place(StrEnum):
 
 
 def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
-    """Return where an effect's interval lies: wholly outside ``beyond``, wholly inside ``within``, or neither."""
+    """Return where the interval lies: wholly outside 1 ± ``beyond``, wholly inside 1 ± ``within``, or neither."""
     if effect.low is None or effect.high is None:
         return Place.ACROSS
     if effect.high < 1 / (1 + beyond):

@@ -100,7 +100,7 @@ def test_claims_of_unknown_names_are_all_named_with_the_nearest() -> None:
          "expected published values of the compared implementations"),
         ("document: README.md", "commit: 202f0e30e567",
          "example.yaml:5: source: does not say where the claim was published, got 'example.org/kernels', "
-         "expected the key document or the key thread"),
+         "expected source.document or source.thread"),
     ],
 )  # fmt: skip
 def test_a_claim_that_cannot_be_is_refused_at_its_line(old: str, new: str, message: str) -> None:
@@ -152,7 +152,7 @@ def test_about_nothing_may_be_a_workspace() -> None:
 def test_without_a_gpu_memory_is_computed_where_the_shape_demands_it_and_speed_is_not_judged() -> None:
     row = judge(CPU)
     assert row.word is Word.ARITHMETIC
-    assert row.reason == f"{NO_GPU}; only the formula of the published memory was checked; nothing was measured"
+    assert row.reason == f"{NO_GPU}; the published memory figure was only compared with a formula; nothing was measured"
     assert [item.basis for item in row.compared if item.here is not None] == [Basis.ARITHMETIC]
 
 
@@ -214,7 +214,7 @@ def test_other_hardware_is_named_and_refutes_nothing() -> None:
     assert "  here:      NVIDIA H200, other hardware" in lines
     assert lines[-2:] == [
         "0 reproduced, 0 reproduced in part, 1 not reproduced, 0 arithmetic only, 0 not runnable here (rows)",
-        "on other hardware, a result is about this machine's ratios and bytes, not about the published hardware",
+        "on other hardware, a result holds for speed and memory on this machine, not on the published hardware",
     ]
 
 

@@ -85,7 +85,7 @@ def test_the_variants_differ_in_the_commit_and_in_nothing_else(result: dict[str,
 def test_the_report_names_both_commits(result: dict[str, Any]) -> None:
     page = Path(result["report"]).read_text()
     assert f"RL-Kernel {NEW[:12]} enabled against RL-Kernel {OLD[:12]}" in page
-    assert "in neither variant" not in page
+    assert "off in both variants" not in page
     assert str(result["cwd"] / "commits") not in page
 
 

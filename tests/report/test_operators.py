@@ -178,7 +178,7 @@ def test_cases_times_and_memory_are_shown_for_people() -> None:
                         density=0.5, work="forward_backward")  # fmt: skip
     assert describe_case(case) == (
         "linear_logp, forward and backward: 4,096 tokens, hidden 2,048, vocabulary 151,936, bfloat16, "
-        "the trainer uses 50 % of rows"
+        "the loss uses 50 % of the tokens"
     )
     assert [format_ms(value) for value in (1.234e-5, 0.0044801, 0.5321, 12.0)] == [
         "0.01234",

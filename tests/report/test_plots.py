@@ -75,7 +75,7 @@ def test_steps_are_drawn_per_trial_with_the_warm_up_shaded() -> None:
     (shade,) = _drawn(figure, "rect", "warmup")
     assert float(shade.get("x", "")) == LEFT
     assert float(shade.get("width", "")) == pytest.approx((RIGHT - LEFT) * 2 / 22, abs=0.1)
-    assert figure.caption.endswith("Warm-up steps beyond the axis are cut off.")
+    assert figure.caption.endswith("Warm-up steps with values beyond the axis are not shown.")
 
 
 def test_a_hole_in_a_series_breaks_its_line() -> None:
