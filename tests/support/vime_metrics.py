@@ -121,7 +121,7 @@ REQUIRED: Final[tuple[Required, ...]] = (
     Required(what="old-policy pass", metrics=("log_probs_time_s",), source="log: `perf/log_probs_time`",
              state=_old_policy, note="needs at least two optimizer steps per rollout"),
     Required(what="reference pass", metrics=("ref_log_probs_time_s",), source="log: `perf/ref_log_probs_time`",
-             state=_reference, note="needs `use_kl_loss`, also with a coefficient of 0"),
+             state=_reference, note="needs `use_kl_loss`; its coefficient may be 0"),
     Required(what="log-prob without gradient", metrics=("module_log_probs_no_grad_s",),
              source="ops: timer of `calculate_log_probs_and_entropy`", state=_any_pass),
     Required(what="log-prob with gradient", metrics=("module_log_probs_forward_s", "module_log_probs_backward_s"),
