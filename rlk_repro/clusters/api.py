@@ -99,7 +99,7 @@ class Bound:
 
 
 class Backend(Protocol):
-    """The functions of every backend; mypy checks the backends in ``registry`` against this protocol."""
+    """The functions that every backend must have; mypy checks the backends in ``registry`` against this protocol."""
 
     @property
     def CLIENT(self) -> str | None:  # noqa: N802
@@ -120,7 +120,7 @@ class Backend(Protocol):
         """
 
     def submit(self, job: Job, run_dir: RunDir) -> Submission:
-        """Send exactly the given job.
+        """Submit the given job unchanged.
 
         Raises:
             SchedulerRefused: the cluster refused the job; the error quotes its message.
@@ -155,10 +155,10 @@ class Backend(Protocol):
         """Return the limits of the plan's job; None if the cluster sets no limits."""
 
     def propose_profile(self, ask: Ask) -> tuple[Proposal, str]:
-        """Return a first profile and the source of its values; raise EnvironmentMissing if no cluster answers."""
+        """Return a draft profile and the source of its values; raise EnvironmentMissing if no cluster answers."""
 
     def check_profile(self, profile: Profile, plan: Plan | None) -> list[Finding]:
-        """Find values of a profile with which the plan's run (without a plan: any run) would fail.
+        """Find values of a profile that would make the plan's run fail (without a plan: any run).
 
         Raises:
             EnvironmentMissing: no cluster answers.

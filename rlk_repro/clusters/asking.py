@@ -17,7 +17,7 @@ NO_REPORT: Final = "the agent ended without a report"
 
 
 def describe_lost(job: str) -> JobStatus:
-    """Return the status of a job without a run directory that its cluster does not know either."""
+    """Return the status of a job that has no run directory and that its cluster does not know."""
     return JobStatus(state=JobState.UNKNOWN, reason=f"neither {job} nor its run directory exists")
 
 
@@ -35,7 +35,7 @@ def require_ended(status: JobStatus, run_dir: RunDir) -> None:
 
 
 def asked_rarely(is_over: Callable[[], bool], every_s: float) -> Callable[[], bool]:
-    """Return a function that calls ``is_over`` at most once in ``every_s`` seconds, until ``is_over`` returns True."""
+    """Return a function that calls ``is_over`` at most every ``every_s`` seconds, until ``is_over`` returns True."""
     asked_s = -every_s
     was_over = False
 

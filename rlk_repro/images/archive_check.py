@@ -83,7 +83,7 @@ def _judge(
     yield from judge_record(record, image.labels, stack, platform)
     machine = record.platform.rpartition("-")[2]
     if image.platform != f"linux/{machine}":
-        yield Finding(Level.BLOCKING, "image.platform", f"linux/{machine}, as in the image's record", image.platform)
+        yield Finding(Level.BLOCKING, "image.platform", f"linux/{machine} (from the image's record)", image.platform)
     yield from _match_files(record, files)
 
 

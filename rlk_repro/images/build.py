@@ -185,5 +185,5 @@ def _git(*arguments: str) -> str:
     done = git.ask_git(ROOT, *arguments, timeout_s=30.0)
     if not done.is_ok:
         hint = "build images from a git checkout of rlk-repro; an image names the checkout's commit"
-        raise EnvironmentMissing(Problem(str(ROOT), "is no git checkout", hint=hint))
+        raise EnvironmentMissing(Problem(str(ROOT), "is not a git checkout", hint=hint))
     return done.stdout.strip()

@@ -67,7 +67,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
             say(f"{step}: done already")
             continue
         words = "compiling; a lower MAX_JOBS saves memory" if step in {"transformer-engine", "rl-kernel"} else "running"
-        # a step runs the modules of this checkout, because the record names the checkout's commit
+        # each build step runs modules of this checkout, because the image's record names this checkout's commit
         argv = [str(_python(folder)), "-m", "tools.image_build", step]
         with _timed(step, words):
             _require(f"step {step}", _shown(argv, environ))
@@ -81,7 +81,7 @@ def check(folder: Path, stack: str | None, platform: str | None) -> int:
     folder = folder.absolute()
     _find_lock(folder)
     named = [*(["--stack", stack] if stack else []), *(["--platform", platform] if platform else [])]
-    # the check runs in the caller's folder, because a relative path in --stack starts there
+    # the check runs in the caller's folder, because a relative path in --stack is relative to that folder
     argv = ["env", str(_python(folder)), "-P", "-m", "rlk_repro.image_check", *named]
     code = proc.run_shown(argv, timeout_s=TIMEOUT_S)
     if code in {126, 127}:
@@ -118,7 +118,7 @@ def source_requirement(stack: Stack) -> str:
     component = stack.components.get("transformer-engine-torch")
     if component is None or component.version is None or component.sha256 is None:
         where = f"stack {stack.stack}: components.transformer-engine-torch"
-        raise SpecError(Problem(where, "missing", expected="version, and sha256 of the sources"))
+        raise SpecError(Problem(where, "missing", expected="the version and the sha256 of the sources"))
     return f"transformer-engine-torch=={component.version} --hash=sha256:{component.sha256}\n"
 
 
@@ -130,7 +130,7 @@ def _find_lock(folder: Path) -> Path:
 
 
 def _no_environment(folder: Path) -> EnvironmentMissing:
-    return EnvironmentMissing(Problem(str(folder), "is no environment of a stack", hint="rlk-repro env create DIR"))
+    return EnvironmentMissing(Problem(str(folder), "is not an environment of a stack", hint="rlk-repro env create DIR"))
 
 
 def _require_lock(stack: Stack, lock: Path) -> None:

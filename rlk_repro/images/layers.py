@@ -55,7 +55,7 @@ def _members(layout: OciLayout, layer: Descriptor) -> Iterator[tuple[str, tarfil
                     archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all members in memory
                     yield member.name.removeprefix("./").rstrip("/"), member, archive
         except (tarfile.TarError, OSError, EOFError) as error:
-            raise BundleUnreadable(Problem(f"layer {layer.digest}", f"is no tar ({error})")) from None
+            raise BundleUnreadable(Problem(f"layer {layer.digest}", f"is not a tar archive ({error})")) from None
 
 
 def _decompress(layer: Descriptor, stream: IO[bytes]) -> IO[bytes]:

@@ -68,7 +68,7 @@ def parse_lock(text: str, name: str) -> list[Locked]:
         match = _LINE.fullmatch(line)
         if match is None:
             expected = "NAME==VERSION --hash=sha256:<64 hex digits>  # <bytes>"
-            problems.append(Problem(f"{name}:{number}", "is no locked package", got=line[:100], expected=expected))
+            problems.append(Problem(f"{name}:{number}", "is not a line of a lock", got=line[:100], expected=expected))
         else:
             locked.append(Locked(match["name"], match["version"], match["sha256"], int(match["size"])))
     if problems:

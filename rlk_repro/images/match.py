@@ -30,7 +30,7 @@ _NOTHING: Final = "nothing"
 
 
 def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) -> Iterator[Finding]:
-    """Check the image's stack, commits and platform; any image fits a machine without GPUs, for which none is made."""
+    """Check the image's stack, commits and platform; a machine without GPUs has no images of its own, so any fits."""
     if record.stack != stack.stack:
         yield _differs("image.stack", stack.stack, record.stack)
     if platform not in {None, Platform.CPU} and record.platform != platform:

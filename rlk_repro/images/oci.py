@@ -38,7 +38,7 @@ class Descriptor:
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """The image of one platform; ``index_digest`` is the digest of the list that names the manifest, if any."""
+    """The image of one platform; ``index_digest`` is the digest of its multi-platform index, if it has one."""
 
     digest: str
     index_digest: str | None
@@ -68,7 +68,7 @@ class OciLayout:
         """Open one file as a stream; raise BundleUnreadable if the layout has no file of this name."""
         file = self._files.get(name)
         if file is None:
-            raise BundleUnreadable(Problem(str(self.where), f"holds no {name}", expected="a whole image"))
+            raise BundleUnreadable(Problem(str(self.where), f"holds no {name}", expected="a complete image"))
         with ExitStack() as opened:
             if isinstance(file, Path):
                 yield opened.enter_context(file.open("rb"))
@@ -87,7 +87,7 @@ class OciLayout:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise BundleUnreadable(Problem(f"{self.where}: {name}", "is no JSON object"))
+            raise BundleUnreadable(Problem(f"{self.where}: {name}", "is not a JSON object"))
         return value
 
 
@@ -97,7 +97,7 @@ def open_layout(path: Path) -> OciLayout:
         files = dict(_list_folder(path) if path.is_dir() else _list_tar(path))
     except (OSError, tarfile.TarError) as error:
         hint = "make the archive with skopeo copy SOURCE oci-archive:FILE; do not compress it"
-        raise BundleUnreadable(Problem(str(path), f"is no OCI archive ({error})", hint=hint)) from None
+        raise BundleUnreadable(Problem(str(path), f"is not an OCI archive ({error})", hint=hint)) from None
     if "index.json" not in files:
         raise BundleUnreadable(Problem(str(path), "holds no index.json", expected="an OCI layout or its tar archive"))
     return OciLayout(path, files)

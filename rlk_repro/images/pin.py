@@ -93,7 +93,7 @@ def _last_line(node: yaml.Node) -> int:
 def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:
     """Return the text of a stack file with these refs and images.
 
-    Without refs and images, each tagged base image gets its tag's present digest.
+    If neither refs nor images are given, each tagged base image gets its tag's present digest.
     """
     edited = PinnedText(text.splitlines(keepends=True))
     for platform, base in stack.bases.items():
@@ -138,7 +138,7 @@ def _renew_pin(edited: PinnedText, stack: Stack, name: str, ref: str) -> None:
     if pins[name].evidence is not None:
         edited.set(("pins", name, "confidence"), "certain")
         found = ref.replace(":", " ")
-        edited.set(("pins", name, "evidence"), f"resolved from {found} of the repository by `rlk-repro images pin`")
+        edited.set(("pins", name, "evidence"), f"commit of {found} in the repository, found by `rlk-repro images pin`")
 
 
 def _publish(edited: PinnedText, stack: Stack, platform: str, image: str) -> None:

@@ -82,7 +82,7 @@ def digest_of(value: Mapping[str, Any]) -> str:
 
 
 def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
-    """Read a record; raise BundleUnreadable if the file is no record, has a newer version, or was edited."""
+    """Read a record; raise BundleUnreadable if the file is not a record, has a newer version, or was edited."""
     try:
         value = json.loads(data)
         check_schema(where, value, SCHEMA)
@@ -97,7 +97,7 @@ def parse_record(data: bytes, where: str = PROVENANCE) -> ImageRecord:
         )
         Platform(record.platform.partition("-")[0])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BundleUnreadable(Problem(where, f"is no record of an image ({error})")) from None
+        raise BundleUnreadable(Problem(where, f"is not an image's record ({error})")) from None
     if value.get("digest") != digest_of(value):
         raise BundleUnreadable(
             Problem(where, "was edited since it was written", got=value.get("digest"), expected=digest_of(value))

@@ -29,12 +29,12 @@ _TROUBLE: Final = (
 
 
 def resolve_tag(reference: str) -> str:
-    """Return a tag's present digest; if the tag names a list of images, the digest of the list."""
+    """Return a tag's present digest; if the tag names an index of several platforms, the index's digest."""
     return f"sha256:{sha256_bytes(_ask_raw(reference))}"
 
 
 def ask_size(reference: str) -> int | Unknown:
-    """Return how many bytes a pull fetches; for a list of images, the bytes of the largest image."""
+    """Return how many bytes a pull fetches; for an index of several platforms, the bytes of the largest image."""
     try:
         manifest = json.loads(_ask_raw(reference))
         listed = [item for item in manifest.get("manifests", []) if "annotations" not in item]
@@ -46,7 +46,7 @@ def ask_size(reference: str) -> int | Unknown:
     except EnvironmentMissing as error:
         return Unknown(str(error.problems[0]).splitlines()[0])
     except (ValueError, KeyError, TypeError) as error:
-        return Unknown(f"the registry's answer is no manifest ({error!r})")
+        return Unknown(f"the registry's answer is not a manifest ({error!r})")
 
 
 def copy_image(source: str, target: str) -> None:

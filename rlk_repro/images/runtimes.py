@@ -28,7 +28,7 @@ CHECK: Final = ("python3", "-P", "-m", "rlk_repro.image_check", "--json")
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """A container runtime; ``run`` and ``labels`` return a command for an image's name or the path of its file."""
+    """A container runtime; ``run`` and ``labels`` make a command for an image, given by name or by its file's path."""
 
     name: str
     run: Callable[[str], list[str]]
@@ -120,7 +120,7 @@ def _ask_image(what: str, runtime: Runtime) -> list[Finding]:
     try:
         return [Finding.from_json(item) for item in json.loads(done.stdout)["findings"]]
     except (ValueError, KeyError, TypeError):
-        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "findings in JSON", done.last_words[:300])]
+        return [Finding(Level.BLOCKING, "rlk_repro.image_check", "a list of findings in JSON", done.last_words[:300])]
 
 
 def _stream(argv: list[str]) -> None:

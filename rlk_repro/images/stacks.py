@@ -44,7 +44,7 @@ class StackRows(Answer):
 
 
 def get_stack(name: str | None) -> Stack:
-    """Return a stack by name or file, or else the newest shipped stack that has or plans an image for this machine."""
+    """Return a stack by name or file; for None, the newest that has, or will have, an image for this machine."""
     if name is not None:
         return load_stack(name).model
     stacks = (get_stack(found) for found in sorted(list_names(stack_folders()), reverse=True))
@@ -56,7 +56,7 @@ def get_stack(name: str | None) -> Stack:
 
 
 def find_platform() -> ImagePlatform:
-    """Return this machine's platform, which follows from the processor and from the driver of AMD GPUs."""
+    """Return this machine's platform; it depends on the processor and on whether AMD's GPU driver is loaded."""
     if machine.machine() == "aarch64":
         return "cuda-arm64"
     return "rocm-amd64" if AMD_DRIVER.exists() else "cuda-amd64"

@@ -67,5 +67,5 @@ def _hash_files(folder: Path) -> dict[str, str]:
 
 def _require(where: Path, findings: Sequence[Finding]) -> None:
     if has_blocking(findings):
-        raise CheckFailed(*(Problem(f"{where}: {item.where}", "differs from what is expected", got=item.found,
+        raise CheckFailed(*(Problem(f"{where}: {item.where}", "differs", got=item.found,
                                     expected=item.expected) for item in findings))  # fmt: skip

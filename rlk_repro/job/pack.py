@@ -1,4 +1,4 @@
-"""Pack a run directory whose agents were killed, without a seal: ``python -m rlk_repro.job.pack RUN_DIR``."""
+"""Pack, without a seal, a run directory whose agents were killed: ``python -m rlk_repro.job.pack RUN_DIR``."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_profile_is_written_to_the_folder_where_its_name_is_looked_up(call: Ca
     assert (code, out) == (0, f"wrote {path}\nnext: rlk-repro profile check {path}\n")
     images = home / "rlk-repro-images"
     assert err == (
-        f"check: images are imported once to {images}, which must be on a file system that the nodes share\n"
+        f"check: images are imported once into {images}, which must be on a file system that the nodes share\n"
         f"check: without a container the nodes run {sys.executable}, which must exist on the nodes too\n"
     )
     assert load_profile("dgx", [path.parent]).model.hardware == "h200"

@@ -105,7 +105,7 @@ def test_a_scheduler_s_name_alone_is_warned_about_where_nothing_groups_the_pods_
     def is_warned(kind: str = "job", **parts: Any) -> bool:
         plan = with_site(PLAN, queue=None, kind=kind, overlay={"pod_spec": {"schedulerName": name}, **parts})
         return any(
-            "the overlay names a scheduler but no group" in remark
+            "the overlay names a scheduler but no pod group" in remark
             for remark in backend.render(plan, run_dir_of(plan)).remarks
         )
 

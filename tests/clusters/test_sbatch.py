@@ -313,7 +313,7 @@ def test_headline_runs_are_shown_in_a_container_whose_digest_is_not_published(ca
         assert (code, f"{form}<not published: rlk-repro images build>" in out) == (0, True), out
         assert "stack 2026-07 has no published image for h200: submit refuses this job" in err
     host = with_site(plan_for("qwen3-4b"), container={"runtime": "host"})
-    assert "has images, but runtime host starts no container" in refusal_of(host)
+    assert "has images, but container.runtime host starts no container" in refusal_of(host)
 
 
 def test_an_environment_of_the_lock_runs_on_the_host_although_the_stack_has_images() -> None:
@@ -394,8 +394,8 @@ def test_mounts_of_docker_and_apptainer_keep_commas() -> None:
 def test_values_that_a_runtime_cannot_take_are_refused() -> None:
     example = plan_for(stack="example")
     assert refusal_of(with_site(example, container={"runtime": "host"})) == (
-        "stack example: has images, but runtime host starts no container, "
-        "expected a stack that has a lock or no images; or another container.runtime"
+        "stack example: has images, but container.runtime host starts no container, "
+        "expected another container.runtime, or a stack that has a lock or no images"
     )
     no_folder = with_site(example, container={"runtime": "apptainer", "image_dir": None})
     assert refusal_of(no_folder) == (
@@ -408,7 +408,7 @@ def test_values_that_a_runtime_cannot_take_are_refused() -> None:
     assert refusal_of(podman) == "mount: podman cannot take this path, got '/a:b', expected a path without colons"
     shared = with_site(example, slurm={"exclusive": False}, container={"runtime": "docker"})
     assert refusal_of(shared) == (
-        "profile generic-h200: slurm.exclusive: docker gives a job all GPUs of a node, got False, expected true"
+        "profile generic-h200: slurm.exclusive: false, but docker gives a job all GPUs of a node, expected true"
     )
     stack = example.stack.model_copy(update={"images": {"rocm-amd64": example.stack.images["rocm-amd64"]}})
     assert refusal_of(with_site(example, stack=stack)) == (

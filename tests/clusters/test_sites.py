@@ -285,7 +285,7 @@ def test_a_profile_that_fits_has_no_findings() -> None:
                                                        "not set")),
         (
             ("cluster: slurm", "cluster: slurm\nenv: {A: {from_env: HF_TOKEN}, B: {from_env: WANDB}}"),
-            blocking("env.B", "WANDB set in this shell", "not set"),
+            blocking("env.B", "a value of WANDB in this shell", "no value"),
         ),
     ],
 )  # fmt: skip

@@ -184,7 +184,7 @@ def test_other_folders_are_refused_by_env_check_and_export(stack: Stack, tmp_pat
         lambda: environment.export(stack, tmp_path, tmp_path / "out"),
     ]
     for call in calls:
-        with pytest.raises(EnvironmentMissing, match="is no environment of a stack"):
+        with pytest.raises(EnvironmentMissing, match="is not an environment of a stack"):
             call()
 
 
@@ -198,7 +198,7 @@ def test_the_exit_code_of_the_environments_check_is_passed_on(tmp_path: Path, co
     if code != 127:
         assert environment.check(tmp_path, "nope", None) == code
         return
-    with pytest.raises(EnvironmentMissing, match="is no environment of a stack"):
+    with pytest.raises(EnvironmentMissing, match="is not an environment of a stack"):
         environment.check(tmp_path, "nope", None)
 
 

@@ -160,7 +160,7 @@ def test_an_invalid_layout_is_refused(tmp_path: Path, index: str) -> None:
     with pytest.raises(BundleUnreadable):
         check_archive(tmp_path)
     (tmp_path / "file").write_bytes(b"x" * 2000)
-    with pytest.raises(BundleUnreadable, match="is no OCI archive"):
+    with pytest.raises(BundleUnreadable, match="is not an OCI archive"):
         check_archive(tmp_path / "file")
 
 

@@ -91,7 +91,7 @@ def find_current_place() -> Target:
 
 
 def probe_versions(place: Target) -> dict[str, str]:
-    """Return the versions of client and server; without an answer of the server, only the client's."""
+    """Return the versions of client and server; if the server does not answer, only the client's."""
     done = place.run("version", "--output=json")
     try:
         value: Any = json.loads(done.stdout)

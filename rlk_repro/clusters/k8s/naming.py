@@ -36,7 +36,7 @@ _HASH_LENGTH: Final = 8
 
 
 def make_name(run_dir: RunDir) -> str:
-    """Make the DNS-1035 name of a run's objects from the run id; an unusual id is shortened and gets its hash."""
+    """Make the DNS-1035 name of a run's objects; an id of unusual form is shortened, and the id's hash is appended."""
     run_id = run_dir.run_id
     plain = _NOT_PLAIN.sub("-", run_id.lower()).strip("-")
     if _RUN_ID.fullmatch(run_id):

@@ -55,7 +55,7 @@ def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence
         what = "is not an RDMA device; pods get IPC_LOCK for RDMA only"
         yield Problem(f"{where}.rdma.resource", what, got=device, expected="an RDMA device, such as rdma/ib")
     if settings.compute_domain and plan.hardware.platform != "cuda":
-        yield Problem(f"{where}.compute_domain", "this hardware has no compute domains", got=True, expected="false")
+        yield Problem(f"{where}.compute_domain", "true, but this hardware has no compute domains", expected="false")
     yield from find_count_problems(plan, nodes)
 
 
@@ -77,7 +77,7 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
         arch = "arm64" if any(_GRACE.search(product) for product in found) else "amd64"
         if found and values.get(ARCH, [arch]) != [arch]:
             key = f"node_labels[{ARCH}]" if ARCH in settings.node_labels else "gpu_products"
-            what = f"no node with {found[0]} has this processor"
+            what = f"no node that has {found[0]} has this processor"
             yield Problem(f"{where}.{key}", what, got=values[ARCH], expected=arch)
 
 

@@ -146,7 +146,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
 
 
 def find_restarts(plan: Plan) -> int:
-    """Return how often evicted pods are replaced: 0 without a results claim, because results are lost with the pod."""
+    """Return how many times evicted pods are replaced: 0 if results are on no volume and so are lost with the pod."""
     settings = kubernetes_settings(plan)
     return 0 if settings.results.claim is None else settings.restarts
 

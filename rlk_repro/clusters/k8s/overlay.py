@@ -20,13 +20,13 @@ NO_GANG: Final = "two jobs can each hold half of the nodes that they need, and w
 
 
 def overlay_job(job: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's labels and annotations to the job, whose own values win, because they identify the job."""
+    """Add the site's labels and annotations to the job; the job's own values have priority: they identify it."""
     metadata = {"metadata": _merge(settings.overlay.metadata, job["metadata"])} if settings.overlay else {}
     return {**job, **metadata}
 
 
 def overlay_pod(pod: Object, settings: KubernetesSettings) -> Object:
-    """Add the site's values to a pod template; for equal keys the template's metadata and the site's spec win."""
+    """Add the site's values to a pod template; if both set a key, the template's metadata and the site's spec win."""
     if settings.overlay is None:
         return pod
     metadata, spec = settings.overlay.pod_metadata, settings.overlay.pod_spec
@@ -71,7 +71,7 @@ def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     if num_nodes > 1 and not has_gang(settings):
         yield f"{num_nodes} nodes, and gang scheduling is waived: {NO_GANG}"
     elif num_nodes > 1 and settings.kind == "job" and settings.gang == "required" and not _has_group(settings):
-        yield f"the overlay names a scheduler but no group, so the pods of a Job may start one by one: {NO_GANG}"
+        yield f"the overlay names a scheduler but no pod group, so the pods of a Job may start one by one: {NO_GANG}"
     if overlay is not None:
         paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]
         yield f"the profile's overlay is merged unchanged and not checked: {', '.join(paths)}"

@@ -30,7 +30,7 @@ LOG_BLOCK_BYTES: Final = 4 << 20
 
 
 class LeaderEnded(Unreachable):
-    """The leading pod ended while it sent the bundle; the results claim, if there is one, still has the bundle."""
+    """The leading pod ended while it sent the bundle; the volume for results, if there is one, still has the bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def parse_facts(done: proc.Completed) -> Facts | None:
 
 
 def find_leader(sent: Sent) -> str:
-    """Return the name of the running leading pod, or an empty text."""
+    """Return the name of the running leading pod, or an empty string."""
     found = find_objects(sent)
     return "" if found.job is None else judge(found.job, found.pods).leader
 

@@ -61,13 +61,13 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     for block in ("slurm", "container"):
         if getattr(plan.profile, block) is not None:
             what = "has no effect in a Kubernetes cluster"
-            yield Problem(f"{where}: {block}", what, expected="settings only in the block kubernetes")
+            yield Problem(f"{where}: {block}", what, expected="these settings in the block kubernetes")
     wanted = [value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)]
     for name in sorted(set(wanted) - settings.secrets.keys()):
         yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: a pod does not get this shell's variables",
                       expected="secret and key")  # fmt: skip
     if settings.results.claim is None and plan.layout.num_nodes > 1:
-        what = "missing: the agents of several nodes share a run directory"
+        what = "missing, but the agents of several nodes must share a run directory"
         expected = "a volume claim with access mode ReadWriteMany"
         yield Problem(f"{where}: kubernetes.results.claim", what, expected=expected)
     yield from _find_clashes(settings, wanted, where)
@@ -133,7 +133,7 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
 
 
 def make_collector(plan: Plan, run_dir: RunDir) -> Object:
-    """Make a pod without GPU that delivers the results from their claim when the pods of the run are gone."""
+    """Make a pod without GPU that sends the results from their volume when the pods of the run are gone."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     pod = load_base("pod")
     pod["metadata"] = {
@@ -212,7 +212,7 @@ def _fill_user(settings: KubernetesSettings, spec: Object) -> None:
 
 
 def _secret_env(plan: Plan, settings: KubernetesSettings) -> Iterator[Object]:
-    """Yield a variable for each secret; the agent reads it when a trial starts."""
+    """Yield one variable for each secret; the agent reads the variables when a trial starts."""
     wanted = {value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)}
     for name in sorted(wanted):
         place = settings.secrets[name]

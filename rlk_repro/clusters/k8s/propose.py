@@ -61,7 +61,7 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
         claim = ask("Where do results go?", shared, shared[0]) if len(shared) > 1 else shared[0]
         values["results"] = {"claim": claim, "path": "/results"}
     else:
-        remarks.append("results: the namespace has no claim that several nodes can write; collect a bundle "
+        remarks.append("results: the namespace has no volume claim that several nodes can write to; collect a bundle "
                        "before the pod ends, and run on one node")  # fmt: skip
     if site.queues:
         values["queue"] = ask("Which queue?", site.queues, site.queues[0])
@@ -145,7 +145,7 @@ def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes
     name = settings.results.claim
     if name is None:
         level = Level.BLOCKING if num_nodes > 1 else Level.WARNING
-        yield Finding(level, where, "a claim", "not set: the results are lost with the pod")
+        yield Finding(level, where, "a volume claim", "not set: the results are lost with the pod")
     elif name not in claims:
         menu = f"one of {', '.join(claims)}" if claims else "a volume claim; the namespace has none"
         yield Finding(Level.BLOCKING, where, menu, name)
@@ -153,13 +153,13 @@ def _judge_results(settings: KubernetesSettings, site: KubernetesSite, num_nodes
         yield Finding(Level.BLOCKING, where, "ReadWriteMany, for several nodes", ", ".join(sorted(claims[name].modes)))
     for claim in settings.claims:
         if claim.claim not in claims:
-            yield Finding(Level.BLOCKING, "kubernetes.claims", "a claim in the namespace", claim.claim)
+            yield Finding(Level.BLOCKING, "kubernetes.claims", "a volume claim in the namespace", claim.claim)
 
 
 def _judge_security(settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
     where = f"namespace label {SECURITY_LABEL}"
     if settings.rdma is not None and site.security in {"baseline", "restricted"}:
-        yield Finding(Level.BLOCKING, where, "privileged, which RDMA's IPC_LOCK needs", site.security)
+        yield Finding(Level.BLOCKING, where, "privileged, because RDMA needs IPC_LOCK", site.security)
     if settings.run_as is None and site.security == "restricted":
         yield Finding(
             Level.BLOCKING, "kubernetes.run_as", "a user other than root: the namespace is restricted", "none"
@@ -170,10 +170,10 @@ def _judge_secrets(profile: Profile, settings: KubernetesSettings, site: Kuberne
     for name, value in profile.env.items():
         if isinstance(value, FromEnv) and value.from_env not in settings.secrets:
             expected = "secret and key, because a pod does not get this shell's variables"
-            yield Finding(Level.BLOCKING, f"kubernetes.secrets.{value.from_env}", expected, f"missing, for env.{name}")
+            yield Finding(Level.BLOCKING, f"kubernetes.secrets.{value.from_env}", expected, f"none for env.{name}")
     wanted = {place.secret for place in settings.secrets.values()} | set(settings.image_pull_secrets)
     for name in sorted(wanted - (site.secrets or wanted)):
-        yield Finding(Level.BLOCKING, "kubernetes.secrets", "a secret of the namespace", name)
+        yield Finding(Level.BLOCKING, "kubernetes.secrets", "a secret that the namespace has", name)
 
 
 def _judge_nodes(
@@ -214,8 +214,8 @@ def _judge_sizes(
         if need is not None and need > most:
             yield Finding(Level.BLOCKING, f"nodes: {key}", f"{quantity} on one node", f"{most} at most")
     if settings.cpu is None or settings.memory is None:
-        found = "not set: the pods are the first to be evicted, and share CPUs"
-        yield Finding(Level.WARNING, "kubernetes.cpu and kubernetes.memory", "both, for Guaranteed pods", found)
+        found = "not set: the pods are evicted first and share CPUs with other pods"
+        yield Finding(Level.WARNING, "kubernetes.cpu and kubernetes.memory", "both set, for Guaranteed pods", found)
 
 
 def _release(version: str) -> tuple[int, int]:

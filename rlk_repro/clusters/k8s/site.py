@@ -1,6 +1,6 @@
-"""Read a Kubernetes cluster's facts: nodes and GPUs, operators, claims, queues, the level of Pod Security.
+"""Read a Kubernetes cluster's facts: nodes and GPUs, operators, volume claims, queues, the level of Pod Security.
 
-A fact that the cluster does not tell, often because a permission is missing, is None or empty.
+A fact that the cluster does not reveal, often because a permission is missing, is None or empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS, KINDS, NETWORK_POLICIES
 from rlk_repro.clusters.k8s.tree import as_list, as_map
 
-# the operator's resource that a kind of job or a feature of a profile needs
+# the custom resource, from a Kubernetes operator, that a kind of job or a feature of a profile needs
 OPERATORS: Final[Mapping[str, str]] = {
     "rayjob": "rayjobs.ray.io",
     "compute_domain": COMPUTE_DOMAINS,

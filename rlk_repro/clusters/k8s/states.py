@@ -45,7 +45,7 @@ WORDS: Final[Mapping[str, str]] = {
     "ContainerCannotRun": "the container cannot be started",
     "ContainerCreating": "the container is being created",
     "ContainersNotReady": "the pod's containers are not ready",
-    "CrashLoopBackOff": "the container ends after every start",
+    "CrashLoopBackOff": "the container ends soon after every start",
     "CreateContainerConfigError": "a secret or ConfigMap that the pod names is missing",
     "CreateContainerError": "the container cannot be created",
     "DeadlineExceeded": "the job took longer than max_time_min",
@@ -78,7 +78,7 @@ WORDS: Final[Mapping[str, str]] = {
     "RegistryUnavailable": "the registry does not answer",
     "SchedulingGated": "held back by its queue",
     "Terminated": "ended because the node shut down",
-    "TerminationByKubelet": "ended by its node",
+    "TerminationByKubelet": "the node ended the pod",
     "UnexpectedAdmissionError": "the node's device plugin refused the pod",
     "Unschedulable": "no node fits",
 }

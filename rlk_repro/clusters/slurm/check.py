@@ -92,7 +92,7 @@ def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, 
 
 
 def ask_scheduler(options: Sequence[str]) -> Finding:
-    """Ask Slurm whether it accepts the job.  While nodes are down, Slurm's refusal is only a warning."""
+    """Ask Slurm whether it accepts the job.  While nodes are down, a refusal by Slurm gives only a warning."""
     done = slurmctl.run_client("sbatch", "--test-only", *options, "--wrap=true")
     words = slurmctl.quote_words(done)
     if done.is_ok:

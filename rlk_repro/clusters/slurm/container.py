@@ -53,7 +53,7 @@ def find_runtime(plan: Plan) -> str:
 
 
 def find_python(plan: Plan) -> str:
-    """Return the Python that starts the agent, in the container or on the node."""
+    """Return the Python interpreter that starts the agent, in the container or on the node."""
     settings = container_settings(plan)
     nodes = host_python(settings) if find_runtime(plan) == "host" else None
     return nodes or settings.python
@@ -76,8 +76,8 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     if runtime == "host":
         has_images = plan.stack.images or plan.stack.unpublished
         if has_images and plan.hardware.image_platform not in plan.stack.locks:
-            yield Problem(f"stack {plan.stack.stack}", "has images, but runtime host starts no container",
-                          expected="a stack that has a lock or no images; or another container.runtime")  # fmt: skip
+            yield Problem(f"stack {plan.stack.stack}", "has images, but container.runtime host starts no container",
+                          expected="another container.runtime, or a stack that has a lock or no images")  # fmt: skip
         return
     if shown_image(plan) is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",
@@ -85,8 +85,8 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     if is_imported(runtime) and container_settings(plan).image_dir is None:
         yield Problem(f"{where}.image_dir", "missing", expected=f"a shared folder for the images of {runtime}")
     if runtime in ENGINES and plan.num_gpus and not slurm_settings(plan).exclusive:
-        yield Problem(f"profile {plan.profile.profile}: slurm.exclusive", f"{runtime} gives a job all GPUs of a node",
-                      got=False, expected="true")  # fmt: skip
+        yield Problem(f"profile {plan.profile.profile}: slurm.exclusive",
+                      f"false, but {runtime} gives a job all GPUs of a node", expected="true")  # fmt: skip
     yield from _find_path_problems(plan, run_dir)
 
 
@@ -105,7 +105,7 @@ def list_binds(plan: Plan, run_dir: RunDir) -> list[Bind]:
 
 
 def list_fabric(plan: Plan) -> tuple[str, ...]:
-    """List the devices of the network between nodes, of which the job's script mounts those that exist on the node."""
+    """List device files of the network between nodes; the job's script mounts those that exist on the node."""
     if plan.layout.num_nodes == 1:
         return ()
     imex = () if slurm_settings(plan).block_size is None else (_IMEX,)
@@ -145,7 +145,7 @@ def make_image_name(plan: Plan) -> str:
 
 
 def list_entry(plan: Plan) -> list[str]:
-    """List the words that precede Python in the agent's start command: ``env`` with changes of variables."""
+    """List the words that precede Python in the agent's start command: ``env`` and the variables to set or unset."""
     words = ["env"]
     if plan.hardware.platform == "rocm" and slurm_settings(plan).exclusive:
         words += [f"--unset={name}" for name in AMD_VISIBILITY]

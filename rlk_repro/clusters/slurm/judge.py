@@ -15,7 +15,7 @@ from rlk_repro.images.importing import is_imported
 from rlk_repro.spec import ContainerSettings, FromEnv, Hardware, Profile, SlurmSettings
 
 SEGMENT_RELEASE: Final = (23, 11)
-NOT_FOR_JOBS: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (names to compare; nothing is written there)
+NOT_FOR_JOBS: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (only compared; nothing is written there)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def _judge_partition(
         return
     name = pools[0].partition
     if not any(pool.is_up for pool in pools):
-        yield Finding(Level.BLOCKING, where, "a partition that is up", f"{name} is not up")
+        yield Finding(Level.BLOCKING, where, "a partition that is up", f"{name}, which is not up")
     if name not in site.visible:
         yield Finding(
             Level.WARNING, where, f"a partition that sinfo shows you: {', '.join(sorted(site.visible))}", name
@@ -192,7 +192,7 @@ def list_paths(profile: Profile) -> list[str]:
 def _judge_env(profile: Profile, here: UserHere) -> Iterator[Finding]:
     for name, value in profile.env.items():
         if isinstance(value, FromEnv) and value.from_env not in here.variables:
-            yield Finding(Level.BLOCKING, f"env.{name}", f"{value.from_env} set in this shell", "not set")
+            yield Finding(Level.BLOCKING, f"env.{name}", f"a value of {value.from_env} in this shell", "no value")
 
 
 def _judge_runs_root(here: UserHere) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Pat
     }
     if is_imported(runtime):
         values["container"]["image_dir"] = str(images)
-        remarks.append(f"images are imported once to {images}, which must be on a file system that the nodes share")
+        remarks.append(f"images are imported once into {images}, which must be on a file system that the nodes share")
     values["container"]["python" if runtime == "host" else "host_python"] = sys.executable
     remarks.append(f"without a container the nodes run {sys.executable}, which must exist on the nodes too")
     return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)

@@ -52,7 +52,7 @@ def render_sbatch(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> 
 
 
 def sbatch_command(run_dir: RunDir) -> tuple[str, ...]:
-    """Return the command sbatch with all options that hold a path, because a path may hold a line feed."""
+    """Return the sbatch command with the options that hold a path: a path's line feed would split an #SBATCH line."""
     absolute = RunDir(run_dir.root.absolute())
     return (
         "sbatch",

@@ -50,7 +50,7 @@ def read_block(run_dir: RunDir, what: str, offset: int, size: int) -> bytes:
 def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
     """Send SIGINT to the pod's first process; return False if that process has ended.
 
-    After SIGTERM, which the kubelet sends, the run would continue in another pod.
+    SIGTERM is not used: the kubelet sends it too, and then the run continues in another pod.
     """
     return proc.signal_process(_require_note(run_dir, environ).pid, signal.SIGINT)
 

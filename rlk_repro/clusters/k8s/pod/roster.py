@@ -45,8 +45,8 @@ class Roster:
 def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier: str = "") -> Roster | None:
     """Announce this pod until a roster names it, and return that roster.
 
-    Return None if this process is asked to stop or the run is complete.  A roster of the allocation ``earlier``, in
-    which this pod has already taken part, does not count.
+    Return None if this process is asked to stop or the run is complete.  Ignore a roster of ``earlier``,
+    the allocation in which this pod has already taken part.
     """
     path = run_dir.pod_join(seat.pod)
     try:

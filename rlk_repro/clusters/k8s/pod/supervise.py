@@ -67,11 +67,11 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
             if stop.signal is signal.SIGINT:  # The user cancelled the job.
                 code = code_after(signal.SIGINT)  # After SIGTERM's code 143, the Job would start a new pod.
             if ray is not None and _is_replaced(duty, environ, stop):
-                # end Ray at once: KubeRay replaces a head that does not answer, but not the head of a failed Ray job
+                # kill Ray before its job fails: KubeRay replaces an unreachable head, but not the head of a failed Ray job
                 ray_grace_s = 0.0
                 return code
-            stop.forget(signal.SIGINT)  # a cancelled run has ended, and its pod stays until bundle and code are read
-            with suppress(EnvironmentMissing):  # if the disk is full, a collector pod can offer the bundle later
+            stop.forget(signal.SIGINT)  # A cancelled run's pod stays until its bundle and exit code are read.
+            with suppress(EnvironmentMissing):  # If the disk is full, a collector pod can offer the bundle later.
                 notes.write_bundle()
             _hold(duty, stop)
             _tell_end(run_dir, environ, code)
@@ -133,7 +133,7 @@ def find_seat(environ: Mapping[str, str]) -> PodSeat:
     names = ("RLK_REPRO_POD", UID_VARIABLE, "RLK_REPRO_NODE")
     missing = [name for name in names if not environ.get(name)]
     if missing:
-        raise EnvironmentMissing(*(Problem(name, "not set", expected="set by the pod template") for name in missing))
+        raise EnvironmentMissing(*(Problem(name, "not set", expected="set in the pod template") for name in missing))
     pod, uid, node = (environ[name] for name in names)
     return PodSeat(pod=pod, uid=uid, node=node, group=environ.get(GROUP_VARIABLE, ""))
 
@@ -182,7 +182,7 @@ def _find_earlier_end(duty: Duty, environ: Mapping[str, str]) -> int | None:
     """Return the exit code of a run that an earlier pod or container has ended; None if the run goes on."""
     if duty.run_dir.is_sealed:
         return 0
-    # KubeRay replaces a head pod that is gone before KubeRay sees that the job has ended
+    # if the head pod disappears before KubeRay sees that the job has ended, KubeRay starts a new head pod
     end = _read_own(duty.run_dir.pod_end, environ) if duty.is_kuberay else None
     return None if end is None else int(end["exit_code"])
 
@@ -235,7 +235,7 @@ def _wait_for(agent: Guarded, stop: Stop, ray: Guarded | None) -> int:
 
 
 def _hold(duty: Duty, stop: Stop) -> None:
-    """Wait until the logs are read and the bundle is collected; without a results claim, both are lost with the pod."""
+    """Wait until the logs are read and the bundle is collected; without a volume, both are lost with the pod."""
     if duty.hold_s:
         stop.wait(duty.hold_s)
     until = time.monotonic() + LAST_LINES_S
