@@ -67,7 +67,7 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
             if stop.signal is signal.SIGINT:  # The user cancelled the job.
                 code = code_after(signal.SIGINT)  # After SIGTERM's code 143, the Job would start a new pod.
             if ray is not None and _is_replaced(duty, environ, stop):
-                # kill Ray before its job fails: KubeRay replaces an unreachable head, but not the head of a failed Ray job
+                # kill Ray before its job fails: KubeRay replaces a head that does not answer, but not if its job failed
                 ray_grace_s = 0.0
                 return code
             stop.forget(signal.SIGINT)  # A cancelled run's pod stays until its bundle and exit code are read.
