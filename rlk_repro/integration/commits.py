@@ -35,5 +35,5 @@ def use_commit(commit: str) -> None:
                     got=str(folder) if os.environ.get(COMMITS) else f"no variable {COMMITS}", hint=hint)
         )  # fmt: skip
     if PACKAGE in sys.modules:
-        raise EnvironmentMissing(Problem(PACKAGE, "is already imported", expected=f"to be imported from {folder}"))
+        raise EnvironmentMissing(Problem(PACKAGE, "is already imported from elsewhere", expected=str(folder)))
     sys.path.insert(0, str(folder))

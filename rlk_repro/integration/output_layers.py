@@ -80,8 +80,8 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
             return forward(input_, weight, runtime_gather_output, **fused)
         if runtime_gather_output or fused.get("output_cross_entropy_loss"):
             asked = "gathered logits" if runtime_gather_output else "a fused loss"
-            what = "the trainer asks the output layer for a result that hidden states cannot replace"
-            raise CheckFailed(Problem(NAME, what, got=asked, expected="this rank's logits"))
+            what = "the output layer can return hidden states only in place of this rank's logits"
+            raise CheckFailed(Problem(NAME, what, got=f"a request for {asked}", expected="a request for these logits"))
         if layer.sequence_parallel:
             input_ = _gather_rows(input_, layer.tp_group)
         return HiddenStates.of(input_, Head(layer.weight if weight is None else weight, layer.bias)), None
@@ -90,7 +90,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
 
 
 def _gather_rows(hidden: torch.Tensor, group: Any) -> torch.Tensor:
-    """The backward pass only cuts out this rank's rows: ``linear_logp`` already sums the gradient over the ranks."""
+    """The backward pass only keeps this rank's rows: ``linear_logp`` already sums the gradient over the ranks."""
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
     rows: torch.Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)

@@ -28,7 +28,7 @@ def install(args: argparse.Namespace) -> Installation | None:
     settings = Settings.from_env()
     if not settings.is_active:
         return None
-    # torch imports this module (40 MB of memory) at RL-Kernel's first gradient; so import it in both variants
+    # torch imports this module (40 MB of memory) at RL-Kernel's first gradient, so both variants import it here
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     from rlk_repro.refengine import core, trainer
@@ -53,7 +53,7 @@ def install(args: argparse.Namespace) -> Installation | None:
         installation.rebind(trainer, "forward", make, "returns hidden states")
     if settings.schedule:
         make_begin = functools.partial(_begin_step_before, installation)
-        installation.rebind(trainer.Trainer, "train", make_begin, "variant of the rollout")
+        installation.rebind(trainer.Trainer, "train", make_begin, "sets the variant")
     if installation.end_step not in trainer.step_end_hooks:
         trainer.step_end_hooks.append(installation.end_step)
         installation.on_undo(trainer.step_end_hooks.remove, installation.end_step)

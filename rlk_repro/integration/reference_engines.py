@@ -1,7 +1,7 @@
 """Record what each engine of the reference trainer computes for the same tokens, before the training on a rollout.
 
-The engines are the training's model, the rollout's model, which gets the samples as prompts, and a float64 copy of the
-policy as reference.
+The engines are the training model, the rollout model (it gets the samples as prompts), and a float64 copy of the policy
+as reference.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Step:
     def record_pass(
         self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """``data`` may hold an added sample, which is not recorded."""
+        """The last sample of ``data`` may only serve to pad the other samples; then it is not recorded."""
         calls = [microbatch.indices for microbatch in chain.from_iterable(steps)]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):

@@ -76,8 +76,8 @@ def check_rollouts(argv: Sequence[str]) -> None:
 def require_data(path: Path) -> None:
     """Raise BundleUnreadable if a stored rollout is unreadable, or could run code when vime loads it.
 
-    This check reads the archive with torch, as vime does, because another reader may see different members in an
-    unusual archive.
+    This check reads the archive with torch, as vime does, because another reader may read other members of an unusual
+    archive.
     """
     check_archive(path)
     torch: Any = importlib.import_module("torch")

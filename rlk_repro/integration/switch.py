@@ -1,6 +1,6 @@
 """Read the settings of RL-Kernel's switch from the environment, and replace functions of a trainer's loss module.
 
-The functions of ``TIMERS`` are replaced in both variants, so that both variants are timed.
+In both variants, wrappers time the functions of ``TIMERS``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Settings:
         schedule = environ.get(SWITCH_SCHEDULE, "")
         if not set(schedule) <= LETTERS.keys():
             expected = f"letters {', '.join(LETTERS)}, one per rollout"
-            problems.append(Problem(SWITCH_SCHEDULE, "is not a schedule", got=schedule, expected=expected))
+            problems.append(Problem(SWITCH_SCHEDULE, "is not a valid schedule", got=schedule, expected=expected))
         freeze_after = environ.get(GC_FREEZE) or "0"
         if not freeze_after.isdecimal():
             expected = "a number of rollouts"
@@ -240,7 +240,7 @@ def install_into(
 def _find_shadow_refusal(ops: Sequence[str], case: Case) -> str:
     if case.context_parallel > 1:
         return f"context parallel size {case.context_parallel}: a rank that stops would leave the other ranks waiting"
-    return f"{LINEAR_LOGP} takes hidden states, and a baseline step has logits" if LINEAR_LOGP in ops else ""
+    return f"{LINEAR_LOGP} takes hidden states, but a baseline step has only logits" if LINEAR_LOGP in ops else ""
 
 
 def _describe_choice(settings: Settings, found: Mapping[str, Route | Refusal]) -> str:
@@ -311,7 +311,7 @@ def _wrap(
 
 
 def without_entropy_metric(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the log-prob function: compute an entropy only if it has a gradient, and otherwise return zeros."""
+    """Wrap the log-prob function: compute the entropy only if the loss needs its gradient; otherwise return zeros."""
     signature = inspect.signature(function)
 
     def compute(*args: Any, **kwargs: Any) -> Any:

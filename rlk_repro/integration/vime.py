@@ -57,7 +57,7 @@ def install(args: argparse.Namespace) -> Installation | None:
     make_end = functools.partial(_end_step_after, installation, ProfiledSteps(os.environ.get(PROFILED_STEPS, "")))
     installation.rebind(actor, "log_perf_data", make_end, "end of step")
     for name in abi.begin if settings.schedule else ():
-        installation.rebind(actor, name, functools.partial(_begin_step_before, installation), "variant of the rollout")
+        installation.rebind(actor, name, functools.partial(_begin_step_before, installation), "sets the variant")
     return installation
 
 

@@ -53,7 +53,7 @@ ABIS: Final[Mapping[str, Abi]] = {
             "initialize_model_and_optimizer": "(args, role)",
             "log_perf_data": "(rollout_id, args, extra_metrics)",
         },
-        # this is no method of the actor: Ray copies the actor's methods before this code can replace a method
+        # this cannot be a method of the actor: Ray copies an actor's methods before this code can replace one
         begin={"get_data_iterator": "(rollout_data)"},
         updaters={
             "UpdateWeightFromTensor": "_send_hf_params",

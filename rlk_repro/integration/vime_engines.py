@@ -103,7 +103,7 @@ class _Step:
         self, compute: Pass, iterators: Sequence[Any], num_microbatches: Sequence[int]
     ) -> dict[str, list[torch.Tensor]]:
         if self._args.context_parallel_size > 1 or self._args.pipeline_model_parallel_size > 1:
-            self._record.skip(self._number, "log_probs", TRAINING, AS_RUN, "a rank lacks parts of responses or layers")
+            self._record.skip(self._number, "log_probs", TRAINING, AS_RUN, "a rank lacks some tokens or some layers")
             return compute(self._args, self._model, iterators, num_microbatches)
         packed: dict[int, dict[str, Any]] = {}
         result = self._pass(AS_RUN, compute, self._args, iterators, num_microbatches, packed)
@@ -123,8 +123,8 @@ class _Step:
         try:
             self._record_cases(compute, iterators, num_microbatches)
         except Exception as error:
-            logger.warning("rlk-repro: passes over other packings are not recorded", exc_info=True)
-            reason = f"a pass over another packing failed: {type(error).__name__}"
+            logger.warning("rlk-repro: passes over differently packed samples are not recorded", exc_info=True)
+            reason = f"a pass over differently packed samples failed: {type(error).__name__}"
             self._record.skip(self._number, "log_probs", TRAINING, "other packings", reason)
         for what, engine, case, reason in LACKING:
             self._record.skip(self._number, what, engine, case, reason)

@@ -34,11 +34,11 @@ class RolloutServer:
     def __init__(self) -> None:
         self._engines: Sequence[Any] = ()
         self._url = ""
-        # a proxy cannot reach an engine's address
+        # an engine's address cannot be reached through a proxy
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def follow_connect(self, connect: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap vime's method that connects the weight sync to vLLM's engines, and keep these engines."""
+        """Wrap vime's method that connects the weight sync to vLLM's engines, and remember these engines."""
 
         @functools.wraps(connect)
         def note_and_connect(updater: Any, rollout_engines: Sequence[Any], *rest: Any, **named: Any) -> Any:
@@ -69,7 +69,7 @@ class RolloutServer:
         """Record log-probs and layer outputs of samples sent one by one, and log-probs of samples sent all at once.
 
         ``samples`` lists each sample's tokens and the length of its response.  ``chosen`` lists, for each sample, the
-        tokens whose layers are recorded: each token's index among all chosen tokens, and its row in the sample.
+        tokens whose layer outputs are recorded: a token's index among all chosen tokens, and its row in the sample.
         """
         rows, layers = self._watch_alone(samples, chosen)
         with ThreadPoolExecutor(len(samples)) as pool:

@@ -80,7 +80,7 @@ class WeightSync:
             "only the training's first process hashes weights": bool(args.rank),
             "each pipeline rank has only its own layers": args.pipeline_model_parallel_size > 1,
             "vime sends quantised weights": bool(updater.quantization_config),
-            "vime also sends layers that predict further tokens": bool(getattr(args, "mtp_num_layers", None)),
+            "vime also sends layers for multi-token prediction": bool(getattr(args, "mtp_num_layers", None)),
         }
         self._reason = next((reason for reason, applies in refusals.items() if applies), "")
 
@@ -104,11 +104,11 @@ class WeightSync:
         # in vLLM a tied output layer is one parameter with two names; vime sends both only if vime has two tensors
         found |= {name: found[first] for name, first in answer["shared"].items() if name in self._sent}
         tied = [f"{name} is {first}" for name, first in answer["shared"].items() if name not in found]
-        more = f", other tensors with two names: {len(tied) - 1}" if len(tied) > 1 else ""
+        more = f", other tensors that vLLM keeps under two names: {len(tied) - 1}" if len(tied) > 1 else ""
         self._found, self._note = list(found.items()), f"{tied[0]}{more}"[:200] if tied else ""
 
     def _find_other_shape(self, tensors: Sequence[tuple[str, str, list[int]]]) -> str:
         for name, _, shape in tensors:
             if name in self._sent and self._sent[name][1] != list(shape):
-                return f"vLLM keeps {name} in the shape {list(shape)}, vime sends {self._sent[name][1]}"[:200]
+                return f"vLLM keeps {name} in the shape {list(shape)}, but vime sends {self._sent[name][1]}"[:200]
         return ""

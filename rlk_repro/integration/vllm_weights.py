@@ -22,7 +22,7 @@ PLAIN_METHODS: Final = frozenset(
     {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod", "NoneType"}
 )
 PLAIN_BACKENDS: Final = frozenset({"TRITON", "BATCHED_TRITON", ""})
-"""Backends of vLLM's experts that keep a checkpoint's order of values; other backends permute the values."""
+"""vLLM's MoE backends that keep the weights in the checkpoint's order; other backends reorder them."""
 
 
 class UnknownLayoutError(Exception):

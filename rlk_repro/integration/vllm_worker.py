@@ -38,13 +38,13 @@ class LayerWatch:
         self.rlk_repro_hooks.enter_context(self.rlk_repro_routes.watching(model))
 
     def rlk_repro_found(self) -> dict[str, Any]:
-        """Stop keeping outputs; return ``points`` and ``routing``, or why they are missing: ``reason`` and
-        ``routing_reason``.
+        """Stop keeping outputs, and return ``points`` and ``routing``; ``reason`` says why both are missing, and
+        ``routing_reason`` says why ``routing`` is missing.
         """
         self.rlk_repro_close()
         capture, self.rlk_repro_capture = self.rlk_repro_capture, None
         if capture is None:
-            return {"reason": "vLLM's worker kept no outputs of layers"}
+            return {"reason": "vLLM's worker kept no layer outputs"}
         if fault := capture.find_fault():
             return {"reason": fault}
         points = describe_points(capture.found)

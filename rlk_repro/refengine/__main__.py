@@ -16,7 +16,7 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=TIME_FORMAT, stream=sys.stdout)
-    # without numpy torch warns once and prints a path of this machine; the trainer does not need numpy
+    # without numpy, torch warns once and prints a path of this machine; the trainer does not need numpy
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
     try:
         args = parse_args(argv)

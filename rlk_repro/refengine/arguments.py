@@ -105,7 +105,7 @@ def _add_stored_rollouts(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--save-debug-rollout-data", metavar="TEMPLATE", help=f"store each rollout: {template}")
     group.add_argument("--load-debug-rollout-data", metavar="TEMPLATE", help=f"train on stored rollouts: {template}")
     group.add_argument("--debug-rollout-only", action="store_true", help="generate, never train")
-    group.add_argument("--debug-train-only", action="store_true", help="never generate; loading sets this flag")
+    group.add_argument("--debug-train-only", action="store_true", help="generate no rollouts (set by loading rollouts)")
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:

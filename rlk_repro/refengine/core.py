@@ -1,7 +1,7 @@
 """Compute the numeric core of the loss: selected log-probs, entropy, KL estimates, clipped policy loss, reduction.
 
 Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules.  Callers
-look these functions up as attributes of this module at call time, so a replaced function serves every call.
+look these functions up as attributes of this module at call time, so a replacement serves every call.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ def cut_responses(rows: torch.Tensor, batch: Mapping[str, Any]) -> list[torch.Te
 def make_sum_of_sample_mean(
     loss_masks: list[torch.Tensor], rollout_mask_sums: torch.Tensor, *, calculate_per_token_loss: bool = False
 ) -> Reducer:
-    """Return a function from per-token values [N] to a scalar.
+    """Return a function that reduces per-token values [N] to a scalar.
 
-    Per sample (the default): the sum of each sample's masked mean.  The denominator is at least 1, so a fully masked
-    sample counts 0.  Per token: the masked sum, which the caller divides by the step's number of tokens.
+    By default, the scalar is the sum of the samples' masked means; the denominator is at least 1, so a fully masked
+    sample adds 0.  Per token, the scalar is the masked sum, and the caller divides it by the step's number of tokens.
     """
     weights = torch.cat(loss_masks).to(torch.float32)
     if not calculate_per_token_loss:
@@ -194,5 +194,5 @@ def make_sum_of_sample_mean(
 
 
 def count_loss_tokens(loss_masks: list[torch.Tensor]) -> int:
-    """Return the divisor of the per-token loss; a fully masked sample counts 1, as in vime."""
+    """Return the divisor of the per-token loss; a fully masked sample counts as one token, as in vime."""
     return sum(max(int(mask.sum()), 1) for mask in loss_masks)

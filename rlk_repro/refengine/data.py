@@ -95,7 +95,7 @@ def load_samples(template: str, rollout_id: int, *, num_samples: int, vocab_size
         raise SpecError(Problem(str(path), f"not a stored rollout ({reason})")) from error
     if len(samples) != num_samples:
         raise SpecError(
-            Problem(str(path), "has another number of samples", got=len(samples), expected=str(num_samples))
+            Problem(str(path), "has a wrong number of samples", got=len(samples), expected=str(num_samples))
         )
     unknown = [token for sample in samples for token in sample.tokens if not 0 <= token < vocab_size]
     if unknown:

@@ -11,7 +11,7 @@ import torch
 
 EPSILON: Final = 1e-8
 NUM_GROUPS: Final = 2
-"""Number of parameter groups whose learning rates Megatron-LM logs: matrices, which decay, and norm weights."""
+"""Number of parameter groups whose learning rates Megatron-LM logs: matrices (with decay), norm weights (without)."""
 
 
 class AdamW:

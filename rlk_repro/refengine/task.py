@@ -21,7 +21,7 @@ _TEXT_OF: Final = {END_ID: END} | {number: symbol for symbol, number in _ID_OF.i
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question; ``answer`` is the only correct continuation of ``prompt``, up to the end sign."""
+    """A question; ``answer`` is the only correct continuation of ``prompt``, up to the end token."""
 
     prompt: str
     answer: str
@@ -37,14 +37,14 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> list[Question]:
-    """Draw ``count`` additions, which depend on seed and rollout only, not on earlier draws."""
+    """Draw ``count`` addition problems, which depend on seed and rollout only, not on earlier draws."""
     generator = random.Random(f"{seed}:{rollout_id}")  # noqa: S311 (a task, not a secret)
     pairs = [(generator.randint(0, max_operand), generator.randint(0, max_operand)) for _ in range(count)]
     return [Question(prompt=f"{a}+{b}=", answer=str(a + b)) for a, b in pairs]
 
 
 def score(response: str, answer: str) -> float:
-    """Return how many characters match the answer followed by ``END``, divided by the length of the longer text."""
+    """Return the share of the longer text's positions at which ``response`` equals the answer followed by ``END``."""
     expected = answer + END
     hits = sum(got == want for got, want in zip(response, expected, strict=False))
     return hits / max(len(response), len(expected))

@@ -36,7 +36,7 @@ from rlk_repro.refengine.timer import Timer
 logger = logging.getLogger(__name__)
 
 step_end_hooks: list[Callable[[int], None]] = []
-"""Functions called with the rollout's number after its training and log lines, before the weight sync."""
+"""Functions called with a rollout's number after the rollout is trained and logged, before the weight sync."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> None:
 def frozen_heap() -> Iterator[None]:
     """Exclude the existing objects from garbage collection.
 
-    A full collection visits the 170 000 objects that importing torch creates: this takes 80 to 100 ms on a CPU, where a
-    pass of the smoke run takes 20 ms.  Without this function, garbage is collected in the same scored step of every
-    trial.
+    A full garbage collection visits the 170 000 objects that importing torch creates: this takes 80 to 100 ms on a CPU,
+    where a pass of the smoke run takes 20 ms.  Without this function, garbage is collected in the same scored step of
+    every trial.
     """
     gc.collect()
     gc.freeze()

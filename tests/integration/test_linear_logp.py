@@ -35,7 +35,7 @@ from tests.support.loss_examples import LENGTHS, VOCABULARY, load_loss_module, m
 DOUBLE = SUPPORT / "fake_rl_engine"
 NUM_ROWS, HIDDEN = sum(total for total, _ in LENGTHS), 8
 CPU = Case(platform="cpu")
-NEVER = "expected a call that the route can serve, as without logits there is no fallback"
+NEVER = "expected a call that the route supports; without logits there is no fallback"
 
 
 @pytest.fixture(autouse=True)
@@ -236,7 +236,7 @@ def test_an_answer_that_is_not_a_log_prob_is_reported_at_the_end_of_the_step(
     module = load_loss_module()
     with install(module) as installation:
         train(module, hand_over)
-        with pytest.raises(CheckFailed, match=r"linear_logp, step 0: RL-Kernel returned [\d.]+, and values above 0"):
+        with pytest.raises(CheckFailed, match=r"linear_logp, step 0: RL-Kernel returned [\d.]+, expected a value"):
             installation.end_step(0)
 
 
@@ -244,8 +244,8 @@ def test_an_answer_that_is_not_a_log_prob_is_reported_at_the_end_of_the_step(
     ("dtype", "columns", "detail"),
     [
         (torch.bfloat16, 64, None),
-        (torch.float32, 64, f"{SM90} calls another class for torch.float32 weights of hidden size 64"),
-        (torch.bfloat16, 40, f"{SM90} calls another class for torch.bfloat16 weights of hidden size 40"),
+        (torch.float32, 64, f"{SM90} passes torch.float32 weights of hidden size 64 to another class of RL-Kernel"),
+        (torch.bfloat16, 40, f"{SM90} passes torch.bfloat16 weights of hidden size 40 to another class of RL-Kernel"),
     ],
 )
 def test_a_class_that_would_delegate_in_silence_is_refused(dtype: torch.dtype, columns: int, detail: str) -> None:
@@ -312,7 +312,7 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
         assert torch.equal(found.recover(), hidden)
         assert found.head.weight is (model.embedding if is_tied else layer.weight)
         assert (found.head.bias, bias) == (None, None)
-        with pytest.raises(CheckFailed, match="hidden states cannot replace, got 'gathered logits'"):
+        with pytest.raises(CheckFailed, match="this rank's logits, got 'a request for gathered logits'"):
             layer(hidden, weight, runtime_gather_output=True)
         installation.turn.is_enabled = False
         assert torch.equal(layer(hidden, weight)[0], expected)

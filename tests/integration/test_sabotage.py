@@ -138,12 +138,12 @@ def test_5_answers_that_are_no_log_probs(
     change_logp(rl_kernel, monkeypatch, lambda result: result.index_fill(0, torch.tensor([2]), value))
     with pytest.raises(CheckFailed) as caught:
         train(tmp_path / "require", Mode.REQUIRE)
-    assert str(caught.value).startswith(f"logp, step 0: RL-Kernel returned {value}, and values above 0 are impossible")
+    assert str(caught.value).startswith(f"logp, step 0: RL-Kernel returned {value}, expected a value of at most 0")
     train(tmp_path / "auto", Mode.AUTO)
     proof = judge(tmp_path / "auto")
     assert (proof.status, proof.reason) == (
         ProofStatus.MISSING,
-        f"logp: ops/0.jsonl:4: RL-Kernel returned {value}, and values above 0 are impossible",
+        f"logp: ops/0.jsonl:4: RL-Kernel returned {value}, expected a value of at most 0",
     )
 
 

@@ -236,7 +236,7 @@ def test_where_no_comparison_can_be_made_the_reason_is_recorded(tmp_path: Path) 
     session = tmp_path / "session"
     session.mkdir()
     log = run_session(session, VIME_RL_KERNEL_OPS="linear_logp", RLK_REPRO_ENTROPY_METRIC="0")
-    expected = ["linear_logp takes hidden states, and a baseline step has logits"] * 2
+    expected = ["linear_logp takes hidden states, but a baseline step has only logits"] * 2
     assert [shadow.error for shadow in log.ranks[0].shadows] == expected
 
 

@@ -198,7 +198,7 @@ def test_auto_without_rl_kernel_warns_once_and_counts_every_fallback(
         installation.end_step(1)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        f"rlk-repro: {op}: falls back to loss_example: RL-Kernel cannot be imported" for op in ("logp", "ratio_kl")
+        f"rlk-repro: {op} falls back to loss_example: RL-Kernel cannot be imported" for op in ("logp", "ratio_kl")
     ]
     header, *events = read_events(tmp_path)
     assert isinstance(header.pop("pid"), int)
@@ -269,7 +269,7 @@ def test_a_call_that_a_route_refuses_falls_back_with_its_reason(
             module.calculate_log_probs_and_entropy(logits, tokens, None, log_prob_keep_mask=mask)
         installation.end_step(0)
     reason = "cannot leave out the columns that top-p sampling removed"
-    assert caplog.messages == [f"rlk-repro: logp: falls back to loss_example: {reason}"]
+    assert caplog.messages == [f"rlk-repro: logp falls back to loss_example: {reason}"]
     events = read_events(tmp_path)
     assert [event["reason"] for event in events if event["event"] == "decision"] == ["", reason]
     assert events[3]["calls"] == {"logp": {"calls": 0, "tokens": 0, "fallbacks": 2}}

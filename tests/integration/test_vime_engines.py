@@ -301,7 +301,7 @@ def test_a_watch_closes_the_earlier_watch() -> None:
     server.model(torch.tensor([3, 4]))
     assert len(server.rlk_repro_found()["points"]["final norm"]["values"]) == 1
     assert not any(module._forward_hooks for module in server.model.modules())
-    assert server.rlk_repro_found() == {"reason": "vLLM's worker kept no outputs of layers"}
+    assert server.rlk_repro_found() == {"reason": "vLLM's worker kept no layer outputs"}
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_rank_with_parts_of_the_model_says_so(name: str, tmp_path: Path) -> No
     log = record(tmp_path, **change)
     found = log.log_probs[0]["training", ""]
     assert isinstance(found, Skipped)
-    assert found.reason == "a rank lacks parts of responses or layers"
+    assert found.reason == "a rank lacks some tokens or some layers"
 
 
 @pytest.mark.parametrize("change", [{"expert_model_parallel_size": 2}, {"use_rollout_routing_replay": True}])

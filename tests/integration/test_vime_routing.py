@@ -241,7 +241,7 @@ def test_a_failed_pass_over_another_packing_ends_no_training(tmp_path: Path, mon
     log = record(tmp_path, change=keep_and_break, **R3)
     found = log.log_probs[0]["training", "other packings"]
     assert isinstance(found, Skipped)
-    assert found.reason == "a pass over another packing failed: ValueError"
+    assert found.reason == "a pass over differently packed samples failed: ValueError"
     assert os.environ[STAGE] == "replay_forward"
 
 

@@ -215,7 +215,7 @@ def test_a_tied_output_layer_is_named_or_compared_if_vime_sends_it(tmp_path: Pat
         (Updater(Vllm(), rank=1), "only the training's first process hashes weights"),
         (Updater(Vllm(), pipeline_model_parallel_size=2), "each pipeline rank has only its own layers"),
         (Updater(Vllm(), quantization_config={"quant_method": "fp8"}), "vime sends quantised weights"),
-        (Updater(Vllm(), mtp_num_layers=1), "vime also sends layers that predict further tokens"),
+        (Updater(Vllm(), mtp_num_layers=1), "vime also sends layers for multi-token prediction"),
         (Updater(Vllm(num_workers=2)), "each of the 2 workers of vLLM has a part of the weights"),
         (Updater(Vllm(backend="FLASHINFER_CUTLASS")),
          "model.layers.0.mlp.experts.routed_experts.w13_weight of vLLM may be permuted for FLASHINFER_CUTLASS"),
@@ -233,7 +233,7 @@ def test_where_weights_cannot_be_compared_the_record_has_the_reason(
     ("spoil", "reason"),
     [
         (lambda model: setattr(model.model, "embed_tokens", Part(weight=(VOCAB, 2 * SIZE))),
-         "vLLM keeps model.embed_tokens.weight in the shape [10, 8], vime sends [10, 4]"),
+         "vLLM keeps model.embed_tokens.weight in the shape [10, 8], but vime sends [10, 4]"),
         (lambda model: setattr(model, "head", Part({"quant_method": Namespace()}, weight=(2, 2))),
          "head.weight of vLLM is quantised: Namespace, torch.bfloat16"),
         (lambda model: setattr(model.model.layers[0].self_attn.qkv_proj, "output_sizes", [4, 4]),

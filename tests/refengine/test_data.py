@@ -92,7 +92,7 @@ def test_another_batch_size_is_refused(tmp_path: Path) -> None:
     data.save_samples(template, 0, [_make_sample()])
     with pytest.raises(SpecError) as caught:
         data.load_samples(template, 0, num_samples=2, vocab_size=14)
-    assert str(caught.value) == f"{tmp_path}/0.pt: has another number of samples, got 1, expected 2"
+    assert str(caught.value) == f"{tmp_path}/0.pt: has a wrong number of samples, got 1, expected 2"
 
 
 class _Evil:

@@ -1,8 +1,8 @@
 """Measure, token by token, how far the trainer's log-probs differ from the rollout's.
 
-During a step only references to the trainer's tensors are kept: a computation or a copy to the device would make the
-host wait for the device between forward and backward.  When the step has ended, the device computes all sums, and the
-host reads them once.  No tensor of the trainer is changed, or kept longer than the step.
+During a step only references to the trainer's tensors are kept.  Computing with them, or copying data to the device,
+would make the host wait between forward and backward.  When the step has ended, the device computes all sums, and the
+host reads them once.  No tensor of the trainer is changed, and none is kept beyond the step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Microbatch:
 
 
 class TokenRecord:
-    """Records how far log-probs of training and rollout differ in a step, unless ``refusal`` says why not."""
+    """Records how far log-probs of training and rollout differ in a step, unless ``refusal`` says why it cannot."""
 
     def __init__(self, refusal: str = "", turn: Turn | None = None) -> None:
         self._refusal, self._reason, self._turn = refusal, refusal, turn
@@ -103,7 +103,7 @@ class TokenRecord:
 
 
 def _join(seen: Sequence[_Microbatch]) -> _Microbatch:
-    """Return all microbatches as one, because one table needs fewer kernel launches than many tables."""
+    """Return all microbatches merged into one, because counting one takes fewer kernel launches than counting many."""
     names = [field.name for field in fields(_Microbatch)]
     return _Microbatch(**{name: [part for item in seen for part in getattr(item, name)] for name in names})
 
@@ -111,10 +111,10 @@ def _join(seen: Sequence[_Microbatch]) -> _Microbatch:
 def _count(microbatch: _Microbatch) -> torch.Tensor:
     """Return counts, sums and the largest difference as one float64 tensor, so that the host needs a single copy.
 
-    First come the counts: a row per band of positions, then a row per band of log-probs, with a column per class of
-    the difference; the last column counts tokens that are masked or not finite.  Then come the sums of ``_SUMS``,
-    ``abs`` by band of positions, the largest difference, the index of its token, that token, and the number of tokens
-    that are not finite.
+    First comes a table with one row for each band of positions, then one for each band of log-probs.  Each column
+    counts the differences of one size class; the last column counts tokens that are masked or not finite.  After the
+    table come the sums of ``_SUMS``, ``abs`` by band of positions, the largest difference, the index of its token, that
+    token's id, and the number of tokens that are not finite.
     """
     ours = torch.cat(list(microbatch.ours)).double()
     place = ours.device
@@ -145,7 +145,7 @@ def _count(microbatch: _Microbatch) -> torch.Tensor:
 
 
 def _find_place(seen: Sequence[_Microbatch], position: int) -> dict[str, int]:
-    """Return where the token at index ``position`` among the tokens of all microbatches lies."""
+    """Return the place of the token that has the index ``position`` among the tokens of all microbatches."""
     for number, microbatch in enumerate(seen):
         for sample, length in enumerate(microbatch.responses):
             if position < length:

@@ -100,7 +100,7 @@ class EngineRecord:
 
 
 def describe_points(found: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return the tokens' projected outputs at each point of the model, and the norms before the projection."""
+    """Return, for each point of the model, the tokens' projected outputs, and the L2 norms before projection."""
     wide = {point: values.double() for point, values in found.items()}
     return {
         point: {"values": list(map(list_numbers, project(values))), "norms": list_numbers(values.norm(dim=-1))}
@@ -133,7 +133,7 @@ def project(values: torch.Tensor) -> torch.Tensor:
 
 
 def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Choose the first response tokens of the first samples; ``samples`` gives each length and response length."""
+    """Choose the first response tokens of the first samples; ``samples`` lists pairs: length, response length."""
     chosen = [
         (number, length - response - 1 + place)
         for number, (length, response) in enumerate(samples)
@@ -145,7 +145,7 @@ def choose_tokens(samples: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 class CallRows:
     """The rows of chosen tokens in each call of a model.
 
-    ``calls`` lists, for each call of the model, the chosen tokens in that call: a token's number and its row.
+    For each call of the model, ``calls`` lists pairs: a chosen token's index, and the token's row in that call.
     ``lengths`` lists the number of rows of each call; it is empty if these numbers are unknown.
     """
 
@@ -159,8 +159,8 @@ class CallRows:
         return values[torch.tensor(self.rows[call], dtype=torch.long, device=values.device)]
 
     def find_fault(self, call: int, num_rows: int, what: str) -> str:
-        """Return why the rows of a call may belong to other tokens; on a GPU, an index beyond the rows would end the
-        process.
+        """Return a message if a call has an unexpected number of rows: the chosen rows may then belong to other tokens,
+        and on a GPU an index out of range would end the process.
         """
         expected = self.lengths[call] if self.lengths else max(num_rows, *(row + 1 for row in self.rows[call]), 0)
         return "" if num_rows == expected else f"call {call} of {what} has {num_rows} rows, expected {expected}"
@@ -176,7 +176,7 @@ class LayerCapture:
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Capture layer outputs during the block, or none if no tokens are chosen or the layers' names are unknown."""
+        """Capture layer outputs in the ``with`` block; capture none if no tokens are chosen or layers are unknown."""
         with ExitStack() as stack:
             for number, (point, module) in enumerate(list_points(model) if self._rows.order else ()):
                 if not number:
@@ -187,7 +187,7 @@ class LayerCapture:
 
     @property
     def found(self) -> dict[str, torch.Tensor]:
-        """The kept outputs [chosen tokens, width] by point, such as ``layer 0 mlp``, in the order of computation."""
+        """The kept outputs [chosen tokens, width] at each point, such as ``layer 0 mlp``, in order of computation."""
         return {point: torch.cat(parts)[self._rows.order] for point, parts in self._kept.items()}
 
     def find_fault(self) -> str:
@@ -242,7 +242,7 @@ def capture_layers(case: str, chosen: Chosen, calls: Sequence[Sequence[int]], le
 def locate_tokens(
     chosen: Chosen, calls: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> list[list[tuple[int, int]]]:
-    """Return, for each call of a model, its chosen tokens: a token's index in ``chosen`` and its row in the call."""
+    """Return, for each call of a model, its chosen tokens as pairs: index in ``chosen``, and row in the call."""
     found: list[list[tuple[int, int]]] = []
     for samples in calls:
         starts, start = {}, 0

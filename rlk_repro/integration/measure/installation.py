@@ -81,7 +81,7 @@ class Installation:
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
-        """Measure the peak memory of each phase; ``follow``, if given, also wraps the function of the phase
+        """Measure the peak memory of each phase; ``follow``, if given, is one more wrapper of the function of phase
         ``FORWARD_ONLY``.
         """
         for name, phase in phases.items():
@@ -154,8 +154,8 @@ class Installation:
 def freeze_objects() -> int:
     """Exempt all Python objects of this process from garbage collection; return their number.
 
-    vime collects garbage after every step.  With a trainer's libraries loaded, a collection takes 0.4 s, and its time
-    varies more than the time of the training (docs/statistics.md).
+    vime collects garbage after every step.  With a trainer's libraries loaded, a garbage collection takes 0.4 s, and
+    this time varies more than the time of the training (docs/statistics.md).
     """
     gc.collect()
     gc.freeze()
@@ -168,7 +168,7 @@ def find_installation(owner: Any, names: Iterable[str]) -> Installation | None:
 
 
 def check_signatures(owner: Any, expected: Mapping[str, str]) -> None:
-    """Raise EnvironmentMissing that names all functions of ``owner`` that are absent or take other parameters."""
+    """Raise an EnvironmentMissing that names all functions of ``owner`` that are absent or take other parameters."""
     problems = find_signature_problems(owner, expected)
     if problems:
         raise EnvironmentMissing(*problems)

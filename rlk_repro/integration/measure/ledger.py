@@ -60,7 +60,7 @@ class OpsWriter:
 
 
 class Ledger:
-    """Records each decision once, and the number of calls per operator; calls fall back to the module ``own``."""
+    """Records each decision once, and counts calls per operator; the trainer's module ``own`` serves refused calls."""
 
     def __init__(self, writer: OpsWriter | None, *, ops: Sequence[str], own: str, is_fallback_allowed: bool) -> None:
         self.decisions: list[Decision] = []
@@ -91,7 +91,7 @@ class Ledger:
         if decision.is_rl_kernel:
             logger.info("rlk-repro: %s: %s %s", op, decision.implementation, decision.version)
         else:
-            logger.warning("rlk-repro: %s: falls back to %s: %s", op, self._own, decision.reason)
+            logger.warning("rlk-repro: %s falls back to %s: %s", op, self._own, decision.reason)
         fields = dataclasses.asdict(decision)
         self.write("decision", **{name: value for name, value in fields.items() if value is not None})
 

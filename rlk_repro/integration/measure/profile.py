@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Timers:
-    """Names of a function's timers; calls without gradient count in ``no_grad``, if given, and not in ``forward``."""
+    """Names of a function's timers.  If ``no_grad`` is set, calls without gradient count there, not in ``forward``."""
 
     forward: str
     backward: str | None = None
@@ -50,7 +50,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """A clock of device time, idle gaps included; a mark is an event on the current stream.
+    """Measures time between events on the current stream; gaps in which the device is idle count too.
 
     Events and torch's stream object are reused, because making one costs the host more time than recording an event.
     """
@@ -91,7 +91,7 @@ def make_clock(*, is_device: bool) -> Clock:
 class StepProfile:
     """Seconds per timer over one step, and the peak memory of the step and of its phases.
 
-    Timers are sums over calls and inclusive: a function that is called inside another function counts in both timers.
+    A timer adds up all calls, nested calls included: a function called inside another one counts in both timers.
     """
 
     def __init__(self, platform: str) -> None:
@@ -239,7 +239,7 @@ class _BackwardSpan:
 
 
 def _node(tensor: torch.Tensor) -> torch.autograd.graph.Node:
-    assert tensor.grad_fn is not None, "a view of a tensor that requires grad has an autograd node"
+    assert tensor.grad_fn is not None, "expected an autograd node: the tensor is a view of one that requires grad"
     return tensor.grad_fn
 
 
@@ -293,7 +293,7 @@ class HostMemory:
 
     def reset(self) -> None:
         try:
-            (self._proc / "clear_refs").write_text("5")  # 5 sets the peak memory to the current memory (man 5 proc)
+            (self._proc / "clear_refs").write_text("5")  # writing 5 resets the peak to the current memory (man 5 proc)
             self.is_per_step = True
         except OSError:
             self.is_per_step = False

@@ -14,8 +14,8 @@ ROCTX: Final = "librocprofiler-sdk-roctx.so"
 class ProfiledSteps:
     """Starts the profiler before the first profiled rollout, and stops it after the last one.
 
-    ``steps`` is ``first:end``, without rollout ``end``; if ``steps`` is empty, no rollout is profiled.  Rollout 0 is
-    never profiled.
+    ``steps`` is ``first:end``; rollout ``end`` is not included.  If ``steps`` is empty, no rollout is profiled.
+    Rollout 0 is never profiled.
     """
 
     def __init__(self, steps: str, switch: Callable[[bool], None] | None = None) -> None:

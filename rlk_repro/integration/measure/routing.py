@@ -32,7 +32,7 @@ class RouteCapture:
 
     @property
     def found(self) -> dict[str, list[list[int]]]:
-        """The sorted experts of each chosen token by layer, such as ``layer 0``; empty for a model without routers."""
+        """Per layer (key ``layer 0``), each chosen token's sorted expert ids; empty for a model without routers."""
         tokens = {layer: [token for call in calls for token in call] for layer, calls in self._kept.items()}
         return {layer: [experts[place] for place in self._rows.order] for layer, experts in tokens.items()}
 

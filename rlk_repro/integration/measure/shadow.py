@@ -33,9 +33,9 @@ SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
 MAX_ROWS: Final = 2048
 """Largest number of rows to compare: a real model's logits take gigabytes, and a comparison holds several copies."""
 MAX_WHOLE_BYTES: Final = 2 << 30
-"""Largest size of the logits in bytes if an operator serves the whole loss: the comparison then needs all rows."""
+"""Largest logits, in bytes, for comparing an operator that serves the whole loss: this comparison needs all rows."""
 NUM_BUFFERS: Final = 6
-"""Number of tensors, each as large as the compared logits, for which a comparison needs memory."""
+"""A comparison needs memory for this many tensors, each as large as the compared logits."""
 MAX_ERROR: Final = 300
 
 
@@ -91,7 +91,7 @@ class ShadowStep:
         self._step, self._seen = step, None
 
     def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's log-prob function to keep its result, or to return a result that a comparison has set."""
+        """Wrap the trainer's log-prob function to keep its result, or to return a result that a comparison provides."""
         self._find_log_probs, signature = function, inspect.signature(function)
 
         def compute(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +202,7 @@ class ShadowStep:
             loss, _ = find_loss(microbatch.logits, microbatch.reducer)
             self._answer = None
         else:
-            # scaled logits move log-probs so far from the old policy's that a clipped loss can have no gradient
+            # scaled logits move log-probs so far from the old policy's that a clipped loss's gradient can be 0
             loss = log_probs[::2].sum() - log_probs[1::2].sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         found = {"log_probs": log_probs.detach(), "log_probs_no_grad": passed, "logits_grad": gradient}

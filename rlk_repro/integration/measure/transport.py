@@ -1,4 +1,4 @@
-"""Find the transport of NCCL's data from NCCL's log, the only place that reports it.
+"""Read from NCCL's log which transport NCCL uses; only this log reports the transport.
 
 Without a fast fabric NCCL falls back to TCP, and the slow network then dominates all times of a run.
 """

@@ -1,4 +1,4 @@
-"""Compute the whole policy loss by RL-Kernel's ``grpo_loss``, if its formula is exactly the trainer's loss.
+"""Compute the whole policy loss with RL-Kernel's ``grpo_loss``, if its formula is exactly the trainer's loss.
 
 The trainer's own function computes the loss value and the metrics, and the operator computes only the gradient.  The
 operator takes the mean over all tokens, so the route multiplies the advantages A by the weights of the trainer's

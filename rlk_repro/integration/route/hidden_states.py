@@ -1,6 +1,6 @@
 """Define ``HiddenStates``, a tensor in the place of logits, which code may move and inspect but not compute with.
 
-The trainer passes this tensor from the output layer to the log-prob function, as the trainer would pass logits.
+The trainer passes this tensor, in place of the logits, from the output layer to the log-prob function.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HiddenStates(torch.Tensor):
         """Return ``hidden`` as ``HiddenStates``; gradients flow back through the result.
 
         Raises:
-            RouteFailed: ``hidden`` and the weight have different dtypes, so a cast back could lose digits.
+            RouteFailed: ``hidden`` and the weight have different dtypes, so casting back could lose digits.
         """
         if hidden.dtype != head.weight.dtype:
             raise RouteFailed(

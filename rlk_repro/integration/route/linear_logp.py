@@ -1,4 +1,4 @@
-"""Compute log-probs by RL-Kernel's ``linear_logp`` from hidden states: whole logits never exist, forward or backward.
+"""Compute log-probs from hidden states with RL-Kernel's ``linear_logp``, which never holds the full logits in memory.
 
 Without logits no fallback is possible: a call that the route cannot serve stops the run in every mode.
 """
@@ -44,7 +44,7 @@ def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
             or find_form_refusal(weight, is_on_device=is_on_device)
         )
         if refusal is not None:
-            expected = "a call that the route can serve, as without logits there is no fallback"
+            expected = "a call that the route supports; without logits there is no fallback"
             raise RouteFailed(f"{NAME}: a call cannot be served: {refusal}, expected {expected}")
         return None
 
@@ -78,5 +78,5 @@ def find_weight_refusal(weight: torch.Tensor, implementation: str) -> Refusal | 
     is_fit = weight.dtype == torch.bfloat16 and weight.shape[1] % SM90_COLUMNS == 0
     if implementation != SM90 or is_fit:
         return None
-    what = f"{SM90} calls another class for {weight.dtype} weights of hidden size {weight.shape[1]}"
+    what = f"{SM90} passes {weight.dtype} weights of hidden size {weight.shape[1]} to another class of RL-Kernel"
     return Refusal(Reason.NOT_ACCEPTED, what)

@@ -31,7 +31,7 @@ The online kernel reads these columns in the first two strides of its 128 thread
 only if its whole first tile is -inf, and that tile begins with these columns.
 """
 NEAR: Final = 8.0
-"""Largest |log-prob - old log-prob| that counts as near: the error of exp and log is then below float32 rounding."""
+"""Largest |log-prob - old log-prob| of a near row: up to it, exp and log err by less than float32 rounding."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Targets:
-    """The token of each row, and ``columns``: the operators compute the log-probs of these columns within the shard.
+    """The tokens of a call; the operators compute log-probs within the shard, for one column per row (``columns``).
 
-    If the vocabulary is not split, the columns are the tokens.  If it is split, the log-prob of any column gives the
-    shard's normaliser.  A large logit loses the fewest digits to rounding, so ``columns`` holds the column of the
-    largest of the first ``PROBED_COLUMNS`` logits.
+    If the vocabulary is not split, the columns are the tokens.  If it is split, the shard's normaliser follows from the
+    logit and the log-prob of any one column.  Rounding disturbs a large logit's log-prob least, so ``columns`` holds,
+    for each row, the column of the largest of the first ``PROBED_COLUMNS`` logits.
     """
 
     columns: torch.Tensor
@@ -154,7 +154,7 @@ def find_form_refusal(logits: torch.Tensor, *, is_on_device: bool) -> Refusal | 
 def select_no_grad(
     logp: LogP, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, *, with_entropy: bool
 ) -> Joined:
-    """Return log-probs and, if requested, entropies without gradient.
+    """Return log-probs and, if requested, entropies; neither has a gradient.
 
     Args:
         logits: [T, V], contiguous, T > 0.
@@ -172,7 +172,7 @@ class Operators:
     """The operators for log-probs with gradient.
 
     ``logp_of_far`` returns the exact log-prob of tokens whose old log-prob differs from it by more than ``NEAR``, and 0
-    for other tokens.  ``logp_of_far`` is None on a CPU, if ``logp`` of RL-Kernel is refused, or if ``can_mend`` fails.
+    for other tokens.  It is None on a CPU, None if RL-Kernel's ``logp`` is refused, and None if ``can_mend`` fails.
     """
 
     ratio_kl: RatioKL
@@ -191,9 +191,9 @@ def select_with_grad(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probs [T] with gradient to ``logits``, and entropies [T] without gradient.
 
-    log_prob = old + log(ratio) for any ``old``.  With the log-prob itself as ``old`` the ratio is 1 up to rounding, so
-    exp and log lose nothing.  Without entropies, rows whose ``hint`` [T] is near the log-prob use the hint as ``old``,
-    which saves a read of the logits.
+    log_prob = old + log(ratio) for any ``old``.  If ``old`` is the log-prob itself, the ratio is 1 up to rounding,
+    so exp and log lose no precision.  Without entropies, a row's ``hint`` ([T]) serves as ``old`` if it is near the
+    log-prob, which saves a read of the logits.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
@@ -215,7 +215,7 @@ def select_with_grad(
 class _RatioLogProbs(torch.autograd.Function):
     """Computes the gradient of log-probs by the operator's own gradient, and corrects it for a split vocabulary.
 
-    The operator gives d local / d logits = e_c - p, where p is the softmax of this shard, and e_c is 1 in the
+    The operator gives the gradient of the shard's own log-prob, e_c - p: p is the shard's softmax, e_c is 1 in the
     requested column.  The wanted gradient is e_t - w * p: w is the shard's share of the probability, and e_t is 1 in
     the token's column.  So the wanted gradient is w times the operator's gradient, with two corrections per row.
     """
@@ -300,7 +300,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
 
     In shard r, a column has the logit a and the log-prob l, so the shard's log-sum-exp is n_r = a - l.  Let n be the
     log-sum-exp of all shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).
-    The maximum of a over the shards is subtracted from the logits, to keep digits; every rank gets the same bits.
+    The largest ``a`` of all shards is subtracted from the logits, to keep precision; all ranks get the same bits.
     """
     if targets.split is None:
         return Joined(local, None, entropy)

@@ -1,4 +1,4 @@
-"""Find the installed RL-Kernel: its generation, its operators, and whether the table ``OPERATORS`` has their classes.
+"""Find the installed RL-Kernel: its registry, its operators, and whether the table ``OPERATORS`` lists their classes.
 
 RL-Kernel's registry returns a native operator for an unknown name, and does not report an absent extension.
 """
@@ -62,7 +62,7 @@ class LoadedOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class Contracts:
-    """The registry of RL-Kernel's later generation, which dispatches by contract, and its module of contracts."""
+    """RL-Kernel's newer registry, which chooses operators by contract, and the module that defines the contracts."""
 
     registry: Any
     types: Any

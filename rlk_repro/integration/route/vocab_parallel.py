@@ -1,6 +1,6 @@
-"""Compute log-probs by the dispatch of RL-Kernel's later generation, which handles ranks and gradients itself.
+"""Compute log-probs with operators of RL-Kernel's newer registry, which handle ranks and gradients themselves.
 
-The trainer's loss includes padded columns, so each contract declares all columns real.
+The trainer's loss includes the vocabulary's padded columns, so each contract declares all columns real.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlk_repro.operators import OPERATORS, Case, Platform, Reason, Refusal
 
 NAME: Final = "vocab_parallel_logp"
 NUM_TILES: Final = 64
-"""RL-Kernel's default number of tiles of the vocabulary; ranks that share this number of tiles compute equal bits."""
+"""RL-Kernel's default number of vocabulary tiles; with equally many tiles, any number of ranks computes equal bits."""
 NUM_KEPT: Final = 64
 """Number of contracts to keep: a contract lists every row of a call, and each microbatch has its own number of rows."""
 DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -104,7 +104,7 @@ def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
 
 
 class VocabParallelLogp:
-    """Serves the calls of one run; RL-Kernel must dispatch every new shape to the implementation of the first shape."""
+    """Serves the calls of one run; RL-Kernel must choose the same implementation for all shapes."""
 
     def __init__(self, contracts: Contracts, case: Case, first: Dispatched) -> None:
         self.loaded = LoadedOperator(
@@ -118,7 +118,7 @@ class VocabParallelLogp:
 
     @classmethod
     def find(cls, case: Case) -> Self | Refusal:
-        """Return RL-Kernel's dispatch for this platform: a production kernel, or on a CPU RL-Kernel's reference."""
+        """Let RL-Kernel choose an implementation: a production kernel on a GPU, its own reference on a CPU."""
         contracts = load_contracts()
         if isinstance(contracts, Refusal):
             return contracts
@@ -135,7 +135,7 @@ class VocabParallelLogp:
         ran = found.provenance.actual_backend
         if (found.implementation, ran) != (self.loaded.implementation, self._backend):
             was = f"{self.loaded.implementation} ({self._backend})"
-            return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({ran}) is chosen now, {was} at the start")
+            return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({ran}) is chosen now, but earlier {was}")
         return self._values.find_refusal(logits, tokens, shard)
 
     def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:

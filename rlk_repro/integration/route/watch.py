@@ -55,5 +55,5 @@ class Watch:
             if low < 0 or high >= item.num_columns:
                 odd.setdefault(item.op, f"token ids from {low} to {high} in a vocabulary of {item.num_columns}")
             if not value <= HIGHEST:
-                odd.setdefault(item.op, f"RL-Kernel returned {value}, and values above 0 are impossible")
+                odd.setdefault(item.op, f"RL-Kernel returned {value}, expected a value of at most 0")
         return odd
