@@ -19,7 +19,7 @@ from rlk_repro.base.units import format_bytes
 WANTS_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 MORE_ROOM: Final = "export TMPDIR=/a/folder/with/room"
 OF_WRITING: Final = WANTS_ROOM | {errno.EROFS, errno.EFBIG}
-"""A read or a network connection never fails with these error numbers."""
+"""Error numbers (errno) with which a write can fail, but never a read or a network connection."""
 OF_FILE_SYSTEMS: Final = OF_WRITING | {errno.EIO, errno.ESTALE}
 
 

@@ -48,7 +48,7 @@ PinsName = Annotated[
 ]
 StackName = Annotated[
     str | None,
-    typer.Option("--stack", help="A stack's name or file; default: the newest.", autocompletion=complete_stack),
+    typer.Option("--stack", help="Stack (name or file); default: the newest.", autocompletion=complete_stack),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change one value; can be repeated.")

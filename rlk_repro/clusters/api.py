@@ -148,7 +148,7 @@ class Backend(Protocol):
 
         Raises:
             CheckFailed: the job waits or runs, or its results are lost.
-            SchedulerRefused: the connection broke; a second call continues the transfer.
+            SchedulerRefused: the connection broke; call ``collect`` again to continue the transfer.
         """
 
     def find_bound(self, plan: Plan) -> Bound | None:

@@ -226,7 +226,7 @@ def test_a_program_without_a_model_has_no_output_layer(
                         ("RLK_REPRO_ENTROPY_METRIC", "0")):  # fmt: skip
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        EnvironmentMissing, match=r"linear_logp: needs an output layer .* \(this workload has no output layer\)"
+        EnvironmentMissing, match=r"linear_logp: needs access to .* \(this workload has no output layer\)"
     ):
         vime.install_loss(make_vime_args())
     with pytest.raises(EnvironmentMissing, match="linear_logp: RL-Kernel cannot be imported"):
