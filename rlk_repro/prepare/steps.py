@@ -37,7 +37,7 @@ class PrepareRequest:
 class PrepareStep(Order):
     """One folder of a run; ``estimate`` returns the number of bytes still to be written, if known.
 
-    ``pin`` names the run's key that would pin the repository's revision, and is empty if nothing is left to pin.
+    ``pin`` is the key with which a run pins the repository's revision; it is empty if nothing is left to pin.
     """
 
     what: str
@@ -67,7 +67,7 @@ class Done:
 
     @property
     def unpinned(self) -> dict[str, str] | None:
-        """The run's key that would pin the revision, and the revision that was used; None if nothing is left to pin."""
+        """The key with which a run pins the revision, and the revision in use; None if nothing is left to pin."""
         if not self.step.pin:
             return None
         return {"path": self.step.pin, "revision": str(self.contents.source.get("revision"))}

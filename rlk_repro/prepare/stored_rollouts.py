@@ -1,6 +1,6 @@
 """Fetch stored rollouts, whose digest the run pins, from a mirror or from the archives that the run names.
 
-An archive is any tar file with ``0.pt``, ``1.pt``, … in some folder, such as a bundle.
+An archive is any tar file, for example a bundle, with the files ``0.pt``, ``1.pt``, … in any of its folders.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _GITLINK: Final = "160000"
 _NO_COMMIT: Final = "0" * 40
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _REFERENCE: Final = re.compile(r"ref: (refs/[^\0\n]+)")
-_MOST_REFERENCES: Final = 5  # the commit must be in HEAD or in one of the 4 references that follow HEAD
+_MOST_REFERENCES: Final = 5  # HEAD and at most 4 references, each named by the one before; the last holds the commit
 _HEAD_BYTES: Final = 4096
 
 
@@ -58,7 +58,7 @@ def probe_checkout(folder: Path) -> dict[str, Fact]:
     """Return the facts ``commit``, ``is_dirty``, ``tree`` and ``diff_sha256`` of a git checkout.
 
     ``tree`` is git's hash of the files as they are now, without those that git ignores.  ``diff_sha256`` is ``clean``
-    if ``tree`` is the hash of the commit's tree; otherwise it is the sha256 of the commit's tree hash and ``tree``.
+    if the commit's tree has the same hash; otherwise it is the sha256 of a text with both hashes.
     """
     found = read_checkout(folder)
     if isinstance(found, Unknown):
@@ -225,7 +225,7 @@ def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _read_link(folder: Path, recorded: str) -> str:
-    """Return the commit of an inner repository, or the hash of its changed files; ``recorded`` for an empty folder."""
+    """An empty folder is a submodule that is not checked out: its commit is ``recorded``, from the outer repository."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return recorded
     facts = probe_checkout(folder) if (folder / ".git").exists() else {}

@@ -97,7 +97,7 @@ def probe_build(environ: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def find_package(source: CodeSource, environ: Mapping[str, str]) -> Path | Unknown:
-    """Return the folder of the package that a child process imports, or else the checkout in ``source.variable``."""
+    """Return the package's folder as a child process imports it, else the one given by ``environ[source.variable]``."""
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     try:
         spec = PathFinder.find_spec(source.module, folders) or importlib.util.find_spec(source.module)

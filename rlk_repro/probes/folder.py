@@ -28,7 +28,7 @@ def probe_folder(folder: Path, root: Path = Path("/")) -> dict[str, Fact]:
 
 
 def find_filesystem(mounts: str, path: Path) -> str | Unknown:
-    """Return the type of the file system that holds ``path``: the last mount at the longest mount path above it."""
+    """Return the type of the file system that holds ``path``; of several mounts on one mount point, the last counts."""
     rows = [line.split(" ") for line in mounts.splitlines()]
     above = [
         (len(Path(point).parts), kind)

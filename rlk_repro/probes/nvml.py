@@ -75,7 +75,7 @@ def _nvlinks_up(nvml: Any, gpu: Any) -> int | Unknown:
 
 
 def _fabric(nvml: Any, gpu: Any) -> dict[str, Fact]:
-    """GPUs of one NVLink domain share cluster and clique; the driver sets both only after a complete registration."""
+    """Only in state Completed are cluster UUID and clique id set; they are equal for all GPUs of one NVLink domain."""
     info = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
     state = FABRIC_STATES[info.state] if info.state < len(FABRIC_STATES) else str(info.state)

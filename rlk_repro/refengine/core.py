@@ -1,7 +1,7 @@
 """Compute the numeric core of the loss: selected log-probs, entropy, KL estimates, clipped policy loss, reduction.
 
 Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules.  Callers
-look these functions up as attributes of this module at call time, so a replacement serves every call.
+look these functions up in this module at each call, so a function put in their place is used from the next call on.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def make_sum_of_sample_mean(
     """Return a function that reduces per-token values [N] to a scalar.
 
     By default, the scalar is the sum of the samples' masked means; the denominator is at least 1, so a fully masked
-    sample adds 0.  Per token, the scalar is the masked sum, and the caller divides it by the step's number of tokens.
+    sample adds 0.  With ``calculate_per_token_loss``, it is the masked sum; the caller divides by the number of tokens.
     """
     weights = torch.cat(loss_masks).to(torch.float32)
     if not calculate_per_token_loss:

@@ -1,6 +1,6 @@
 """Define a decoder-only transformer like Qwen3: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU.
 
-The model works on packed rows [N] of many samples; the caller passes in the attention over keys.
+The model works on packed rows [N] of many samples; the caller passes the function that computes attention.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Computes logits [N, V] from tokens [N] and positions [N]; ``attend`` is the attention over keys."""
+    """Computes logits [N, V] from tokens [N] and positions [N]; ``attend`` computes the attention."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def widen(x: torch.Tensor) -> torch.Tensor:
 
 
 class PackedLayout:
-    """The layout of samples in T packed rows: each row's position in its sample, and attention inside each sample."""
+    """Maps T packed rows to the samples and positions that they belong to; computes attention inside each sample."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.num_samples, self.longest = len(lengths), max(lengths)

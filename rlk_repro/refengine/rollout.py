@@ -54,7 +54,7 @@ class KeyValueCache:
 
 
 class RolloutEngine:
-    """Generates responses; its own weights have the dtype of the model's activations."""
+    """Generates responses with its own copy of the policy's weights, in the dtype of the model's activations."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.model = Transformer(config).to(device=device, dtype=config.dtype).requires_grad_(requires_grad=False)

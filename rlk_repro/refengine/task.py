@@ -44,7 +44,7 @@ def make_questions(seed: int, rollout_id: int, count: int, max_operand: int) -> 
 
 
 def score(response: str, answer: str) -> float:
-    """Return the share of the longer text's positions at which ``response`` equals the answer followed by ``END``."""
+    """Count the positions at which ``response`` equals ``answer + END``; divide by the length of the longer text."""
     expected = answer + END
     hits = sum(got == want for got, want in zip(response, expected, strict=False))
     return hits / max(len(response), len(expected))

@@ -71,8 +71,8 @@ def frozen_heap() -> Iterator[None]:
     """Exclude the existing objects from garbage collection.
 
     A full garbage collection visits the 170 000 objects that importing torch creates: this takes 80 to 100 ms on a CPU,
-    where a pass of the smoke run takes 20 ms.  Without this function, garbage is collected in the same scored step of
-    every trial.
+    where a pass of the smoke run takes 20 ms.  Without this function, the collection would slow the same scored step
+    of every trial.
     """
     gc.collect()
     gc.freeze()
@@ -130,7 +130,7 @@ class Trainer:
         self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
     def update_weights(self) -> None:
-        """Copy the policy's weights to the generator, except in a run on stored rollouts; log the time in every run."""
+        """Copy the policy's weights to the generator and log the time; with stored rollouts, log but copy nothing."""
         with self.timer.phase("update_weights"):
             if not self.args.debug_train_only:
                 self.engine.load_weights(self.model)

@@ -41,7 +41,7 @@ class RatioDifference:
         return abs(self.estimate) + self.half_width <= math.log1p(margin)
 
     def find_needed(self, margin: float) -> int | None:
-        """Return how many pairs each result needs for an interval inside the margin, or None for too many.
+        """Return how many pairs each result needs for an interval inside the margin; None if over MAX_PAIRS_SUGGESTED.
 
         The calculation uses the measured difference, or 0 if the measured one is outside the margin.
         """

@@ -24,7 +24,7 @@ DECISIONS: Final = "decisions"
 IMPLEMENTATION: Final = "implementation"
 MISSING: Final = "not recorded"
 NOT_YET: Final = "not recorded by this older format"
-# An operator's version, ``0.1.0 at 202f0e30e567 (registry), held against X``; X is the source of the old log-probs.
+# An operator's version, like ``0.1.0 at 202f0e30e567 (registry), held against X``, where X computes the old log-probs.
 _VERSION: Final = re.compile(
     r"(?P<version>.*?)(?: at (?P<commit>[0-9a-f]{7,40}))?(?: \((?P<registry>[^()]*)\))?"
     r"(?:, held against (?P<reference>.*))?",
@@ -35,7 +35,7 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The code that ran; ``sources`` maps each module to hashes of its Python files, or to an empty set.
+    """The code that ran; ``sources`` maps each module to hashes of its Python files; no hash if none is recorded.
 
     ``decisions`` holds the implementation and the version of each operator that RL-Kernel served. ``is_early`` marks a
     bundle of an early format, which has no hashes of modules.
@@ -104,7 +104,7 @@ def _read_package_tree(module: str, manifest: Manifest) -> str | None:
 
 
 def compare_identities(old: Identity, new: Identity) -> list[Finding]:
-    """Return a blocking finding for a different value, and a warning for a missing one (in an early format: info)."""
+    """Return a blocking finding for different values; a missing value gives a warning, or info for an early format."""
     return [*_compare_sources(old, new), *_compare_decisions(old, new), *_compare_networks(old, new)]
 
 

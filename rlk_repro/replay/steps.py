@@ -105,7 +105,7 @@ def reanalyse(bundle: Path) -> Recorded:
 
 
 def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> Loaded[Profile]:
-    """Return the user's profile, not the bundle's; if neither name is given, the bundle names the cluster."""
+    """Return the user's profile, never the bundle's; without ``cluster`` and ``profile``, use the bundle's cluster."""
     return planning.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
 

@@ -143,7 +143,7 @@ def _size(view: View, effect: Effect) -> str:
 
 
 def _apply(view: View, metric: str, ratio: float) -> str:
-    """Return the change in units; the baseline's mean multiplied by the ratio is less noisy than enabled's own mean."""
+    """Return ``, A → B UNIT``: A is the baseline's mean; B = A × ``ratio`` is less noisy than enabled's own mean."""
     mean = view.mean(metric, BASELINE)
     if mean is None:
         return ""

@@ -45,7 +45,7 @@ class Entry:
 
 
 def write_index(entries: Sequence[Entry], folder: Path) -> Path:
-    """Write the page and the reports, and return the page's path; the bundle's id names each report's folder."""
+    """Write the page, and each report into a folder named after its bundle's id; return the page's path."""
     for entry in entries:
         write_report(entry.analysis, folder / entry.shown_id, replace(entry.context, run_directory=""))
     page = folder / INDEX_NAME

@@ -126,7 +126,7 @@ def recorded_metrics(analysis: Analysis) -> frozenset[str]:
 
 
 def measured_metric(metric: str) -> str:
-    """Return the measured metric that a pair's metric is computed from, like the step time for the mean step time."""
+    """Return the metric that ``metric`` is computed from: for example, ``step_time_s`` for ``mean_step_time_s``."""
     return _OF_PAIRS[metric][0] if metric in _OF_PAIRS else metric
 
 

@@ -261,7 +261,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     cautions = [] if view.context.is_sealed else [UNSEALED]
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
-    # ``own_work`` explains a gain of the enabled variant; a run without a scored pair has no gain to explain.
+    # ``own_work`` says which part of enabled's gain is not RL-Kernel's; without a scored pair there is no gain.
     if view.is_comparison and analysis.verdict.num_pairs:
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:

@@ -44,7 +44,7 @@ class Context:
         may_claim: what the run definition allows a reader to claim; ``may_not_claim`` is what it forbids.
         setting: the settings in which runs with the same name may differ.
         rule_changes: how the rules of the run differ from those of the shipped run.
-        differences: how the variants differ at their start; if ``is_as_planned`` is set, only the plan says so.
+        differences: how the arguments and environments of variants differ: planned if ``is_as_planned``, else recorded.
         own_work: sentences that name the part of enabled's gain that comes from rlk-repro's own code.
     """
 

@@ -45,8 +45,8 @@ class AgreementResult:
     ``beyond[i]`` counts tokens whose difference exceeds ``LADDER[i]``. ``k1`` and ``k3`` estimate the KL divergence of
     the rollout's policy from the trainer's, per token: the means of -r and of exp(r) - 1 - r, where r is the trainer's
     log-prob minus the rollout's (Schulman, Approximating KL Divergence). ``by_position`` and ``by_log_prob`` have one
-    row per band, and each row has the number of tokens by class. ``num_not_finite`` counts tokens whose log-prob is not
-    finite; no other number includes these tokens.
+    row per band; item i of a row is the number of the band's tokens whose difference exceeds exactly the first i bounds
+    of ``LADDER``. ``num_not_finite`` counts tokens whose log-prob is not finite; no other number includes these tokens.
     """
 
     variant: str

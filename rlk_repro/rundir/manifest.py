@@ -136,7 +136,7 @@ def severity(path: str) -> Level:
 
 
 def diff_manifests(expected: Manifest, found: Manifest) -> list[Finding]:
-    """Return a finding for each different fact; a fact in only one manifest gives at most a warning."""
+    """Return a finding for each fact that differs; a fact known in only one manifest gives at most a warning."""
     left, right = dict(expected.facts()), dict(found.facts())
     return list(_diff_facts(left, right, left.keys() | right.keys()))
 
@@ -168,7 +168,7 @@ def _diff_facts(left: Mapping[str, Fact], right: Mapping[str, Fact], paths: Iter
         if level is Level.BLOCKING and (isinstance(was, Unknown) or isinstance(now, Unknown)):
             level = Level.INFO if _is_settled_by_files(path, left, right) else Level.WARNING
         elif path.endswith(f".{DIFF}") and _has_same(path.replace(DIFF, "tree"), left, right):
-            level = Level.INFO  # older versions of rlk-repro hashed diffs differently; equal trees prove equal files
+            level = Level.INFO  # the files are equal; older versions of rlk-repro hash the same diff differently
         yield Finding(level, path, shorten(str(was)), shorten(str(now)))
 
 
