@@ -63,7 +63,7 @@ def status(
     is_over = answer is not None and answer.state.is_final
     is_done = answer is not None and answer.state is JobState.DONE
     if is_over and progress is not None:
-        # A job in state DONE has ended with phase ENDED; recorded progress in another phase is outdated.
+        # A DONE job has been through phase ENDED; if its recorded progress shows another phase, the record is outdated.
         is_outdated = is_done and progress.phase is not Phase.ENDED
         progress = None if is_outdated else drop_forecast(progress)
     if as_json:

@@ -46,7 +46,7 @@ def say_json(value: Any) -> None:
 
 
 def show(print_on: Callable[[Console], None]) -> None:
-    """Write what ``print_on`` prints, in colour only on a terminal; ``print_on`` itself must escape bundles' text."""
+    """Call ``print_on`` and write its output, in colour only on a terminal; ``print_on`` must escape bundles' text."""
     from rich.console import Console
 
     console = Console(highlight=False)

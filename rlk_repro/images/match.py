@@ -30,7 +30,7 @@ _NOTHING: Final = "nothing"
 
 
 def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) -> Iterator[Finding]:
-    """Check the image's stack, commits and platform; a machine without GPUs has no images of its own, so any fits."""
+    """Check the image's stack, commits and platform; a machine without GPUs may use the image of any platform."""
     if record.stack != stack.stack:
         yield _differs("image.stack", stack.stack, record.stack)
     if platform not in {None, Platform.CPU} and record.platform != platform:

@@ -151,7 +151,7 @@ def load_image(layout: OciLayout, platform: str | None = None) -> OciImage:
 def _choose(
     layout: OciLayout, index: Mapping[str, Any], platform: str | None, index_digest: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the descriptor of a platform's manifest, and the digest of the nested list that holds it, if any."""
+    """Return the descriptor of a platform's manifest, and the digest of the nested index that lists it, if any."""
     found = [item for item in index.get("manifests", []) if not _is_attestation(item)]
     if platform is not None and len(found) > 1:
         found = [item for item in found if (item.get("platform") or {}).get("architecture") == platform]

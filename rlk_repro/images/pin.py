@@ -116,7 +116,7 @@ def diff(before: str, after: str, name: str) -> Iterator[str]:
 
 
 def resolve_ref(repository: str, ref: str) -> tuple[str, str]:
-    """Return the present commit of a branch, tag or commit, and git's hash of its files."""
+    """Return the commit to which a branch, tag or commit id resolves now, and the hash of that commit's git tree."""
     with temporary_folder("rlk-repro-pin-") as folder:
         git.require("git init", git.ask_git(folder, "init", "--quiet", "--bare", timeout_s=GIT_TIMEOUT_S))
         git.require(f"git fetch {repository}", git.fetch(folder, repository, ref, timeout_s=GIT_TIMEOUT_S))

@@ -40,7 +40,7 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
 
 
 def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
-    """Return the output layer of a model's chunk, None if another pipeline stage has it, or a refusal to use it."""
+    """Return a model chunk's output layer, None if another pipeline stage has it, or a Refusal if it cannot be used."""
     model = chunk
     while hasattr(model, "module"):
         if type(model).__name__ not in abi.wrappers:

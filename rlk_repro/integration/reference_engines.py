@@ -82,7 +82,7 @@ class _Step:
     def record_pass(
         self, case: str, model: Transformer, data: TrainData, steps: Steps, compute: Callable[..., list[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """The last sample of ``data`` may only serve to pad the other samples; then it is not recorded."""
+        """If the last sample of ``data`` was added only for padding, it is not recorded."""
         calls = [microbatch.indices for microbatch in chain.from_iterable(steps)]
         capture = capture_layers(case, self._chosen, calls, data.total_lengths)
         with capture.watching(model):
@@ -178,7 +178,7 @@ def _list_packed(data: TrainData, steps: Steps) -> Iterator[dict[str, Any]]:
 
 
 def take_samples(data: TrainData, indices: Sequence[int], longer_by: int = 0) -> TrainData:
-    """Return the samples at ``indices``; with ``longer_by``, add a sample that many tokens longer than the longest."""
+    """Return the samples at ``indices``; if set, ``longer_by`` adds one with that many more tokens than the longest."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(data):
         values = getattr(data, field.name)

@@ -198,7 +198,7 @@ def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
 
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
     last = read_last_word(run_dir)
-    # while an agent runs, its message tells only its progress
+    # while an agent runs, its recorded message describes progress, not a result
     message = last.message if last.exit_code is not None else ""
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:

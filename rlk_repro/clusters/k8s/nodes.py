@@ -109,7 +109,7 @@ def make_node_terms(plan: Plan, settings: KubernetesSettings, nodes: Sequence[st
     terms = [[*common, _is_in(key, values)] for key, values in products] or [common]
     if not nodes:
         return [{"matchExpressions": term} for term in terms if term]
-    # a term can name only one node
+    # a nodeSelectorTerm can name only one node
     return [
         {
             **({"matchExpressions": term} if term else {}),

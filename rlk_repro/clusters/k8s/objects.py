@@ -225,7 +225,7 @@ def _make_network_policy(plan: Plan, run_dir: RunDir) -> Object:
     rules = policy["spec"]["ingress"]
     policy["spec"]["podSelector"]["matchLabels"] = rules[0]["from"][0]["podSelector"]["matchLabels"] = own
     if settings.kind == "rayjob":
-        # the operator starts the entrypoint through the head's dashboard
+        # KubeRay starts the job's entrypoint through the head pod's dashboard
         operator: Object = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
         if settings.operator_namespace is not None:
             operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}}}

@@ -40,7 +40,7 @@ def _surround(plan: Plan, trials_min: float) -> float:
 
 
 def _trials_min(plan: Plan) -> float:
-    """Return minutes for trials: 1.5 times the estimate if jobs may be requeued, else the sum of the trials' limits."""
+    """Return 1.5 times the estimated minutes if Slurm may requeue the job, else the sum of the trials' limits."""
     expected_min = plan.expected_minutes()
     if expected_min is None or not slurm_settings(plan).requeue:
         return plan.all_limits_min

@@ -24,7 +24,7 @@ class ShellLine:
 
 
 def quote(value: Any) -> str:
-    """Quote texts and lists of texts as shell words, other values by their type; raise TypeError for other types."""
+    """Return ``value`` in a script's syntax: strings become shell words; raise TypeError for an unsupported type."""
     match value:
         case Directive(text):
             return quote_directive(text)

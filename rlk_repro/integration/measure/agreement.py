@@ -34,7 +34,7 @@ class _Microbatch:
 
 
 class TokenRecord:
-    """Records how far log-probs of training and rollout differ in a step, unless ``refusal`` says why it cannot."""
+    """Records per step how far log-probs of training and rollout differ, or ``refusal``: why they are not compared."""
 
     def __init__(self, refusal: str = "", turn: Turn | None = None) -> None:
         self._refusal, self._reason, self._turn = refusal, refusal, turn
@@ -113,8 +113,8 @@ def _count(microbatch: _Microbatch) -> torch.Tensor:
 
     First comes a table with one row for each band of positions, then one for each band of log-probs.  Each column
     counts the differences of one size class; the last column counts tokens that are masked or not finite.  After the
-    table come the sums of ``_SUMS``, ``abs`` by band of positions, the largest difference, the index of its token, that
-    token's id, and the number of tokens that are not finite.
+    table come, in this order: ``_SUMS``; ``abs`` for each band of positions; the largest difference, with its token's
+    index and id; and the number of tokens that have a log-prob that is not finite.
     """
     ours = torch.cat(list(microbatch.ours)).double()
     place = ours.device
@@ -145,7 +145,7 @@ def _count(microbatch: _Microbatch) -> torch.Tensor:
 
 
 def _find_place(seen: Sequence[_Microbatch], position: int) -> dict[str, int]:
-    """Return the place of the token that has the index ``position`` among the tokens of all microbatches."""
+    """Find token number ``position`` of a step: return its microbatch, its sample and its position in the response."""
     for number, microbatch in enumerate(seen):
         for sample, length in enumerate(microbatch.responses):
             if position < length:

@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Timers:
-    """Names of a function's timers.  If ``no_grad`` is set, calls without gradient count there, not in ``forward``."""
+    """Names of a function's timers; calls without gradient count in ``no_grad`` if it is set, else in ``forward``."""
 
     forward: str
     backward: str | None = None
@@ -231,7 +231,7 @@ class _BackwardSpan:
             self.close()
 
     def close(self) -> None:
-        """Some inputs may never get a gradient, so the interval ends at the last computed gradient."""
+        """End the timed backward pass at the last computed gradient, because some inputs may never get a gradient."""
         if self._begin is not None and self._end is not None:
             self._intervals.append((self._name, self._begin, self._end))
         self._begin = self._end = None

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class RouteCapture:
-    """Keeps the experts of chosen tokens, which `CallRows` locates, in each layer that has a router."""
+    """Keeps the experts of selected tokens, which `CallRows` locates, in each layer that has a router."""
 
     def __init__(self, calls: Sequence[Sequence[tuple[int, int]]], lengths: Sequence[int] = ()) -> None:
         self._rows, self._fault = CallRows(calls, lengths), ""
@@ -32,7 +32,7 @@ class RouteCapture:
 
     @property
     def found(self) -> dict[str, list[list[int]]]:
-        """Per layer (key ``layer 0``), each chosen token's sorted expert ids; empty for a model without routers."""
+        """Per layer (key ``layer 0``), each selected token's sorted expert ids; empty if the model has no routers."""
         tokens = {layer: [token for call in calls for token in call] for layer, calls in self._kept.items()}
         return {layer: [experts[place] for place in self._rows.order] for layer, experts in tokens.items()}
 

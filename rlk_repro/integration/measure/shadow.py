@@ -1,7 +1,7 @@
 """Compute a microbatch of a baseline step by both routes, the trainer's and RL-Kernel's, and measure their difference.
 
 The comparison uses detached logits, because a second backward pass through the model would add to the model's
-gradients.  Only the first rows of the logits go through both routes; later rows use the trainer's log-probs.
+gradients.  The trainer and RL-Kernel both compute the first rows' log-probs; later rows use the trainer's log-probs.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ShadowStep:
         self._step, self._seen = step, None
 
     def follow_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the trainer's log-prob function to keep its result, or to return a result that a comparison provides."""
+        """Wrap the trainer's log-prob function: keep its result, or return log-probs that a comparison already has."""
         self._find_log_probs, signature = function, inspect.signature(function)
 
         def compute(*args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ def pack(parts: Sequence[torch.Tensor], batch: Mapping[str, Any], num_rows: int)
 
 @dataclass
 class CurrentBatch:
-    """The arguments of the loss that runs now; if only its first rows are computed, ``num_rows`` counts all rows."""
+    """The current loss's arguments; if log-probs are computed for first rows only, ``num_rows`` counts all rows."""
 
     args: Any = None
     batch: Mapping[str, Any] | None = None

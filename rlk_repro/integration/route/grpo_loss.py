@@ -1,8 +1,8 @@
 """Compute the whole policy loss with RL-Kernel's ``grpo_loss``, if its formula is exactly the trainer's loss.
 
 The trainer's own function computes the loss value and the metrics, and the operator computes only the gradient.  The
-operator takes the mean over all tokens, but the trainer's reducer weights the tokens.  So the route multiplies each
-token's advantage A by its weight w > 0, which weights the token's loss: min(r wA, clip(r) wA) = w min(rA, clip(r) A).
+operator takes the mean over all tokens, but the trainer multiplies each token's loss by a weight w >= 0.  The route
+multiplies the token's advantage A by w instead, with the same result: min(r wA, clip(r) wA) = w min(rA, clip(r) A).
 For the operator, each token is a sequence of its own.
 """
 

@@ -22,7 +22,7 @@ FOLLOWER_S: Final = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A note of a pod's first process; ``pod`` is the pod's unique id, ``failure`` says why no bundle can be made."""
+    """A note written by a pod's first process; ``pod`` is the pod's unique id, ``failure`` why no bundle was made."""
 
     pod: str
     pid: int

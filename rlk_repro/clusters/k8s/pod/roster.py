@@ -25,7 +25,7 @@ _DIGITS: Final = re.compile(r"(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class PodSeat:
-    """One pod: its unique id, its node, and the group that only pods of the same attempt share."""
+    """One pod: its name, unique id and node; in a RayJob, ``group`` is the name of its Ray cluster, otherwise empty."""
 
     pod: str
     uid: str
@@ -43,10 +43,10 @@ class Roster:
 
 
 def join(run_dir: RunDir, seat: PodSeat, wait: Callable[[float], bool], earlier: str = "") -> Roster | None:
-    """Announce this pod until a roster names it, and return that roster.
+    """Announce this pod until a roster names it.
 
-    Return None if this process is asked to stop or the run is complete.  Ignore a roster of ``earlier``,
-    the allocation in which this pod has already taken part.
+    Return that roster, or None if this process is asked to stop or the run is complete.  This pod has already taken
+    part in the allocation ``earlier``, so a roster of that allocation is ignored.
     """
     path = run_dir.pod_join(seat.pod)
     try:

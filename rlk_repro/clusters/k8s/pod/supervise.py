@@ -36,8 +36,8 @@ _RAY_PORT: Final = 6379
 class Duty:
     """The arguments of a pod's command.
 
-    The pod stays for ``hold_s`` seconds after its agent has ended.  ``num_restarts`` limits both the new starts after a
-    loss of nodes and the replacements of a lost leading pod in a RayJob.
+    The pod stays for ``hold_s`` seconds after its agent has ended.  ``num_restarts`` is the largest number of restarts
+    after a loss of nodes, and also the largest number of replacements of a RayJob's lost leading pod.
     """
 
     run_dir: RunDir
@@ -65,9 +65,9 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
         try:
             code = _run_agent(duty, environ, stop, ray, notes) if earlier_code is None else earlier_code
             if stop.signal is signal.SIGINT:  # The user cancelled the job.
-                code = code_after(signal.SIGINT)  # After SIGTERM's code 143, the Job would start a new pod.
+                code = code_after(signal.SIGINT)  # Exit with 130: after 143 (SIGTERM), the Job would start a new pod.
             if ray is not None and _is_replaced(duty, environ, stop):
-                # kill Ray before its job fails: KubeRay replaces a head that does not answer, but not if its job failed
+                # kill Ray before the RayJob fails: KubeRay replaces a dead head pod, but not that of a failed RayJob
                 ray_grace_s = 0.0
                 return code
             stop.forget(signal.SIGINT)  # A cancelled run's pod stays until its bundle and exit code are read.
