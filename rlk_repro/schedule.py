@@ -33,7 +33,7 @@ class Block:
 class Rollout:
     """One rollout of a session; ``block`` (a number) and ``label`` (A or B) are empty outside blocks.
 
-    ``stored`` is the number of the stored rollout that the trainer trains on; None means one of the largest ones.
+    ``stored`` is the number of the stored rollout to train on; None means one of those with the largest files.
     """
 
     letter: str

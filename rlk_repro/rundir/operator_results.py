@@ -50,7 +50,7 @@ class OperatorCase:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTrial:
-    """One implementation in one case in one process, over its timed calls without warm-up.
+    """The results of one implementation in one case and one process, from its timed calls without warm-up.
 
     Measured values are None unless the implementation passed. ``speedup`` is the median time of vime's own function in
     the same case and process, divided by ``median_s``. ``floor_fraction`` is the shortest possible time on this device,
@@ -73,7 +73,7 @@ class OperatorTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorResult:
-    """One implementation in one case, over all processes.
+    """The results of one implementation in one case, from all processes.
 
     ``error`` is the largest difference from float64 over the checked rows. ``gradient_error`` is the largest difference
     of a gradient, divided by the largest gradient element. ``process_spread`` is the range of the processes' medians,

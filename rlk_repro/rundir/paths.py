@@ -208,7 +208,7 @@ class RunDir:
 
     @property
     def live(self) -> RunDir:
-        """The folder with copies of the state and the logs of a run on another machine, until the run is collected."""
+        """Until a run on another machine is collected, this folder holds copies of its state and logs."""
         return RunDir(self.root / ".live")
 
     def partial_bundle(self, digest: str) -> Path:
@@ -240,7 +240,7 @@ class RunDir:
     """The file names an allocation that ended because it lost nodes; another one may continue the run."""
 
     def end_marker(self, node: str) -> Path:
-        """Return the file that names the allocation which this node's agent has finished."""
+        """Return the file in which this node's agent names its allocation when the agent ends."""
         return self.root / f".ended-{node}"
 
     @property

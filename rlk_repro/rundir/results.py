@@ -200,7 +200,7 @@ class BlockResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowResult:
-    """One case of a session's shadow steps, with the worst value of all ranks.
+    """The comparison of one case in a session's shadow steps; each difference is the largest over all ranks.
 
     ``log_prob_max`` and ``log_prob_mean`` describe the absolute difference of log-probs. ``gradient_share`` is the
     largest difference of gradients at the logits, divided by the largest of these gradients.
@@ -255,7 +255,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """The noise of control pairs, as a fraction: the end of their confidence interval that is farther from 0."""
+    """The noise of control pairs, as a fraction: the larger absolute value of the ends of their confidence interval."""
 
     is_measured: bool
     fraction: float | None

@@ -132,7 +132,7 @@ class Measure(GrowingModel):
 
     @property
     def num_stored(self) -> int:
-        """The number of stored rollouts of a trial or session; both periods of a half block use the same rollouts."""
+        """The number of stored rollouts of a trial or session; in each half of a block, A and B use the same ones."""
         if self.design == "parallel":
             return self.num_steps
         return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps

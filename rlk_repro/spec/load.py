@@ -244,7 +244,7 @@ def _problem(model: type[BaseModel], value: Any, details: ErrorDetails, where: _
 
 
 def _is_other_form(details: ErrorDetails) -> bool:
-    """A value is text or ``{from_env: NAME}``; tell whether an error is about the form that the author did not use."""
+    """An error concerns one form, text or ``{from_env: NAME}``; tell whether the author wrote the other form."""
     forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
     if not forms:
         return False

@@ -52,7 +52,7 @@ class Model(BaseModel):
 
 
 class GrowingModel(Model):
-    """Base class of models that got new keys after the first plans had been recorded.
+    """Base class of models with keys that plans of older versions lack.
 
     A key in ``added_later`` is left out while it has its default, so that older plans keep their hashes.
     """

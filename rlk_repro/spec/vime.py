@@ -103,7 +103,7 @@ class VimeGrpo(PolicyLoss):
 
 
 class Placement(Model):
-    """How a run uses one kind of hardware, in addition to the nodes and parallel sizes of the layout."""
+    """How a run uses one kind of hardware; the run's layout has the number of nodes and most parallel sizes."""
 
     rollout_num_gpus: Annotated[int, Field(ge=0, le=10**5)] = Field(
         0,

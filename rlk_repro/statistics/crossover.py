@@ -67,7 +67,7 @@ def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | N
     """Return the median of all slopes between two blocks of the same session (Theil 1950, Sen 1968).
 
     Each block gives two numbers: the covariate in B minus that in A, and the block's effect.  The result is None if
-    in every session all blocks have the same first number.
+    in every session all blocks have the same difference of the covariate.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])

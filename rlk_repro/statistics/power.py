@@ -152,7 +152,7 @@ class _Plan:
 
 
 def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[float]:
-    """Return equally likely values of the noise floor, abs(mean) + t s / sqrt(n), if control pairs do not differ."""
+    """Return equally weighted values of the noise floor, abs(mean) + t s / sqrt(n), for a true effect of 0."""
     critical, error = t_quantile(1 - alpha, num_control_pairs - 1), sd / math.sqrt(num_control_pairs)
     num_spreads, num_means = _FLOOR_NODES
     means = [NormalDist().inv_cdf(0.5 + (index + 0.5) / num_means / 2) for index in range(num_means)]
@@ -161,7 +161,7 @@ def _likely_floors(num_control_pairs: int, sd: float, alpha: float) -> list[floa
 
 
 def _likely_spreads(df: int, number: int) -> list[float]:
-    """Return ``number`` evenly spaced quantiles of s / sigma, a sample's standard deviation over the true one."""
+    """Return ``number`` evenly spaced quantiles of s / sigma, a sample's standard deviation divided by the true one."""
     found: list[float] = []
     reached = 0.0
     for spread, weight in _spread_weights(df):
@@ -172,7 +172,7 @@ def _likely_spreads(df: int, number: int) -> list[float]:
 
 
 def pairs_to_decide(sd: float, margin: float, alpha: float) -> int | None:
-    """Return the number of pairs with which, without a true difference, a gate passes in 4 of 5 experiments.
+    """Return how many pairs a gate needs to pass in 4 of 5 experiments if the variants are truly equal.
 
     The gate passes if the one-sided bound of the mean at ``alpha`` is within ``margin``.  The result is None for more
     than 200 pairs.

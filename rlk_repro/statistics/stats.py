@@ -218,7 +218,7 @@ def to_ratio(log_ratio: float) -> float:
 
 
 def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha: float, note: str = "") -> Effect:
-    """Return the effect over pairs: exp of the mean log ratio, its t interval, the uncorrected sign-flip p and t p."""
+    """Return the geometric mean ratio over pairs, its t interval and the uncorrected p of the sign-flip and t tests."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     return Effect(
@@ -257,7 +257,7 @@ def place_interval(effect: Effect, *, beyond: float, within: float) -> Place:
 
 
 def noise_floor(log_ratios: Sequence[float], *, alpha: float, unit: str = "pair") -> NoiseFloor:
-    """Return the noise of control pairs as a fraction: the end of their t interval that is farther from 0."""
+    """Return the noise of control pairs as a fraction: the larger absolute value of the ends of their t interval."""
     n = len(log_ratios)
     interval = t_interval(log_ratios, 1 - alpha)
     if interval is None:

@@ -35,7 +35,7 @@ AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "c
 
 
 def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
-    """Return a blocking finding for each plan value that neither the bundled files nor a recorded flag gives."""
+    """Return a blocking finding for each plan value that comes neither from a bundled file nor from a recorded flag."""
     found = list(_find_rewritten(plan, run_dir))
     rest = found[MAX_FINDINGS:]
     more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", f"{len(rest)} more differ")]

@@ -50,7 +50,7 @@ def follow(
     """Report progress until the submission ends, and return its last status.
 
     A submission whose state is unknown in five polls in a row counts as ended. ``tell`` gets a line of progress at each
-    change of phase or trial. Between them it gets at most one every ten seconds; with ``is_live`` it gets every line.
+    change of phase or trial, and otherwise at most one every ten seconds. With ``is_live``, ``tell`` gets every line.
     """
     told = _Told(tell, is_live=is_live)
     num_unknown = 0
@@ -82,7 +82,7 @@ class _Told:
         self._moment = -LINE_S
 
     def see(self, state: Progress | None, status: JobStatus, *, is_last: bool) -> None:
-        if state is None or status.state is JobState.PENDING:  # pending: the state is from before a requeue
+        if state is None or status.state is JobState.PENDING:  # a pending job's state is from before a requeue
             line = f"{status.state.value} ({status.reason})" if status.reason else status.state.value
             topic: tuple[object, ...] = (status.state, status.reason)
         else:

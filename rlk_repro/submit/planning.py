@@ -108,7 +108,7 @@ def prepare(request: Request) -> Prepared:
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
     """A dry run without a hardware name takes the hardware of the run's first layout."""
     name = request.hardware or found.profile.model.hardware
-    # A dry run of a run without a layout for cpu ignores that the shipped profile ``local`` names cpu.
+    # The shipped profile ``local`` names cpu; a dry run ignores this if the run has no layout for cpu.
     is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}
     is_open = request.hardware is None and (name is None or is_shipped_local)
     if request.is_dry_run and is_open and name not in run.layouts:
@@ -138,7 +138,7 @@ class _Found:
 
 
 def _find_profile(request: Request, run: Run) -> _Found:
-    """Return the named profile or one proposed from the cluster; a dry run without either takes a shipped profile."""
+    """Return the named profile or one proposed from the cluster; dry runs without a cluster take a shipped profile."""
     cluster = request.cluster or LOCAL
     overrides = _list_profile_overrides(request)
     if request.profile is not None or cluster == LOCAL:

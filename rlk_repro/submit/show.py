@@ -113,7 +113,7 @@ def _find_other_design(plan: Plan) -> dict[str, Any]:
     if minutes is not None and plan.run.expected_session_minutes:
         estimates = plan.run.model_copy(update={"measure": other}).expected_minutes
         minutes = estimates[plan.hardware.hardware] * other.num_trials
-    elif minutes is not None:  # the run has one estimate for both designs; scale it by steps
+    elif minutes is not None:  # the run has one time estimate for both designs; scale it by the number of steps
         minutes *= other.num_trials * other.num_steps / (measure.num_trials * measure.num_steps)
     return {
         "design": other.design,

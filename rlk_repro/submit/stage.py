@@ -30,7 +30,7 @@ class AuthorFiles:
 
 
 def new_run_dir(plan: Plan) -> RunDir:
-    """Return a directory that does not exist; its name is UTC time, plan hash and a random part."""
+    """Return the path of a new run directory, not made yet; its name is UTC time, plan hash and a random part."""
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return RunDir(runs_root() / plan.run.run / f"{moment}-{plan.plan_hash[:8]}-{secrets.token_hex(2)}")
 

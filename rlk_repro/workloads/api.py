@@ -60,7 +60,7 @@ class Brought:
 class Words:
     """The phrases that reports use for a workload.
 
-    ``takes`` comes before the effect: *a step takes* 4 % less time.  ``scope`` says what the result does not show.
+    ``takes`` is the text before an effect such as "4 % less time".  ``scope`` says what the result does not show.
     """
 
     step: str

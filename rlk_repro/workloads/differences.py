@@ -42,7 +42,7 @@ NOWHERE: Final = RunDir(Path("/runs/run/id"))
 
 
 class Kind(StrEnum):
-    """``FOLDER``: paths differ only in the names of the trials.  ``UNDECLARED``: no declared switch, so not allowed."""
+    """Declared switches and trial names in paths (``FOLDER``) may differ; any other difference is ``UNDECLARED``."""
 
     SWITCH = "declared switch"
     FOLDER = "record folder"

@@ -100,7 +100,7 @@ def spell_written(plan: Plan) -> list[str]:
 def _find_contract(plan: Plan) -> Contract | None:
     try:
         return load_contract(plan.stack.pins["vime"].commit)
-    except (KeyError, SpecError):  # a plan without an argument contract is refused by another check
+    except (KeyError, SpecError):  # ``find_problems`` refuses the plan if the flags of its vime commit are unknown
         return None
 
 

@@ -70,7 +70,7 @@ class Conversion:
         return [*launcher, str(tool), *self.words, "--hf-checkpoint", str(self.folder), "--save", str(save)]
 
     def num_processes(self, num_bytes: int) -> int:
-        """Return 1 for a small model, otherwise the number of GPUs of a node, but at most the number of layers."""
+        """Return 1 for a small model, otherwise one process per GPU of a node, but at most one per layer."""
         if num_bytes <= ONE_PROCESS_BYTES:
             return 1
         return max(1, min(self.layout.gpus_per_node, self.model.size("num-layers", 1)))

@@ -127,7 +127,7 @@ def _checkpoint_step(request: PrepareRequest, workload: VimeWorkload, folder: Pa
 
     def is_wanted(source: Mapping[str, Any]) -> bool:
         wanted = conversion.source
-        # The model is fetched before the conversion; then this function is called again.
+        # Before the model is fetched, its checksum is unknown; this check is repeated when the model is there.
         is_known = wanted["model"] is not None
         return all(source.get(key) == value for key, value in wanted.items() if is_known or key != "model")
 
