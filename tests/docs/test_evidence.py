@@ -31,9 +31,12 @@ FOLDER = ROOT / "docs" / "evidence"
 PAGE = (FOLDER / "README.md").read_text()
 BUNDLES = sorted(FOLDER.glob("*.tgz"))
 FROZEN = "A step of training at Qwen3-4B's sizes"
+ENTROPY = "A step with vime's entropy metric"
+RECORD = "What the record of tokens costs"
 COLLECTING = "The step with vime's garbage collection"
 VIME = {
     FROZEN: "qwen3-4b-random-gc-freeze-h200.tgz",
+    ENTROPY: "qwen3-4b-random-entropy-h200.tgz",
     COLLECTING: "qwen3-4b-random-h200.tgz",
     "vime end to end": "vime-live-h200.tgz",
     "Live over two GPUs": "vime-tp2-live-h200.tgz",
@@ -50,7 +53,7 @@ ROWS = {
     "peak memory of the passes without gradient": ("peak_memory_in_forward_only_bytes", 2**-30, "GiB"),
     "peak memory of the step": ("peak_memory_bytes", 2**-30, "GiB"),
 }
-REPAIRED = ("vime", "operators", "module-qwen3-4b-tp2", "qwen3-4b-random-gc", "qwen3-4b-agreement")
+REPAIRED = ("vime", "operators", "module-qwen3-4b-tp2", "qwen3-4b-random-gc", "qwen3-4b-random-e", "qwen3-4b-agreement")
 AGREEMENT = (
     "vime-agreement-h200.tgz",
     "vime-agreement-r3-h200.tgz",
@@ -191,7 +194,7 @@ def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, na
     }
 
 
-@pytest.mark.parametrize("title", [FROZEN, COLLECTING])
+@pytest.mark.parametrize("title", [FROZEN, ENTROPY, COLLECTING])
 def test_the_parts_of_a_step_at_qwen3_4b_save_what_the_whole_saves(title: str) -> None:
     """What the parts save lies in the interval of the step, and the page gives both."""
     section = " ".join(find_section(title).split())
@@ -220,12 +223,7 @@ def test_the_step_at_qwen3_4b_spreads_and_needs_energy_as_the_page_says() -> Non
     analysis = analyse(VIME[FROZEN])
     primary = analysis.effects[0]
     assert f"sessions' effects spread by {100 * (primary.sd_log or 0):.2f} %" in section
-    spreads = [
-        100 * statistics.stdev([block.log_ratio or 0.0 for block in blocks])
-        for _, blocks in itertools.groupby(
-            (block for block in analysis.blocks if not block.is_control), key=lambda block: block.session
-        )
-    ]
+    spreads = list_spreads(analysis)
     assert f"blocks of a session by {min(spreads):.2f} to {max(spreads):.2f} %" in section
     less = "{:.2f} % ({:.2f} to {:.2f} %)".format(*find_interval(analysis, "energy_j"))
     joules = [find_mean(analysis, "energy_j", variant) for variant in ("baseline", "enabled")]
@@ -361,6 +359,41 @@ def test_differences_of_training_between_bundles_are_those_that_diff_prints(
     assert line.endswith(": within the contract" if "agree" in title else ": outside the contract")
 
 
+def test_the_record_of_tokens_costs_what_its_page_says() -> None:
+    name = "vime-record-h100.tgz"
+    section = " ".join(find_section(RECORD).split())
+    analysis = analyse(name)
+    primary = analysis.effects[0]
+    assert f"*{analysis.verdict.word.value}*" in section
+    assert f"{primary.ratio:.3f}, 95 % interval {primary.low:.3f} to {primary.high:.3f}" in section
+    spreads = list_spreads(analysis)
+    assert f"blocks spread by {min(spreads):.1f} to {max(spreads):.1f} %" in section
+    steps = [trial.summary("step_time_s") for trial in analysis.trials if trial.variant == "baseline"]
+    first, last = (headline_value("step_time_s", steps[at]) for at in (0, -1) if steps[at])
+    assert f"from {first:.3f} s in the first session to {last:.3f} s in the last" in section
+    less, low, high = find_interval(analysis, "ref_log_probs_time_s")
+    assert f"longer by {-less:.1f} % in the enabled variant (−{high:.1f} to +{-low:.1f} %)" in section
+    with open_bundle(FOLDER / name) as run_dir:
+        plan = Plan.load(run_dir.plan)
+        seconds = [
+            [
+                step["agreement"]["seconds"]
+                for step in map(json.loads, ops.read_text().splitlines())
+                if "agreement" in step
+            ]
+            for ops in sorted(run_dir.root.glob("trials/*/ops/0.jsonl"))
+        ]
+    means = [1000 * statistics.mean(found[1:]) for found in seconds]
+    assert f"{min(means):.1f} to {max(means):.1f} ms in a step" in section
+    assert all(10 < 1000 * found[0] < 15 for found in seconds)
+    share = statistics.mean(means) / 1000 / find_mean(analysis, "step_time_s", "baseline")
+    assert f"{share:.1%} of a step here".replace("%", " %", 1) in section
+    (command,) = re.findall(r"^rlk-repro submit .*$", find_section(RECORD), flags=re.MULTILINE)
+    flags = list_set_flags(command)
+    assert flags.pop("'switch") == "{title:"
+    assert flags.items() == {item for item in list_overrides(plan).items() if not item[0].startswith("switch.")}
+
+
 def list_set_flags(command: str) -> dict[str, str]:
     return dict(re.findall(r" --set (\S+)=(\S+)", command.replace("--pairs ", "--set measure.pairs=")))
 
@@ -378,6 +411,16 @@ def find_mean(analysis: Analysis, metric: str, variant: str) -> float:
     found = [trial.summary(metric) for trial in analysis.trials if trial.variant == variant]
     values = [headline_value(metric, item) for item in found if item is not None]
     return sum(values) / len(values)
+
+
+def list_spreads(analysis: Analysis) -> list[float]:
+    """The standard deviation of the effects of each session's blocks, in percent."""
+    return [
+        100 * statistics.stdev([block.log_ratio or 0.0 for block in blocks])
+        for _, blocks in itertools.groupby(
+            (block for block in analysis.blocks if not block.is_control), key=lambda block: block.session
+        )
+    ]
 
 
 def find_interval(analysis: Analysis, metric: str) -> tuple[float, float, float]:
