@@ -190,7 +190,6 @@ def _run_session(scenario: Scenario, number: int, source: random.Random, *, has_
 def _make_times(
     scenario: Scenario, schedule: Schedule, gain: float, tokens: Sequence[float], source: random.Random
 ) -> Iterator[float]:
-    """The machine's pace drifts; a step's time goes with the root of its tokens, and with its variant."""
     phases = [source.uniform(0.0, 2 * math.pi) for _ in WAVES_S]
     for step, (rollout, number) in enumerate(zip(schedule.rollouts, tokens, strict=True)):
         turns = (step * STEP_TIME_S / wave_s for wave_s in WAVES_S)

@@ -106,13 +106,15 @@ NOISY: Final = Noise(
 )
 QUIET: Final = Noise(linear_drift=0.005, walk_sd=0.0005, trial_sd=0.0028, step_sd=0.005)
 _SPELLINGS: Final = {
+    "carry-over of 1 % in first steps": "the first enabled step after each switch takes 1 % longer (carry-over)",
+    "carry-over of -3 % in first steps": "the first enabled step after each switch takes 3 % less time (carry-over)",
     ", steps ": ", steps vary by ",
     ", tokens ": ", tokens vary by ",
     "abs diff 1.5 times": "log-prob difference 1.5 times as large",
     "quiet": "little noise",
-    "sessions spread 0 ×": "no spread between sessions",
-    "sessions spread 1 ×": "spread between sessions equal to the error inside a session",
-    "sessions spread 3 ×": "spread between sessions 3 times the error inside a session",
+    "sessions spread 0 ×": "effects do not vary between sessions",
+    "sessions spread 1 ×": "effects vary between sessions by as much as the standard error within a session",
+    "sessions spread 3 ×": "effects vary between sessions by 3 times the standard error within a session",
     "stall of 5 ×": "step 5 times as long",
     "strong walk (2 % a trial)": "random walk of 2 % between trials",
     "very noisy": "much noise",
@@ -218,7 +220,6 @@ def _make_pair(name: str, planned: Sequence[Trial], trials: Sequence[TrialResult
 
 
 def _run_trials(scenario: Scenario, planned: Sequence[Trial], source: random.Random) -> Iterator[TrialResult]:
-    """The machine's pace drifts and walks from trial to trial; the two trials of a pair share their prompts."""
     noise, measure = scenario.noise, scenario.measure
     num_steps = measure.warmup_steps + measure.scored_steps
     pace, shared = 0.0, {trial.pair: _shared_noise(noise, num_steps, source) for trial in planned}

@@ -53,9 +53,9 @@ def find_obstacle(member: RayMember) -> str:
 
 
 def follow_all_reduce(member: RayMember, done: str = "") -> str:
-    """Run this node's ranks once, when the leader's order to start exists; ``done`` is what the previous call returned.
+    """Run this node's ranks once, as soon as the leader orders it; pass the previous call's result as ``done``.
 
-    Return the address in the order, or an empty text while there is no order for this allocation.
+    Return the address that the leader's order names, or an empty text while this allocation has no such order.
     """
     if done:
         return done

@@ -1,4 +1,4 @@
-"""Allow one leading agent per run directory.  The kernel frees the lock when the process ends in any way."""
+"""Allow one leading agent per run directory.  Linux frees the lock when the process ends, even by SIGKILL."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ POLL_S = 0.5
 def describe_node(
     plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop, known: Iterable[Finding] = ()
 ) -> list[Finding]:
-    """Write this node's manifest and preflight record, and return the findings, ``known`` first.
+    """Write this node's manifest and preflight record; return the findings: first those in ``known``, then new ones.
 
     The files of an earlier agent move to ``earlier/<n>/``; facts that changed since then become findings.
     """

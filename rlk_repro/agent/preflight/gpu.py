@@ -142,9 +142,9 @@ def check_alike(situation: Situation) -> Iterator[Complaint]:
 def check_visibility(situation: Situation) -> Iterator[Complaint]:
     """Check the lists of visible devices: on AMD, Ray does not start where those of HIP, ROCr and CUDA disagree.
 
-    On NVIDIA, a trainer with inference servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and counts a server's GPUs
-    upwards from the server's first GPU.  With a gap in the GPU numbers, the trainer would use a GPU that the job
-    does not own.
+    On NVIDIA, a trainer with inference servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and gives each
+    server consecutive GPU numbers from its first GPU on.  If the job's numbers have a gap, the trainer would use a GPU
+    that the job does not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:
         lists = {name: situation.fact("environment", name) for name in VISIBILITY}

@@ -31,7 +31,7 @@ PAUSE_S: Final = 1.0
 
 
 class GivenRay:
-    """A Ray cluster that was up before the leader; ``find_left`` names the nodes whose agents have ended."""
+    """A Ray cluster that already ran when the leader started; ``find_left`` lists the nodes whose agents have ended."""
 
     def __init__(
         self,
