@@ -146,7 +146,7 @@ class KubernetesSettings(GrowingModel):
         None, description="minutes after which the job is stopped, including the wait for nodes"
     )
     restarts: Annotated[int, Field(ge=0, le=100)] = Field(
-        6, description="how many times the run continues with new pods after an eviction; this needs a results claim"
+        6, description="how many times the run continues with new pods after an eviction; this needs `results.claim`"
     )
     grace_s: Annotated[int, Field(ge=60, le=3600)] = Field(
         120, description="seconds between stop request and forced end of a pod; in this time the agents pack results"
@@ -156,7 +156,7 @@ class KubernetesSettings(GrowingModel):
         description="seconds until an ended Job is removed; an ended RayJob stays, its Ray cluster is removed at once",
     )
     hold_min: Positive = Field(
-        720.0, description="without a results claim: minutes for which the leading pod waits for `rlk-repro collect`"
+        720.0, description="without `results.claim`: minutes for which the leading pod waits for `rlk-repro collect`"
     )
 
 

@@ -123,7 +123,7 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Fetch the bundle from the leading pod, or through a small pod from the results claim; delete the job."""
+    """Fetch the bundle from the leading pod, or through a small pod from ``results.claim``; delete the job."""
     sent = read_sent(submission)
     if sent is None:
         raise EnvironmentMissing(Problem(run_dir.run_id, "was not submitted to Kubernetes", got=submission.job_id))

@@ -184,7 +184,7 @@ def _wait_for_collector(pod: Pod, tell: Tell) -> Facts:
                 reason = kubectl.quote_words(done)
             elif facts.failure:
                 raise CheckFailed(Problem(run_id, "cannot be packed in the cluster", got=facts.failure,
-                                          hint="free space on the results claim, then collect again"))  # fmt: skip
+                                          hint="free space on the volume claim, then collect again"))  # fmt: skip
             elif facts.bundle_bytes is not None:
                 return facts
         if phase in {"Failed", "Succeeded"}:
