@@ -61,7 +61,7 @@ def find_canary(run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop) -> 
 
 
 def _follow(member: RayMember, ray: RayFollower) -> float:
-    """Return 0 after the leader's end or a signal; if the leader is lost, return the seconds since its last sign."""
+    """Return 0 after the leader's end or a signal; if the leader is lost, the seconds since its last sign of life."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
     all_reduce = ""

@@ -142,8 +142,8 @@ def check_alike(situation: Situation) -> Iterator[Complaint]:
 def check_visibility(situation: Situation) -> Iterator[Complaint]:
     """Check the lists of visible devices: on AMD, Ray does not start where those of HIP, ROCr and CUDA disagree.
 
-    On NVIDIA, a trainer with inference servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and gives each
-    server consecutive GPU numbers from its first GPU on.  If the job's numbers have a gap, the trainer would use a GPU
+    On NVIDIA, a trainer with inference servers reads ``CUDA_VISIBLE_DEVICES`` as numbers, and gives each server
+    consecutive GPU numbers, starting at its first GPU.  If the job's numbers have a gap, the trainer would use a GPU
     that the job does not own.
     """
     if situation.fact("gpu", "vendor") == gpu_amd.VENDOR:

@@ -56,7 +56,7 @@ class RaySeat:
     def head_ports(self) -> dict[str, int]:
         if not self.is_head:
             return {}
-        # without grpc, Ray refuses the option for the client's port; with grpc and without the option, Ray takes 10001
+        # without grpc, Ray refuses a port for its client; with grpc and without this option, Ray takes port 10001
         names = HEAD_PORTS if self.has_client else HEAD_PORTS[:-1]
         return {name: self.first_port + number for number, name in enumerate(names)}
 
@@ -109,7 +109,7 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
 
 
 def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:
-    """Return variables for Ray: the token's path, the head's address, and in ``address_names`` this node's address."""
+    """Return variables for Ray: token path, head address, and this node's address for each of ``address_names``."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_path,
