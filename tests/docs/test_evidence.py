@@ -288,7 +288,7 @@ def test_the_table_of_agreement_runs_holds_what_their_checks_found() -> None:
         "outputs of layers": ("layers", "training", "rollout, prompts"),
         "log-probs, training against vLLM's generation": ("log-probs", "training", "rollout, generated"),
         "log-probs, vLLM's generation": ("log-probs", "rollout, generated", "rollout, prompts"),
-        "log-probs, training as run": ("invariance", "training", "alone"),
+        "log-probs of training, samples": ("invariance", "training", "alone"),
         "tokens whose": ("invariance", "rollout, generated", "prefix cache"),
         "log-probs, training of the baseline": ("log-probs", "training, baseline", "training, enabled"),
     }
