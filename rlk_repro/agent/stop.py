@@ -29,9 +29,9 @@ class Stop:
         self.signal = self.signal or self._last
 
     def forget(self, number: signal.Signals) -> None:
-        """If the first signal was this one, forget it; if the latest signal was another one, keep that one."""
+        """Forget ``number`` if it was the first signal; if a different signal arrived last, that one replaces it."""
         if self.signal is number:
-            self.signal = None  # first, because a signal may come between these lines
+            self.signal = None  # clear it before reading ``_last``, because a signal may arrive between these lines
             if self._last is not number:
                 self.signal = self._last
 

@@ -54,7 +54,7 @@ class ProcessSampler:
         else:
             known = {pid: procfs.read_stat(pid) for pid in self._ticks}
             stats = {pid: stat for pid, stat in known.items() if stat and stat.is_running and stat.session == session}
-        stats.pop(session, None)  # the guard is the session's leader, not a process of the trial
+        stats.pop(session, None)  # the guard leads the POSIX session (setsid), but is not a process of the trial
         ticks = {pid: stat.cpu_ticks for pid, stat in stats.items()}
         used = sum(count - self._ticks.get(pid, 0) for pid, count in ticks.items())
         elapsed_s = now - self._sampled

@@ -62,7 +62,7 @@ class Evidence:
     Attributes:
         differences: differences of the variants outside the declared switches; None if the variants were not compared.
         missing: absent records of scored pairs; without these records the variants cannot be compared.
-        switch: what the variants differ in, if not in RL-Kernel.
+        switch: the setting in which the variants differ, if it is not RL-Kernel; else empty.
     """
 
     measure: Measure
@@ -162,7 +162,7 @@ def _above_cap(evidence: Evidence) -> str:
         (pair.pair, item)
         for pair in evidence.scored
         if (item := pair.metric(ABS_DIFF)) and (item.second or 0) > cap
-        # The variants of a session train one policy; where the baseline exceeds the cap too, enabled is not the cause.
+        # A session trains one policy; if the baseline's mean exceeds the cap too, the enabled variant is not the cause.
         if not (evidence.is_crossover and (item.first or 0) > cap)
     ]
     if not found:
@@ -349,7 +349,6 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 
 
 def _control_blocks_gate(evidence: Evidence) -> Gate:
-    """B / A of control blocks must be within the smallest effect of interest, or within enabled's effect if larger."""
     if not evidence.measure.control_blocks:
         return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
     found = evidence.blocks_of(is_control=True)

@@ -79,8 +79,8 @@ def prove(
 ) -> Proof:
     """Decide from the ops files of a trial whether RL-Kernel ran.
 
-    A baseline gets ``not requested`` if its files do not mention RL-Kernel; with any other status, RL-Kernel may have
-    run in the baseline.
+    A baseline trial gets ``not requested`` if its ops files show no sign of RL-Kernel; any other status means that
+    RL-Kernel may have run.
 
     Args:
         planned: the steps of a session that count, each with its variant; None in a trial of one variant.

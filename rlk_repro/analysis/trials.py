@@ -1,4 +1,4 @@
-"""Read the folder of a trial: how the trial ended, its series with log lines, its summaries and its proof."""
+"""Read a trial's folder: how the trial ended, its values with their log lines, its summaries, and if RL-Kernel ran."""
 
 from __future__ import annotations
 

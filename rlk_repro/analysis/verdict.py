@@ -113,7 +113,7 @@ class _Case:
 
 
 def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
-    """Find the verdict of a run; if the plan was changed late, the headline begins with ``exploratory``."""
+    """Find the verdict of a run; the headline begins with ``exploratory`` if a flag changed a rule of measurement."""
     measure = evidence.measure
     case = _Case(
         evidence=evidence,

@@ -90,7 +90,7 @@ class BundleUnreadable(RlkReproError):
 
 
 def finish(work: Callable[[], int | None]) -> int:
-    """Run ``work`` and return its exit code (None counts as 0); print an error and return its exit code."""
+    """Run ``work`` and return its exit code (0 for None); after an RlkReproError, print it and return its exit code."""
     try:
         return work() or 0
     except RlkReproError as error:

@@ -41,7 +41,7 @@ class Guarded:
 
     def poll(self, timeout_s: float = 0.0) -> int | None:
         if self.status is None and select.select([self], [], [], timeout_s)[0]:
-            # A killed guard writes no status; the kernel kills the command with the guard.
+            # A killed guard writes no status; when the guard dies, the kernel also kills the command.
             self.status = int(self._socket.recv(_STATUS_BYTES) or signal.SIGKILL)
         return self.status
 

@@ -16,10 +16,10 @@ MARKER: Final = b"<redacted:known-value>"
 # These are terminal control sequences: colours, and operating system commands (OSC), which set titles and links.
 _ANSI: Final = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))"
 ESCAPES: Final = re.compile(_ANSI)
-# A gap may split a printed value: a line end, which Ray's prefix of the next line may follow, or a colour code.
+# A printed value may be split by a colour code, or by a line end, after which Ray may print its prefix.
 _GAP: Final = rb"(?:[\r\n]+(?:A*\([^()\r\n]{0,200}\bpid=\d+[^()\r\n]{0,200}\)A* ?)?|A)".replace(b"A", b"(?:%s)" % _ANSI)
 _GAPS: Final = re.compile(_GAP)
-# A block may end within a value: this many last bytes are searched for its beginning, more than a wrapped value has.
+# A block may end inside a value, so its last 4096 bytes are searched for the value's beginning (1024 bytes at most).
 _REACH_BYTES: Final = 4096
 _MAX_OPEN_BYTES: Final = 1024
 
@@ -42,9 +42,9 @@ class KnownValues:
         return block
 
     def find_open(self, block: bytes) -> int:
-        """Return the position of the first line in which a value may begin that does not end within ``block``.
+        """If ``block`` may end inside a value, return the position of the line in which this value begins.
 
-        Without such a line, return the length of ``block``.
+        Otherwise return the length of ``block``.
         """
         if not self._forms:
             return len(block)

@@ -20,7 +20,7 @@ HOME: Final = "~"
 
 _PACKAGES: Final = Path(__file__).resolve().parent.parent.parent
 _CHECKOUTS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "RLK_COMMITS")
-# These folders are the same on every machine, so nothing replaces them.
+# These folders are the same on every machine, so they are not replaced.
 _SHARED: Final = frozenset({"/", "/usr", "/usr/local"})
 
 

@@ -30,7 +30,7 @@ _NOT_A_NUMBER: Final = rb"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?![\w.]))"
 
 @dataclass(frozen=True)
 class Pattern:
-    """To save time, ``regex`` searches only lines that ``hint`` matches; a hint has alternatives but no groups.
+    """To save time, ``regex`` searches only lines that ``hint`` matches; a hint may use ``|``, but no groups.
 
     The text that a regex group named ``keep`` matches stays in front of the redacted part.
     """

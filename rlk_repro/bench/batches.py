@@ -73,7 +73,7 @@ class LogitsBatch:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Change the logits of the next tokens as an optimizer step would."""
+        """Add random noise to the logits of the sampled tokens, to imitate an optimizer step."""
         self.taken.add_(next(self.noise), alpha=UPDATE_SPREAD)
         self.write_taken()
 

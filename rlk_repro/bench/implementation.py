@@ -1,4 +1,4 @@
-"""Define an implementation for the harness: a call bound to the tensors of a case, or why such a call is impossible."""
+"""Define what the harness needs of an implementation: a call bound to a case's tensors, or why it cannot be called."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchedImplementation:
-    """An implementation: one row in a report's tables; a row shows ``kind`` also if ``build`` returns ``Blocked``."""
+    """An implementation, shown as one row in a report's tables; ``kind`` is shown if ``build`` returns no ``Ready``."""
 
     name: str
     operator: str

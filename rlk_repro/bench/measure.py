@@ -117,7 +117,7 @@ class Rates:
 def measure_rates(device: torch.device, dtypes: Iterable[torch.dtype]) -> Rates:
     """Measure bandwidth with a large buffer, and arithmetic with large random matrices; the fastest call counts.
 
-    The bandwidth is the higher of a copy's and a sum's rate, because a sum, which only reads, can exceed a copy's rate.
+    The bandwidth is the rate of a copy or of a sum, whichever is higher: a sum only reads, so it can be faster.
     """
     flops = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype) for dtype in dict.fromkeys(dtypes)}
     return Rates(bytes_per_s=_measure_bandwidth(device), flops_per_s=flops)

@@ -146,8 +146,8 @@ def process_group(num_ranks: int, device: torch.device) -> Iterator[None]:
 class Phases:
     """Sum the seconds of each phase over its calls; nothing waits for the device before ``settle``.
 
-    A phase starts on a busy device, as after a model's forward pass, so the host issues calls ahead of the device.  The
-    ranks of ``group`` begin a phase together, so its time does not include waiting for another rank's batch.
+    With ``lead_ms``, the device is still busy when a phase starts, as after a model's forward pass, so the host issues
+    calls early.  The ranks of ``group`` begin a phase together, so no phase includes waiting for another rank's batch.
     """
 
     def __init__(self, device: torch.device, group: Any, lead_ms: float, profile: StepProfile | None) -> None:
@@ -257,7 +257,7 @@ class ModuleBench:
     def run_microbatch(self, step: OptimizerStep, *key: int) -> None:
         """Run the same passes as vime's actor for these flags; an optimizer step is imitated by a change of the logits.
 
-        This function makes the batch, so that the logits of only one microbatch exist at a time.
+        Each call makes its own microbatch, so that the logits of only one microbatch are in memory at a time.
         """
         args = self.args
         microbatch = make_microbatch(self.shape, self.device, args.seed, *key)

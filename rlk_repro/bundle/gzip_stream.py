@@ -42,7 +42,7 @@ _DIGEST_BYTES: Final = 32
 class Limits:
     """Limits of a bundle: the number of files and folders, the inflated bytes, and inflated bytes per compressed byte.
 
-    Inflated, a log is 4 to 7 times larger, a file that repeats one line 70 times, and a file of zeros 1000 times.
+    Inflating enlarges a log by a factor of 4 to 7, a file of one repeated line by 70, and a file of zeros by 1000.
     """
 
     num_members: int = 100_000

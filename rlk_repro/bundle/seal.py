@@ -119,7 +119,7 @@ class FolderReader:
     def data(self) -> Iterator[bytes]:
         assert self._stream is not None
         try:
-            # Of a file that grows, only the bytes that it had when it was opened are read.
+            # If a file grows meanwhile, only the bytes present when it was opened are read.
             while piece := self._stream.read(min(self._num_unread_bytes, CHUNK_BYTES)):
                 self._num_unread_bytes -= len(piece)
                 yield piece

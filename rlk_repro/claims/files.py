@@ -130,7 +130,7 @@ class SpeedComparison(Model):
 
 
 class MemoryComparison(Model):
-    """A comparison of one implementation's peak memory, which includes the inputs if ``counts_inputs`` is set.
+    """A comparison of an implementation's peak memory with the published peak; ``counts_inputs``: both include inputs.
 
     Without a GPU, the published memory figure is compared with ``bytes_per_logit`` times the number of logits;
     ``made_of`` explains ``bytes_per_logit``.

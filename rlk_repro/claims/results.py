@@ -21,7 +21,7 @@ RL_KERNEL: Final = "rl_kernel"
 
 
 class Word(StrEnum):
-    """The result of a row of a claim, or of one comparison.
+    """The result of one row of a claim's table, or of one comparison in this row.
 
     Attributes:
         PARTLY: every comparison that was made agrees, but some published numbers were not compared.
@@ -91,7 +91,7 @@ MEASUREMENT: Final = TypeAdapter(Measurement)
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One comparison in a row, of memory or of a ratio of two times; ``published`` and ``here`` are in ``unit``.
+    """One comparison of a table row: of memory, or of a ratio of two times; ``published`` and ``here`` are in ``unit``.
 
     For a cold comparison, ``warm`` is the ratio of the times of warm calls.
     """

@@ -76,7 +76,7 @@ def check(
 
 
 def _require_place(output: Path) -> None:
-    """A measurement takes minutes, so this check comes first and creates nothing."""
+    """Check the output path before the measurement, which takes minutes; this check creates no files."""
     import os
 
     from rlk_repro.base.errors import EnvironmentMissing, Problem

@@ -1,4 +1,4 @@
-"""Do the work with Ray that leader and followers share: prepare Ray on this node, and clean up after Ray ended."""
+"""Prepare Ray on a node, stop it and collect its logs; the leader and the followers do this in the same way."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RayMember:
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Prepare Ray on this node without starting it; its workers get the environment of the command for ``use``."""
+        """Prepare Ray on this node without starting it; Ray's workers get the environment of the command of ``use``."""
         command = self.find_command(use)
         env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines
