@@ -196,7 +196,7 @@ class Plan:
 
     @property
     def num_stores(self) -> int:
-        """The largest number of live runs that store rollouts: one for all sessions, or one per seed of the pairs."""
+        """The largest number of live runs that store rollouts: one for all sessions, or one for each pair's seed."""
         return 0 if self.run.lane == "live" else 1 if self.is_crossover else len({t.seed for t in self.trials})
 
     @property

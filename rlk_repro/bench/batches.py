@@ -55,7 +55,7 @@ class BatchShape:
 class LogitsBatch:
     """Logits [1, T, V / ranks] float32 that require a gradient, and the ``batch`` with the tokens of the same T rows.
 
-    ``taken`` [T] holds the logit of each row's next token; ``rows`` and ``columns`` are the indices of the logits on
+    ``taken`` [T] holds the logit of each row's next token; ``rows`` and ``columns`` are the places of these logits on
     this rank.  ``noise`` yields a tensor [T] of standard normal numbers for each random change of logits or log-probs.
     No method waits for the device.
     """

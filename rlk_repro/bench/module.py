@@ -207,7 +207,7 @@ class OptimizerStep:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def read(self, *, is_per_token: bool, group: Any) -> dict[str, float]:
-        """Return vime's metrics and the norm of all ranks' logit gradients, per token (``is_per_token``) or sample."""
+        """Return vime's metrics and the gradient norm over all ranks, per token (``is_per_token``) or per sample."""
         squares = torch.stack(self._squares).sum()
         distributed.all_reduce(squares, group=group)
         mask_sums = torch.cat([batch["rollout_mask_sums"] for batch in self.batches])

@@ -87,7 +87,7 @@ def _write(output: Path, text: str) -> None:
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
-    """Show one profile with default values, and the effect of each preflight check."""
+    """Show a profile with all default values, and what each preflight check does on failure."""
     from rlk_repro.agent.preflight.checks import default_policies
 
     profile = _load(name)

@@ -98,7 +98,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
         found = find_rewritten(Plan.load(run_dir.plan), run_dir)
         difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
-        expected = "the values of the logs, which this report shows"
+        expected = "the values that the logs give; this report shows them"
         found.append(Finding(Level.BLOCKING, run_dir.analysis.name, expected, difference))
     findings = (*context.findings, *found)
     return analysis, dataclasses.replace(

@@ -14,8 +14,8 @@ from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platfo
 class AllReduceFloor(Model):
     """The minimum bus bandwidth of preflight's 1 GiB all-reduce; without a limit, any bandwidth passes."""
 
-    one_node_gb_s: Positive | None = Field(None, description="minimum bandwidth in GB/s over all GPUs of one node")
-    nodes_gb_s: Positive | None = Field(None, description="minimum bandwidth in GB/s over all GPUs of several nodes")
+    one_node_gb_s: Positive | None = Field(None, description="lowest accepted bandwidth in GB/s on one node")
+    nodes_gb_s: Positive | None = Field(None, description="lowest accepted bandwidth in GB/s across nodes")
     source: Text
 
 

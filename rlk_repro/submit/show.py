@@ -102,7 +102,7 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 
 def _has_choice(plan: Plan) -> bool:
-    """Only a timed run may use both designs; comparisons of switches or commits need ``parallel``."""
+    """Only a timed run has a choice of design; comparisons of switches or commits need ``parallel``."""
     return plan.run.workload.is_timed and plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
 
 
