@@ -20,7 +20,7 @@ class Platform(StrEnum):
 
 
 class Reason(StrEnum):
-    """The reasons to refuse an operator before a call; an error in a call is never a reason."""
+    """The reasons to refuse an operator before it is called; errors in the operator's calls are not refusals."""
 
     PLATFORM = "has no accepted implementation on this platform"
     TENSOR_PARALLEL = "needs the whole vocabulary on one rank"

@@ -93,8 +93,8 @@ def require_data(path: Path) -> None:
 def check_routes(path: Path) -> None:
     """Raise CheckFailed if a stored rollout does not give ``topk`` different experts for every token.
 
-    An inference server whose kernel chooses the experts reports expert 0 for every token of every rollout, so a check
-    of one rollout is enough.
+    If vLLM's kernel itself chooses the experts, vLLM wrongly reports expert 0 for every token of every rollout, so a
+    check of one rollout is enough.
     """
     torch: Any = importlib.import_module("torch")
     # vime loads the file in this way too; require_data has checked that the file holds only data

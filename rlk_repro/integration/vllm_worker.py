@@ -1,6 +1,6 @@
-"""Watch the layers of vLLM's model by an extension of vLLM's workers, which ``--vllm-worker-extension-cls`` names.
+"""Extend vLLM's workers, through ``--vllm-worker-extension-cls``, to record layer outputs and to hash weights.
 
-vLLM's server calls the methods of ``LayerWatch`` by ``/collective_rpc``.
+A request to vLLM's server at ``/collective_rpc`` calls a method of ``LayerWatch`` in each worker.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LayerWatch:
         self.rlk_repro_hooks.enter_context(self.rlk_repro_routes.watching(model))
 
     def rlk_repro_found(self) -> dict[str, Any]:
-        """Stop keeping outputs, and return ``points`` and ``routing``; ``reason`` says why both are missing, and
-        ``routing_reason`` says why ``routing`` is missing.
+        """Stop recording, and return the layer outputs (``points``) and the chosen experts (``routing``), or the
+        ``reason`` why neither could be recorded; ``routing_reason`` says why only the experts could not be recorded.
         """
         self.rlk_repro_close()
         capture, self.rlk_repro_capture = self.rlk_repro_capture, None

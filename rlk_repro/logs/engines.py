@@ -132,7 +132,7 @@ LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminato
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """The record of one rank.  Keys are the step, the engine and, in some fields, the case: how the engine computed."""
+    """The record of one rank, keyed by step and engine; some fields also by case, which names a way of computing."""
 
     contract: AgreementContract
     inputs: dict[int, dict[str, Inputs]] = field(default_factory=dict)

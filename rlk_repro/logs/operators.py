@@ -99,7 +99,7 @@ _EVENTS: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discrimi
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorLog:
-    """``times`` maps cell -> sweep -> line and times, with the cells in log order."""
+    """``times`` maps each cell, in log order, and each sweep to the log line's number and its record of the times."""
 
     device: Device | None
     times: Mapping[CellKey, Mapping[int, tuple[int, Time]]]

@@ -124,7 +124,7 @@ class _LogReader:
             if self._is_ours():
                 self._read_table(table[1].decode(), int(table[2]), piece[table.end() :])
         elif timer := _TIMER.match(piece):
-            # No metric uses vime's timers, but sealed analyses count the refused ones, so they are counted here too.
+            # No metric uses lines of vime's timers, but refused lines are counted, because sealed analyses count them.
             if timer[1] is not None:
                 self._is_ours()
         else:
@@ -139,7 +139,7 @@ class _LogReader:
             self._is_quoted = True
 
     def _is_ours(self) -> bool:
-        """Whether vime's trainer or RolloutManager (without Ray: any process) printed the line, and it is no quote."""
+        """Whether to use the line; a quoted line, or one of a Ray actor that is not vime's, is refused and counted."""
         if self._is_quoted:
             self.rejects[LogReject.QUOTED.value] += 1
         elif self._actor and b"TrainRayActor" not in self._actor and b"RolloutManager" not in self._actor:
@@ -183,7 +183,7 @@ class _LogReader:
             self.rejects[reason.value] += 1
             return None
         if repeated := _REPEATED.match(text, end):
-            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # Ray's number includes the printed line
+            self.num_hidden_by_ray += max(int(repeated[1]) - 1, 0)  # "[repeated Nx" counts the printed line too
         return numbers
 
 

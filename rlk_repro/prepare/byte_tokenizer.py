@@ -71,7 +71,7 @@ def make_tokenizer(
 
 
 def _byte_characters() -> list[str]:
-    """The characters of the 256 bytes are those of https://github.com/openai/gpt-2/blob/master/src/encoder.py."""
+    """Return the character for each byte, as in https://github.com/openai/gpt-2/blob/master/src/encoder.py."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters = []
     num_others = 0

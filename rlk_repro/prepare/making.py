@@ -25,7 +25,7 @@ Tell: TypeAlias = Callable[[str], object]
 
 @dataclass(frozen=True)
 class WorkDir:
-    """The folder in which a prepared folder is made: ``files`` is moved to its place, and all else is removed."""
+    """A temporary folder beside a prepared folder: ``files`` becomes the prepared folder, ``record`` its record."""
 
     path: Path
 
@@ -51,7 +51,7 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One folder that ``prepare`` makes; ``is_wanted`` says whether the source in a folder's record fits the run."""
+    """One folder that ``prepare`` makes; ``is_wanted`` tells whether the run can use content from the given source."""
 
     kind: str
     folder: Path

@@ -258,7 +258,7 @@ def _explained(repository: Repository) -> Iterator[None]:
 
 
 def list_origins(mirror: Path | None, *, is_offline: bool) -> list[Origin]:
-    """Return the mirror, if given, and the hub, unless offline; raise SpecError if the mirror is not a folder."""
+    """Return the mirror (if given) and the hub (unless offline); raise SpecError if the mirror is not a folder."""
     if mirror is not None and not mirror.is_dir():
         raise SpecError(Problem("--mirror", "no such folder", got=str(mirror), expected="a mirror directory"))
     origins: list[Origin] = [] if mirror is None else [Mirror(mirror)]

@@ -38,7 +38,7 @@ def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, i
 
 
 def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float) -> str:
-    """Describe the progress of a folder that had ``first`` bytes at the start and still needed ``missing`` bytes."""
+    """Describe the growth of a folder that held ``first`` bytes when ``missing`` bytes were still to come."""
     speed = (size_bytes - first) / elapsed_s if elapsed_s > 0 else 0.0
     text = format_bytes(size_bytes)
     if missing:

@@ -53,7 +53,7 @@ class HiddenStates(torch.Tensor):
         return result
 
     def recover(self) -> torch.Tensor:
-        """Return the original hidden states, bitwise equal, as a plain tensor in the dtype of the weight."""
+        """Return the original hidden states as a plain tensor; the cast back to the weight's dtype changes no bit."""
         return self.as_subclass(torch.Tensor).to(self.head.weight.dtype)
 
     @classmethod

@@ -53,9 +53,9 @@ class Shard:
 class Targets:
     """The tokens of a call; the operators compute log-probs within the shard, for one column per row (``columns``).
 
-    If the vocabulary is not split, the columns are the tokens.  If it is split, the shard's normaliser follows from the
-    logit and the log-prob of any one column.  Rounding disturbs a large logit's log-prob least, so ``columns`` holds,
-    for each row, the column of the largest of the first ``PROBED_COLUMNS`` logits.
+    If the vocabulary is not split, the columns are the tokens.  If the vocabulary is split, the logit minus the
+    log-prob of any one column is the shard's normaliser.  The log-prob of a large logit has a small rounding error, so
+    each row uses the column of the largest of its first ``PROBED_COLUMNS`` logits.
     """
 
     columns: torch.Tensor
@@ -131,7 +131,7 @@ def find_foreign_id(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) ->
 
 
 class FirstCallCheck:
-    """Checks the values of each call until one call passes: invalid logits appear in the first call of a run."""
+    """Checks each call's values until one call passes: if a run has invalid logits, its first call already has them."""
 
     def __init__(self, find: ValueCheck = find_value_refusal) -> None:
         self._find, self._is_passed = find, False
@@ -139,7 +139,7 @@ class FirstCallCheck:
     def find_refusal(self, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
         if self._is_passed:
             return None
-        with torch.no_grad():  # a recomputation of the loss skips this check, so the check must not save tensors
+        with torch.no_grad():  # save no tensors: recomputing the loss skips this check, and torch would miss them
             refusal = self._find(logits, tokens, shard)
         self._is_passed = refusal is None
         return refusal
@@ -191,9 +191,9 @@ def select_with_grad(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probs [T] with gradient to ``logits``, and entropies [T] without gradient.
 
-    log_prob = old + log(ratio) for any ``old``.  If ``old`` is the log-prob itself, the ratio is 1 up to rounding,
-    so exp and log lose no precision.  Without entropies, a row's ``hint`` ([T]) serves as ``old`` if it is near the
-    log-prob, which saves a read of the logits.
+    The log-prob is computed as old + log(ratio), where any ``old`` is allowed.  If ``old`` is the log-prob itself, the
+    ratio is 1 up to rounding, so exp and log lose no precision.  ``hint`` ([T]) holds log-probs of the old policy: a
+    hint near the log-prob serves as ``old``, unless entropies are requested, and saves the read that computes ``old``.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)
@@ -267,8 +267,8 @@ def _mend_far_rows(
 ) -> torch.Tensor:
     """Return ``old``; where it differs from the exact log-prob by more than ``NEAR``, return the exact log-prob.
 
-    The operator's backward pass reads the ratio that it returned.  A ratio of 1 in the corrected rows makes the
-    backward pass exact, even after an underflow.
+    Where ``old`` is replaced, ``ratio``, which is exp(log-prob - old), becomes 1.  The operator's backward pass reads
+    this tensor, so its gradient is exact in these rows, even if the ratio was 0 after an underflow.
     """
     values = ratio.data
     is_near = (values > math.exp(-NEAR)) & (values < math.exp(NEAR))
@@ -300,7 +300,7 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
 
     In shard r, a column has the logit a and the log-prob l, so the shard's log-sum-exp is n_r = a - l.  Let n be the
     log-sum-exp of all shards and w_r = exp(n_r - n): log_prob = target - n, entropy = sum w_r (entropy_r - log w_r).
-    The largest ``a`` of all shards is subtracted from the logits, to keep precision; all ranks get the same bits.
+    For precision, the largest of the shards' logits ``a`` is first subtracted; all ranks get bitwise equal results.
     """
     if targets.split is None:
         return Joined(local, None, entropy)
@@ -335,7 +335,7 @@ def select_by_moments(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tens
 
 
 def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool = False) -> None:
-    """Check that an operator's result has the documented shape, dtype and gradient; ``watch`` checks the values."""
+    """Check that an operator's result has the documented shape, dtype and gradient; ``Watch`` checks its values."""
     if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
         got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
         expected = f"{tuple(like.shape)} torch.float32"

@@ -46,7 +46,7 @@ def _moments_by_blocks(logits: torch.Tensor, block: int) -> tuple[torch.Tensor, 
     """
     values = logits.float().view(logits.shape[0], -1, block)
     tops = values.amax(dim=-1, keepdim=True)
-    below = values - tops.clamp_min(torch.finfo(torch.float32).min)  # a whole block can be -inf
+    below = values - tops.clamp_min(torch.finfo(torch.float32).min)  # all logits of a block can be -inf
     powers = below.exp()
     sums, weighted = powers.sum(dim=-1), (powers * below).sum(dim=-1)
     tops = tops.squeeze(-1)

@@ -1,6 +1,6 @@
 """Compute log-probs with operators of RL-Kernel's newer registry, which handle ranks and gradients themselves.
 
-The trainer's loss includes the vocabulary's padded columns, so each contract declares all columns real.
+The trainer's loss includes the vocabulary's padded columns, so each contract counts them as real columns.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class VocabParallelLogp:
             num_vocab_tiles=found.num_tiles,
         )
         if not self._is_validated:
-            with torch.no_grad():  # a recomputation of the loss skips this call, so the call must not save tensors
+            with torch.no_grad():  # save no tensors: recomputing the loss skips this call, and torch would miss them
                 ask(validate=True)
             self._is_validated = True
         log_probs, _ = ask(validate=False)
