@@ -34,9 +34,9 @@ class Better(StrEnum):
 class Metric:
     """One reported metric.
 
-    A source is a pair: kind of line, and vime's key.  Without a ``formula`` the metric is the
-    whole series of the first source that the log has, because the sources define the metric differently.  With a
-    ``formula``, all sources are its operands.  ``offset`` is added to the rollout id to find the row.
+    Each of ``sources`` is the kind of a log line and vime's key in that line.  A ``formula`` computes the metric from
+    all sources.  Without a formula, the whole series comes from the first source that the log has, because the sources
+    define the metric differently.  ``offset`` is added to the rollout id to find the row.
 
     No value can be below ``lowest``.  With ``is_positive``, 0 is refused too: a skipped phase may take 0 s, but a whole
     step never does.
