@@ -1,4 +1,4 @@
-"""Fetch a repository file by file into a work folder.
+"""Fetch the files of a repository, one by one, into a work folder.
 
 A journal lists the files whose hash was checked, so that after a kill at most one file is fetched again.
 """
