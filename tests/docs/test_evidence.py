@@ -369,7 +369,7 @@ def test_the_record_of_tokens_costs_what_its_page_says() -> None:
     spreads = list_spreads(analysis)
     assert f"blocks spread by {min(spreads):.1f} to {max(spreads):.1f} %" in section
     steps = [trial.summary("step_time_s") for trial in analysis.trials if trial.variant == "baseline"]
-    first, last = (headline_value("step_time_s", steps[at]) for at in (0, -1) if steps[at])
+    first, *_, last = (headline_value("step_time_s", found) for found in steps if found is not None)
     assert f"from {first:.3f} s in the first session to {last:.3f} s in the last" in section
     less, low, high = find_interval(analysis, "ref_log_probs_time_s")
     assert f"longer by {-less:.1f} % in the enabled variant (−{high:.1f} to +{-low:.1f} %)" in section
