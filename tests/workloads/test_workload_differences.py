@@ -43,7 +43,9 @@ from tests.support.vime_examples import list_plans
 
 PLANS = dict([*list_all_plans(), *list_plans()])
 EVIDENCE = ROOT / "docs" / "evidence"
-PAIRED = sorted(path for path in EVIDENCE.glob("*.tgz") if not re.search("operators|sessions|random|replay", path.name))
+PAIRED = sorted(
+    path for path in EVIDENCE.glob("*.tgz") if not re.search("operators|sessions|random|replay|record", path.name)
+)
 SWITCHES = {SWITCH, SWITCH_MODE, SWITCH_OPS}
 Change = Callable[[Command], Command]
 
