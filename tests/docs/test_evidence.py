@@ -6,11 +6,13 @@ import functools
 import itertools
 import json
 import re
+import shlex
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlk_repro.base.files import sha256_file
 from rlk_repro.bundle.seal import open_bundle
@@ -272,7 +274,7 @@ def test_the_commands_of_agreement_runs_ask_for_what_ran() -> None:
         ran = {
             path: "null" if value == "none" else value for path, value in re.findall(r"([\w.]+) = (\S+) \(", changed)
         }
-        assert dict(re.findall(r" --set (\S+)=(\S+)", command)) == ran
+        assert list_set_flags(command) == ran
 
 
 def test_the_table_of_agreement_runs_holds_what_their_checks_found() -> None:
@@ -390,12 +392,14 @@ def test_the_record_of_tokens_costs_what_its_page_says() -> None:
     assert f"{share:.1%} of a step here".replace("%", " %", 1) in section
     (command,) = re.findall(r"^rlk-repro submit .*$", find_section(RECORD), flags=re.MULTILINE)
     flags = list_set_flags(command)
-    assert flags.pop("'switch") == "{title:"
+    assert plan.run.switch is not None
+    assert yaml.safe_load(flags.pop("switch")) == plan.run.switch.model_dump()
     assert flags.items() == {item for item in list_overrides(plan).items() if not item[0].startswith("switch.")}
 
 
 def list_set_flags(command: str) -> dict[str, str]:
-    return dict(re.findall(r" --set (\S+)=(\S+)", command.replace("--pairs ", "--set measure.pairs=")))
+    words = shlex.split(command.replace("--pairs ", "--set measure.pairs="))
+    return dict(value.split("=", 1) for flag, value in itertools.pairwise(words) if flag == "--set")
 
 
 def list_overrides(plan: Plan) -> dict[str, str]:
