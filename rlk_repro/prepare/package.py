@@ -87,7 +87,7 @@ class Package:
             said = " ".join(done.stderr.split())[-300:] or f"{_DOWNLOAD_LIMIT_S:.0f} s time limit reached"
             raise EnvironmentMissing(
                 Problem(self._where, f"could not be downloaded ({said})", expected="pip and a package index",
-                        hint=f"where pip works: {self._pip('MIRROR/' + FOLDER)}; then copy it here: --mirror MIRROR")
+                        hint=f"online: {self._pip('MIRROR/' + FOLDER)}; copy MIRROR to this machine: --mirror MIRROR")
             )  # fmt: skip
 
     def _find(self, folder: Path) -> Path | None:
