@@ -35,7 +35,7 @@ def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
     if isinstance(patch, Unknown):
         return patch
     if not patch:
-        return Unknown("only files that are not part of the package have changed")
+        return Unknown("no patch, because no changed file belongs to the package")
     if len(patch) > MAX_BYTES:
         return Unknown(f"the patch is larger than {MAX_BYTES >> 20} MiB")
     if _BINARY in patch:

@@ -93,9 +93,9 @@ def _place(source: Path, target: Path) -> None:
 
 def _list_files(plan: Plan, folder: RolloutDir) -> list[Path]:
     paths = [folder.file(number) for number in range(plan.run.measure.num_stored)]
-    absent = [path.name for path in paths if not path.is_file()]
-    if absent:
-        raise CheckFailed(Problem(str(folder.path), f"{len(absent)} of {len(paths)} rollouts missing", got=absent[0]))
+    if absent := [path.name for path in paths if not path.is_file()]:
+        what = f"{len(absent)} of {len(paths)} rollouts are missing, the first is {absent[0]}"
+        raise CheckFailed(Problem(str(folder.path), what))
     return paths
 
 

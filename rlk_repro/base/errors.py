@@ -64,7 +64,7 @@ class CheckFailed(RlkReproError):
 
 class NotReproduced(RlkReproError):
     exit_code = 6
-    title = "the re-analysis gives the sealed result, the new run does not"
+    title = "the re-analysis gives the sealed result, but the new run does not"
 
 
 class SpecError(RlkReproError):

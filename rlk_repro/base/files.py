@@ -188,7 +188,7 @@ def check_schema(where: str, value: Any, schema: int) -> None:
     """Raise BundleUnreadable for a value without a schema number, or with a newer one than ``schema``."""
     found = value.get("schema") if isinstance(value, Mapping) else None
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise BundleUnreadable(Problem(where, "no schema number", got=found, expected=f"1 to {schema}"))
+        raise BundleUnreadable(Problem(where, "invalid schema number", got=found, expected=f"1 to {schema}"))
     if found > schema:
         expected = f"schema {schema} or older"
         raise BundleUnreadable(

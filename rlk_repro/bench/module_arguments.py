@@ -30,7 +30,7 @@ FIXED: Final[dict[str, Any]] = {
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m rlk_repro.bench.module", description=DESCRIPTION)
     parser.add_argument("--seed", type=int, default=1234, help="seed of all batches")
-    parser.add_argument("--num-rollout", type=int, default=3, help="number of rollouts, each with its log lines")
+    parser.add_argument("--num-rollout", type=int, default=3, help="number of rollouts; each one writes log lines")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda also means AMD GPUs")
     parser.add_argument("--lead-ms", type=float, default=0.0, help="time that the device is kept busy before each pass")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1, help="ranks that share the vocabulary")

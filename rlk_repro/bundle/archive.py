@@ -153,7 +153,7 @@ class ArchiveReader:
         while self._num_unread_bytes:
             piece = self._gzip.next_piece(self._num_unread_bytes)
             if not piece:
-                self._place.refuse("ends inside a member")
+                self._place.refuse("the archive ends inside this member")
             self._num_unread_bytes -= len(piece)
             yield piece
 
@@ -277,7 +277,7 @@ class ArchiveReader:
             self._place.refuse(_NO_END)
         while piece := self._gzip.next_piece(_BLOCK_BYTES << 7):
             if bytes(piece).strip(b"\0"):
-                self._place.refuse("data follows the end of the archive")
+                self._place.refuse("data after the end of the archive")
         self._check_layout()
 
     def _check_layout(self) -> None:

@@ -185,7 +185,7 @@ class GzipReader:
             )
             self._place.refuse("refused: a compression bomb", got=found, expected=f"at most {limit}")
         if num_bytes > most_bytes:
-            limit = f"at most {format_bytes(most_bytes)} inflated from a file of {format_bytes(self._file_bytes)}"
+            limit = f"at most {format_bytes(most_bytes)} decompressed from a file of {format_bytes(self._file_bytes)}"
             self._place.refuse("refused: a compression bomb", got=size, expected=limit)
 
     def _refuse_cut(self) -> NoReturn:
@@ -196,7 +196,7 @@ class GzipReader:
             tail += more
         size = self._num_inflated_bytes & 0xFFFFFFFF
         if len(tail) > _TRAILER_BYTES:
-            self._place.refuse("data follows the end of the archive")
+            self._place.refuse("data after the end of the archive")
         if len(tail) < _TRAILER_BYTES:
             self._refuse_cut()
         if tail != crc.to_bytes(4, "little") + size.to_bytes(4, "little"):

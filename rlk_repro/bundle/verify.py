@@ -194,7 +194,7 @@ def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
     if reader.is_as_packed:
         return []
     if reader.is_own:
-        found = "other bytes that inflate to the same content"
+        found = "changed bytes that decompress to the same content"
         return [Finding(Level.BLOCKING, str(path), "the bytes that were packed", found)]
     found = "an archive that another tool packed, so only its content is checked"
     findings = [Finding(Level.WARNING, str(path), "an archive that rlk-repro packed", found)]

@@ -25,7 +25,7 @@ def check_lines(check: ClaimsCheck) -> Iterator[str]:
     counts = check.count()
     yield ", ".join(f"{number} {word}" for word, number in counts.items()) + " (rows)"
     if any(_is_elsewhere(result) for result in check.results):
-        yield "on other hardware, a result holds for speed and memory on this machine, not on the published hardware"
+        yield "where the hardware differs from the published one, speed and memory results hold for this machine only"
 
 
 def _list_tools(check: ClaimsCheck) -> Iterator[str]:

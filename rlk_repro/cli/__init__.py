@@ -124,7 +124,7 @@ def _report_bug() -> int:
     try:
         with tempfile.NamedTemporaryFile("w", prefix="rlk-repro-crash-", suffix=".log", delete=False) as stream:
             stream.write(record)
-        sys.stderr.write(f"rlk-repro: this is a bug: {last}\n  hint: please report it with {stream.name}\n")
+        sys.stderr.write(f"rlk-repro: this is a bug: {last}\n  hint: please report it and attach {stream.name}\n")
     except OSError:  # the disk has no room for the file
         sys.stderr.write(f"rlk-repro: this is a bug: {last}\n{printable_lines(record)}\n")
     return EXIT_BUG

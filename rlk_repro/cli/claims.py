@@ -63,7 +63,7 @@ def check(
     if output is not None and found.has_measured:
         write_json(output, found.to_json())
     elif output is not None:
-        note(f"{output}: not written, because this machine could measure no claim")
+        note(f"{output}: not written, because no claim could be checked by a measurement here")
     if as_json:
         say_json(found)
     else:

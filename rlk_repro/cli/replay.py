@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlk_repro.submit.finishing import Result
 
 MOST_IN_FULL: Final = 2
-"""A part of a manifest with more warnings than this shows them all on one line."""
+"""If a part of a manifest has more warnings than this, one line counts them and names up to three."""
 
 
 def register(app: typer.Typer) -> None:

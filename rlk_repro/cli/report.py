@@ -112,7 +112,7 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     else:
         folder = source.parent / f"{source.name.removesuffix('.tgz')}-report"
     if folder.is_symlink():
-        what = "is a symbolic link, and a report is not written through a link that you did not name"
+        what = "is a symbolic link; a report is written through a link only if -o names the link"
         raise BundleUnreadable(Problem(str(folder), what, expected="a folder", hint="name the target with -o"))
     return folder
 

@@ -58,8 +58,8 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     if set(nodes) - {here}:
         yield Problem("--same-nodes", "the local cluster is this machine", got=", ".join(nodes), expected=here)
     if plan.stack.images and plan.hardware.image_platform not in plan.stack.locks:
-        yield Problem(f"stack {plan.stack.stack}", "has images, but the local cluster starts no containers",
-                      expected="a stack that has a lock or no images",
+        yield Problem(f"stack {plan.stack.stack}", "runs in images, but the local cluster starts no containers",
+                      expected="a stack with a lock, or one without images",
                       hint="--stack host uses the software of this machine")  # fmt: skip
     if plan.layout.num_nodes > 1:
         where = f"run {plan.run.run}: layouts.{plan.hardware.hardware}.num_nodes"

@@ -346,7 +346,7 @@ def test_stored_rollouts_that_changed_are_refused(tmp_path: Path) -> None:
     ("actions", "expected"),
     [
         (["exit:5"], "stdout.log: rollouts were not stored (exit code 5)"),
-        (QUICK, "rollouts/7: 3 of 3 rollouts missing, got '0.pt'"),
+        (QUICK, "rollouts/7: 3 of 3 rollouts are missing, the first is 0.pt"),
     ],
 )
 def test_missing_stored_rollouts_are_an_error(tmp_path: Path, actions: list[str], expected: str) -> None:

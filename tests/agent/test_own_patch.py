@@ -82,7 +82,7 @@ def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pyt
             PATCH + b"\nGIT binary patch\nliteral 3\n",
             "the changes include binary files, which may hide secrets",
         ),
-        (b"", "only files that are not part of the package have changed"),
+        (b"", "no patch, because no changed file belongs to the package"),
         (Unknown("git is not on PATH"), "git is not on PATH"),
     ],
 )

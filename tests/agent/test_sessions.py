@@ -132,7 +132,7 @@ def test_rollouts_are_laid_out_from_another_file_system_too(tmp_path: Path) -> N
         assert not folder.path.exists()
         stored.file(3).unlink()
         with (
-            pytest.raises(CheckFailed, match=r"1 of 8 rollouts missing, got '3\.pt'"),
+            pytest.raises(CheckFailed, match=r"1 of 8 rollouts are missing, the first is 3\.pt"),
             lay_out_rollouts(plan, trial, stored, folder),
         ):
             pass

@@ -112,7 +112,7 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
         "refused: too large in total, got '1048576.0 TiB', expected at most 64.0 GiB",
     ),
     "not a header": (HARMLESS + b"x" * 512, "a", "a tar header is missing or broken (invalid header)"),
-    "data after the end": (HARMLESS + END + HARMLESS, "", "data follows the end of the archive"),
+    "data after the end": (HARMLESS + END + HARMLESS, "", "data after the end of the archive"),
     "one zero block": (HARMLESS + END[:512] + HARMLESS, "", "ends without an end-of-archive mark"),
     "nothing": (b"", "", "is empty"),
 }
@@ -163,10 +163,10 @@ def gzip_files() -> Iterator[tuple[str, bytes, str]]:
     yield "cut in the trailer", sound[:-1], "ends early: the file was cut off"
     yield "crc", sound[:-8] + bytes([sound[-8] ^ 1]) + sound[-7:], "content is damaged (CRC or length differs)"
     yield "length", sound[:-1] + b"\x01", "content is damaged (CRC or length differs)"
-    yield "trailing garbage", sound + b"x", "data follows the end of the archive"
-    yield "second gzip member", sound + sound, "data follows the end of the archive"
+    yield "trailing garbage", sound + b"x", "data after the end of the archive"
+    yield "second gzip member", sound + sound, "data after the end of the archive"
     yield "no end mark", gzip.compress(HARMLESS), "ends without an end-of-archive mark"
-    yield "cut in a member", gzip.compress(entry("a", b"", size=600)), "ends inside a member"
+    yield "cut in a member", gzip.compress(entry("a", b"", size=600)), "the archive ends inside this member"
 
 
 @pytest.mark.parametrize(("data", "what"), [pytest.param(data, what, id=name) for name, data, what in gzip_files()])

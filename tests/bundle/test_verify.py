@@ -183,7 +183,7 @@ def test_other_compressed_bytes_with_the_same_content_are_found(bundle: Path, tm
     other = tmp_path / "other.tgz"
     other.write_bytes(data)
     expected = Finding(
-        Level.BLOCKING, str(other), "the bytes that were packed", "other bytes that inflate to the same content"
+        Level.BLOCKING, str(other), "the bytes that were packed", "changed bytes that decompress to the same content"
     )
     assert verify_bundle(other) == [expected]
 
@@ -278,7 +278,7 @@ def test_no_bytes_crash_the_parser_of_checksums(data: bytes) -> None:
             b'{"schema": 99}',
             "written by a newer version, got 99, expected schema 1 or older\n  hint: upgrade rlk-repro",
         ),
-        (b"{}", "no schema number, got None, expected 1 to 1"),
+        (b"{}", "invalid schema number, got None, expected 1 to 1"),
         (b"[" * 100_000, None),
         (b"\xff", None),
     ],

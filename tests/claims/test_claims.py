@@ -214,7 +214,7 @@ def test_other_hardware_is_named_and_refutes_nothing() -> None:
     assert "  here:      NVIDIA H200, other hardware" in lines
     assert lines[-2:] == [
         "0 reproduced, 0 reproduced in part, 1 not reproduced, 0 arithmetic only, 0 not runnable here (rows)",
-        "on other hardware, a result holds for speed and memory on this machine, not on the published hardware",
+        "where the hardware differs from the published one, speed and memory results hold for this machine only",
     ]
 
 

@@ -72,7 +72,7 @@ def test_where_nothing_was_measured_no_file_and_no_folder_is_left(call, tmp_path
     file = tmp_path / "new" / "claims.json"
     code, _, err = call("claims", "check", "ratio-kl-forward", "-o", str(file))
     assert (code, list(tmp_path.iterdir())) == (3, [])
-    assert err == f"{file}: not written, because this machine could measure no claim\n"
+    assert err == f"{file}: not written, because no claim could be checked by a measurement here\n"
 
 
 def test_a_record_of_measurements_is_written(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

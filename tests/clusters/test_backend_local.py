@@ -173,8 +173,8 @@ def test_a_plan_that_needs_containers_or_nodes_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         local.render(dataclasses.replace(plan, run=run, stack=stack), RunDir(Path("/run")))
     assert str(caught.value).splitlines() == [
-        "stack example: has images, but the local cluster starts no containers, "
-        "expected a stack that has a lock or no images",
+        "stack example: runs in images, but the local cluster starts no containers, "
+        "expected a stack with a lock, or one without images",
         "  hint: --stack host uses the software of this machine",
         "run smoke: layouts.cpu.num_nodes: the local cluster has one node, got 4, expected 1",
     ]
@@ -202,7 +202,7 @@ def test_a_submission_with_values_of_other_types_is_refused() -> None:
         ({"job_id": 7}, "s.json: job_id: wrong value, got 7, expected text"),
         ({"details": {"host": None}}, "s.json: details.host: wrong value, got None, expected text"),
         ({"details": "x"}, "s.json: details: wrong value, got 'x', expected a mapping"),
-        ({"schema": "1"}, "s.json: no schema number, got '1', expected 1 to 1"),
+        ({"schema": "1"}, "s.json: invalid schema number, got '1', expected 1 to 1"),
     ):
         with pytest.raises(BundleUnreadable) as caught:
             Submission.from_json({**good, **change}, "s.json")

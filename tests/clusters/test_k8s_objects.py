@@ -187,8 +187,8 @@ def test_secrets_are_references() -> None:
         ({"shm": "2000Gi"}, "is not larger than kubernetes.shm"),
         ({"gpu_resource": "amd.com/gpu"}, "is a GPU of another vendor"),
         ({"node_labels": {"nvidia.com/gpu.product": ["NVIDIA-H200-MIG-1g.18gb"]}}, "a partition or a share of a GPU"),
-        ({"node_labels": {"kubernetes.io/arch": ["arm64"]}}, "no node that has NVIDIA-H200 has this processor"),
-        ({"gpu_products": ["NVIDIA-GB200"]}, "no node that has NVIDIA-GB200 has this processor"),
+        ({"node_labels": {"kubernetes.io/arch": ["arm64"]}}, "no node with NVIDIA-H200 has this processor"),
+        ({"gpu_products": ["NVIDIA-GB200"]}, "no node with NVIDIA-GB200 has this processor"),
         ({"rdma": {"resource": "nvidia.com/gpu"}}, "is not an RDMA device"),
         ({"rdma": {"resource": "hca"}}, "is not an RDMA device"),
         ({"claims": [{"claim": "models", "path": "/results"}]}, "a path is used twice"),
@@ -390,7 +390,7 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Object]], Any], str]] = {
         "gb200.job.four-nodes", lambda o: template(o[0])["spec"]["affinity"].pop("podAffinity"), "NVLink domain"),
     "wrong architecture": (
         "gb200.rayjob.four-nodes",
-        lambda o: expressions(o)[0].update(values=["amd64"]), "no node that has NVIDIA-GB200 has this processor"),
+        lambda o: expressions(o)[0].update(values=["amd64"]), "no node with NVIDIA-GB200 has this processor"),
     "MIG product": (
         "rayjob.rdma", lambda o: expressions(o)[1]["values"].append("NVIDIA-H200-MIG-1g.18gb"), "a share of a GPU"),
     "shared product": (

@@ -42,8 +42,8 @@ def test_a_linked_report_folder_is_not_written_through(call: Call, run_dir: RunD
         code, _, err = call("report", str(source))
         assert (code, err) == (
             5,
-            f"rlk-repro: {run_dir.report}: is a symbolic link, and a report is not written "
-            "through a link that you did not name, "
+            f"rlk-repro: {run_dir.report}: is a symbolic link; a report is written "
+            "through a link only if -o names the link, "
             "expected a folder\n  hint: name the target with -o\n",
         )
     assert read_all(mine) == {"report.html": "mine"}

@@ -67,7 +67,7 @@ def test_a_profile_that_sets_a_switch_of_the_variants_is_refused(tmp_path: Path)
 
 
 def test_a_stack_with_images_is_refused_where_no_container_starts() -> None:
-    with pytest.raises(SpecError, match="stack example: has images, but the local cluster starts no containers"):
+    with pytest.raises(SpecError, match="stack example: runs in images, but the local cluster starts no containers"):
         planning.prepare(planning.Request(run="smoke", stack="example"))
 
 

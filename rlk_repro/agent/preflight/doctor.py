@@ -39,7 +39,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "gpu_errors": "drain the node and reset the GPU before measuring on it",
     "gpu_memory_repair": "drain the node and reset the GPU; replace the GPU if its memory repair failed",
     "gpu_ecc_mode": "switch ECC on (nvidia-smi -e 1), or switch ECC off on every node",
-    "gpu_partition": "ask for whole GPUs: switch MIG off (nvidia-smi -mig 0), or set the modes SPX and NPS1",
+    "gpu_partition": "use whole GPUs: switch MIG off (nvidia-smi -mig 0), or set the modes SPX and NPS1",
     "gpu_slowdown": "check cooling and power of the node: its step times are not usable now",
     "gpu_fabric": "restart nvidia-fabricmanager or nvidia-imex on the node",
 }
@@ -195,9 +195,9 @@ def _memory(node: Situation, _: Surroundings) -> Diagnosis:
 def _processors(node: Situation, _: Surroundings) -> Diagnosis:
     usable, limit = node.fact("host", "num_cpus_usable"), node.fact("host", "cgroup_cpu_max")
     counts = [float(count) for count in (usable, limit) if isinstance(count, int | float)]
-    found = f"usable processors: {min(counts, default=0):g}, in the machine: {node.fact('host', 'num_cpus')}"
+    found = f"usable CPUs: {min(counts, default=0):g}, in the machine: {node.fact('host', 'num_cpus')}"
     if min(counts, default=0) < 2:
-        return _warn("processors", found, "give the job at least 2 processors: one for training, one for generation")
+        return _warn("processors", found, "give the job at least 2 CPUs: one for training, one for generation")
     return _ok("processors", found)
 
 

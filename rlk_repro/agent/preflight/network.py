@@ -65,7 +65,7 @@ def check_gpudirect(situation: Situation) -> Iterator[Complaint]:
         return
     if "Open Kernel Module" not in kernel_module and all(modules.get(name) == "absent" for name in PEER_MODULES):
         expected = "nvidia_peermem or NVIDIA's open kernel module"
-        yield Complaint("network.modules.nvidia_peermem", expected, "both missing")
+        yield Complaint("network.modules.nvidia_peermem", expected, "neither")
 
 
 def check_ephemeral_ports(situation: Situation) -> Iterator[Complaint]:

@@ -77,7 +77,7 @@ def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str)
         arch = "arm64" if any(_GRACE.search(product) for product in found) else "amd64"
         if found and values.get(ARCH, [arch]) != [arch]:
             key = f"node_labels[{ARCH}]" if ARCH in settings.node_labels else "gpu_products"
-            what = f"no node that has {found[0]} has this processor"
+            what = f"no node with {found[0]} has this processor"
             yield Problem(f"{where}.{key}", what, got=values[ARCH], expected=arch)
 
 

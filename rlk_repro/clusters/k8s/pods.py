@@ -65,7 +65,7 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     wanted = [value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)]
     for name in sorted(set(wanted) - settings.secrets.keys()):
         yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: a pod does not get this shell's variables",
-                      expected="secret and key")  # fmt: skip
+                      expected="the name of a secret and its key")  # fmt: skip
     if settings.results.claim is None and plan.layout.num_nodes > 1:
         what = "missing, but the agents of several nodes must share a run directory"
         expected = "a volume claim with access mode ReadWriteMany"

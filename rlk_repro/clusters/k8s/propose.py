@@ -61,8 +61,8 @@ def _settings(site: KubernetesSite, nodes: Sequence[Node], ask: Ask, remarks: li
         claim = ask("Where do results go?", shared, shared[0]) if len(shared) > 1 else shared[0]
         values["results"] = {"claim": claim, "path": "/results"}
     else:
-        remarks.append("results: the namespace has no volume claim that several nodes can write to; collect a bundle "
-                       "before the pod ends, and run on one node")  # fmt: skip
+        remarks.append("results: the namespace has no volume claim that several nodes can write to; run on one node, "
+                       "and collect the bundle before the pod ends")  # fmt: skip
     if site.queues:
         values["queue"] = ask("Which queue?", site.queues, site.queues[0])
     elif shared:
@@ -169,7 +169,7 @@ def _judge_security(settings: KubernetesSettings, site: KubernetesSite) -> Itera
 def _judge_secrets(profile: Profile, settings: KubernetesSettings, site: KubernetesSite) -> Iterator[Finding]:
     for name, value in profile.env.items():
         if isinstance(value, FromEnv) and value.from_env not in settings.secrets:
-            expected = "secret and key, because a pod does not get this shell's variables"
+            expected = "the name of a secret and its key, because a pod does not get this shell's variables"
             yield Finding(Level.BLOCKING, f"kubernetes.secrets.{value.from_env}", expected, f"none for env.{name}")
     wanted = {place.secret for place in settings.secrets.values()} | set(settings.image_pull_secrets)
     for name in sorted(wanted - (site.secrets or wanted)):
@@ -215,7 +215,7 @@ def _judge_sizes(
             yield Finding(Level.BLOCKING, f"nodes: {key}", f"{quantity} on one node", f"{most} at most")
     if settings.cpu is None or settings.memory is None:
         found = "not set: the pods are evicted first and share CPUs with other pods"
-        yield Finding(Level.WARNING, "kubernetes.cpu and kubernetes.memory", "both set, for Guaranteed pods", found)
+        yield Finding(Level.WARNING, "kubernetes.cpu and kubernetes.memory", "both set (QoS class Guaranteed)", found)
 
 
 def _release(version: str) -> tuple[int, int]:

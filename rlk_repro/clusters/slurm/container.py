@@ -76,8 +76,8 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     if runtime == "host":
         has_images = plan.stack.images or plan.stack.unpublished
         if has_images and plan.hardware.image_platform not in plan.stack.locks:
-            yield Problem(f"stack {plan.stack.stack}", "has images, but container.runtime host starts no container",
-                          expected="another container.runtime, or a stack that has a lock or no images")  # fmt: skip
+            yield Problem(f"stack {plan.stack.stack}", "runs in images, but container.runtime host starts no container",
+                          expected="another container.runtime, or a stack with a lock or without images")  # fmt: skip
         return
     if shown_image(plan) is None:
         yield Problem(f"stack {plan.stack.stack}", f"has no image for {plan.hardware.hardware}",

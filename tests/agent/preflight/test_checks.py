@@ -242,7 +242,7 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "gpudirect_rdma": (
         {"gpu": {"kernel_module": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03"}},
         Level.WARNING,
-        ("network.modules.nvidia_peermem", "nvidia_peermem or NVIDIA's open kernel module", "both missing"),
+        ("network.modules.nvidia_peermem", "nvidia_peermem or NVIDIA's open kernel module", "neither"),
     ),
     "ephemeral_ports": (
         {"network": {"ephemeral_ports": "1024-60999"}},

@@ -196,7 +196,7 @@ def _check_nodes(template: Template) -> Iterator[Problem]:
         if ARCH in values and products:
             is_arm = any(part in product for product in products for part in _ARM_PRODUCTS)
             if values[ARCH] != (["arm64"] if is_arm else ["amd64"]):
-                yield wrong(f"{where}.nodeAffinity", f"no node that has {products[0]} has this processor", values[ARCH],
+                yield wrong(f"{where}.nodeAffinity", f"no node with {products[0]} has this processor", values[ARCH],
                             "arm64" if is_arm else "amd64")  # fmt: skip
         for product in products:
             if "MIG" in product or product.endswith("-SHARED"):

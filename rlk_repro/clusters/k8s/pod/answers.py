@@ -58,7 +58,7 @@ def ask_to_stop(run_dir: RunDir, environ: Mapping[str, str]) -> bool:
 def _require_note(run_dir: RunDir, environ: Mapping[str, str]) -> Note:
     note = read_note(run_dir, environ)
     if note is None:
-        raise CheckFailed(Problem(str(run_dir.root), "the pod's first process has not reported yet", hint="ask again"))
+        raise CheckFailed(Problem(str(run_dir.root), "the pod's first process has not reported yet", hint="try again"))
     return note
 
 

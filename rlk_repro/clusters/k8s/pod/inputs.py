@@ -12,7 +12,7 @@ from rlk_repro.rundir.paths import RunDir
 
 def bring_in(run_dir: RunDir, inputs: Path) -> None:
     """Copy the staged files, and remove the bundle, the state and the notes of an earlier submission."""
-    with writing(run_dir.root, hint="is the claim writable for the user of the pod?"):
+    with writing(run_dir.root, hint="can the pod's user write to the volume claim?"):
         run_dir.root.mkdir(parents=True, exist_ok=True)
         for source in sorted(inputs.rglob("*")):
             name = source.relative_to(inputs)
