@@ -89,7 +89,7 @@ def find_compared_problems(
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
     if design == CROSSOVER and (switch.baseline, switch.enabled) != PER_ROLLOUT:
         what = "the switch cannot change within a session: a process reads its variables when it starts"
-        accepted = f'parallel, or a switch that only sets {AGREEMENT_RECORD}: "0" in baseline and "1" in enabled'
+        accepted = f'parallel, or a switch with only the variable {AGREEMENT_RECORD} ("0" in baseline, "1" in enabled)'
         yield ("measure", "design"), what, CROSSOVER, accepted
     for name in sorted(switch.baseline.keys() ^ switch.enabled.keys()):
         side = "enabled" if name in switch.baseline else "baseline"

@@ -42,7 +42,7 @@ Workload: TypeAlias = Annotated[
 ]
 PERIODS_PER_BLOCK: Final = 4
 MAX_BLOCKS: Final = 200
-"""Limit for the blocks of a session: its effect is a median over all pairs of blocks, and 200 blocks make 20100."""
+"""Limit for the blocks of a session: its effect is a median over all pairs of blocks (20100 pairs for 200 blocks)."""
 
 Spread: TypeAlias = Annotated[float, Field(gt=0, le=100)]
 
@@ -167,7 +167,7 @@ class Run(GrowingModel):
     expected_session_minutes: dict[Name, Minutes] = Field(
         {},
         description="estimated minutes of a session, if a run supports both designs; expected_trial_minutes then "
-        "apply to trials only",
+        "applies to trials only",
     )
     time_limit_min: Minutes | None = Field(
         None,
@@ -279,7 +279,7 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"
     if measure.num_trials * measure.num_steps > MAX_STEPS:
         name, what = ("blocks", "sessions") if is_crossover else ("scored_steps", "trials")
-        expected = f"at most {MAX_STEPS} steps in all {what}, including warm-up"
+        expected = f"at most {MAX_STEPS} steps in total, including warm-up"
         found = f"{measure.num_trials} {what} of {measure.num_steps} steps"
         yield ("measure", name), found, getattr(measure, name), expected
 

@@ -35,7 +35,7 @@ class Results(Model):
     """The storage of run directories.  Without a volume claim, they are in the leading pod and are lost with it."""
 
     claim: ObjectName | None = Field(
-        None, description="name of a PersistentVolumeClaim that several nodes can write (ReadWriteMany)"
+        None, description="name of a PersistentVolumeClaim that several nodes can write to (ReadWriteMany)"
     )
     path: AbsolutePath = Field("/results", description="path at which the pods mount the claim")
 
@@ -132,7 +132,7 @@ class KubernetesSettings(GrowingModel):
     )
     operator_namespace: Label | None = Field(
         None,
-        description="namespace of KubeRay's operator; default: any namespace whose pods have the label of its chart",
+        description="namespace of KubeRay's operator; default: any namespace with pods that have the operator's label",
     )
     overlay: Overlay | None = None
     run_as: RunAs | None = Field(

@@ -71,7 +71,7 @@ class Pin(GrowingModel):
     commit: Commit
     tree: Commit | None = Field(None, description="git tree hash of the commit's files, which identifies an archive")
     patched_tree: Commit | None = Field(
-        None, description="git tree hash of the commit's files after the patch of upstream's own images"
+        None, description="git tree hash of the commit's files with the patch that upstream applies in its images"
     )
     confidence: Confidence | None = None
     evidence: Text | None = None

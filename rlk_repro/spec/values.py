@@ -35,7 +35,7 @@ Variant: TypeAlias = Literal["baseline", "enabled"]
 BASELINE: Final[Variant] = "baseline"
 ENABLED: Final[Variant] = "enabled"
 CROSSOVER: Final = "crossover"
-"""The design in which each session runs both variants; a session records this name as its ``variant``."""
+"""Name of the design in which each session runs both variants; such a session records it as its ``variant``."""
 OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 """The architecture names that images use, for each output of ``uname -m``."""
 

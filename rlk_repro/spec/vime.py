@@ -158,7 +158,7 @@ class VimeWorkload(AnyWorkload):
         None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
     )
     placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
-        description="GPUs and memory settings for each hardware that layouts names"
+        description="GPUs and memory settings for each hardware named in layouts"
     )
     arguments: Arguments = Field({}, description="further flags of both variants")
 
@@ -276,7 +276,7 @@ def _find_size_problems(model: VimeModel) -> Iterator[PathProblem]:
         yield (*MODEL, "num-query-groups"), "does not divide num-attention-heads", groups, f"a divisor of {heads}"
     pattern = model.arguments.get(LAYER_PATTERN)
     if pattern is not None and not is_layer_pattern(pattern, model.size("num-layers")):
-        expected = "a whole number from 1 on, or a pattern of all layers such as [0]*1+[1]*45"
+        expected = "a whole number of at least 1, or a pattern of all layers such as [0]*1+[1]*45"
         yield (*MODEL, LAYER_PATTERN), "is not a pattern of the model's layers", pattern, expected
     chosen = model.size("moe-router-topk")
     if chosen > model.num_experts > 0:
@@ -289,7 +289,7 @@ def _find_argument_problems(place: tuple[str, ...], arguments: Mapping[str, Any]
         if False in [item for item in values if isinstance(item, bool)]:
             yield (*place, flag), "cannot switch a flag off", value, "true, or this key left out"
         elif isinstance(value, tuple) and len(value) < 2:
-            expected = "two or more values, or one value without a list"
+            expected = "a list of two or more values, or one value that is not a list"
             yield (*place, flag), "is a list with fewer than two values", list(value), expected
         elif flag == "spec" and len(values) != 2:
             expected = "a module and a function in it, as in pkg.module.function"

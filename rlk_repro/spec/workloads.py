@@ -254,7 +254,7 @@ class Grid(Model):
     hidden_size: tuple[Count, ...] = Field((), description="hidden size, for linear_logp only")
     dtypes: Annotated[tuple[Literal["float32", "bfloat16", "float16"], ...], Field(min_length=1)] = ("float32",)
     densities: Annotated[tuple[Density, ...], Field(min_length=1)] = Field(
-        (1.0,), description="share of the rows whose result is used"
+        (1.0,), description="share of the rows that the loss uses"
     )
     passes: Annotated[tuple[Literal["forward", "forward_backward"], ...], Field(min_length=1)] = ("forward",)
 

@@ -18,7 +18,7 @@ from rlk_repro.statistics.stats import Interval, mean, stdev, t_interval, t_quan
 MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
-"""The exact p is computed only if each half of the sessions has at most this number of possible sums."""
+"""If either half of the sessions has more possible sums of block effects than this, no exact p is computed."""
 _FIRST_LABEL: Final = "A"
 
 

@@ -38,7 +38,8 @@ def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
     """Return a blocking finding for each plan value that comes neither from a bundled file nor from a recorded flag."""
     found = list(_find_rewritten(plan, run_dir))
     rest = found[MAX_FINDINGS:]
-    more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", f"{len(rest)} more differ")]
+    differing = f"{len(rest)} more values that differ"
+    more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", differing)]
     return found[:MAX_FINDINGS] + (more if rest else [])
 
 
@@ -57,7 +58,7 @@ def describe_rule_changes(plan: Plan) -> str:
     ]
     if not changes:
         return ""
-    what = f"the shipped run {name}" if is_shipped else f"the defaults (no run {name} is shipped)"
+    what = f"the shipped run {name}" if is_shipped else f"the defaults (rlk-repro ships no run named {name})"
     return f"Measurement rules differ from {what}: {', '.join(changes)}."
 
 

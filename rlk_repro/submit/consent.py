@@ -56,7 +56,7 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
     code = _list_code(plan)
     yield (
         "named code",
-        "; ".join(_mark(item) for item in code) or "no foreign code: the trainer is part of this package",
+        "; ".join(_mark(item) for item in code) or "this run names no other code: its trainer is part of rlk-repro",
     )
 
 

@@ -247,14 +247,14 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         return f"none: a run with what_for: {plan.run.workload.purpose} measures no time"
     if plan.is_crossover:
         if effect is None:
-            return "none: the verdict 'faster' needs 3 sessions of 6 blocks, and 0 or at least 6 control blocks in all"
+            return "none: 'faster' needs 3 sessions of 6 blocks, and either no control blocks or at least 6 in total"
         return (
             f"{effect * 100:.1f} % of step time: {measure.sessions} sessions reliably detect this gain if block "
             f"effects have a standard deviation of {measure.expected_block_sd_pct:g} %. The verdict 'faster' needs a "
             f"change of over {measure.smallest_effect_pct:g} %"
         )
     if summary["num_pairs"] < 6:
-        return f"none: {count(summary['num_pairs'], 'pair')} can never show faster or slower (6 are needed)"
+        return f"none: the verdicts 'faster' and 'slower' need 6 pairs, and this run has {summary['num_pairs']}"
     gates = _find_gates_chance(measure, plan.run.lane)
     if effect is None:
         return (

@@ -54,7 +54,7 @@ def find_untimed_problems(plan: Plan) -> Iterator[Problem]:
     if plan.is_crossover:
         yield Problem(f"{where}.design", what, got=measure.design, expected="parallel")
     elif measure.pairs > MOST_PAIRS_WITHOUT_VERDICT:
-        expected = f"at most {MOST_PAIRS_WITHOUT_VERDICT}, too few for a verdict on speed"
+        expected = f"at most {MOST_PAIRS_WITHOUT_VERDICT} pairs, so that the run gives no verdict on speed"
         yield Problem(f"{where}.pairs", what, got=measure.pairs, expected=expected)
 
 

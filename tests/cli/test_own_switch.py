@@ -109,8 +109,8 @@ def test_a_session_measures_what_the_record_of_tokens_costs(tmp_path: Path) -> N
         (
             {"measure": {"design": "crossover"}},
             "measure.design: the switch cannot change within a session: a process reads its variables when it starts, "
-            "got 'crossover', expected parallel, or a switch that only sets "
-            'RLK_REPRO_AGREEMENT_RECORD: "0" in baseline and "1" in enabled',
+            "got 'crossover', expected parallel, or a switch with only the variable "
+            'RLK_REPRO_AGREEMENT_RECORD ("0" in baseline, "1" in enabled)',
         ),
         ({"switch": {**SWITCH, "baseline": {"NCCL_PROTO": "LL"}}}, "switch.enabled.NCCL_PROTO: missing"),
         ({"switch": {**SWITCH, "baseline": SWITCH["enabled"]}}, "switch: is the same in both variants"),

@@ -87,7 +87,7 @@ def test_the_rules_of_a_run_that_is_not_shipped_are_compared_with_the_defaults(t
     plan = submit(RunDir(tmp_path / "id"))
     run = plan.run.model_copy(update={"run": "my-own", "measure": Measure(scored_steps=20, alpha=0.49)})
     assert describe_rule_changes(dataclasses.replace(plan, run=run)) == (
-        "Measurement rules differ from the defaults (no run my-own is shipped): alpha 0.49 instead of 0.05."
+        "Measurement rules differ from the defaults (rlk-repro ships no run named my-own): alpha 0.49 instead of 0.05."
     )
 
 

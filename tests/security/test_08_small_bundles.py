@@ -24,7 +24,7 @@ from tests.support.verifying import verify_bundle
 # Each bundle and the reader's answer: a refusal with the limit, or a report.
 NAMED = {
     "plan: 10^9 optimizer steps a rollout": "",
-    "plan: 256 trials of 110000 steps": "expected at most 20000 steps in all trials, including warm-up",
+    "plan: 256 trials of 110000 steps": "expected at most 20000 steps in total, including warm-up",
     "nodes: 20000 facts, 2000 others": f"too many facts for one node, got 20000, expected at most {MAX_FACTS}",
     "log: a row that grows with each line": "",
     "command: 100 MB of lists": "refused: a compression bomb, got '100.",

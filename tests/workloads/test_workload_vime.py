@@ -306,8 +306,8 @@ def test_runs_that_do_not_time_are_separate(what_for: str, flags: set[str], vari
     timing = plan_for("qwen3-4b", "h200", settings=LIVE)
     plan = with_workload(timing, what_for=what_for)
     assert [str(problem) for problem in vime.find_problems(plan)] == [
-        f"run qwen3-4b: measure.pairs: a run with what_for: {what_for} measures no time, got 6, expected at most 5, "
-        "too few for a verdict on speed"
+        f"run qwen3-4b: measure.pairs: a run with what_for: {what_for} measures no time, got 6, expected at most 5 "
+        "pairs, so that the run gives no verdict on speed"
     ]
     few = plan_for("qwen3-4b", "h200", settings=(*LIVE, f"workload.what_for={what_for}"))
     few = dataclasses.replace(

@@ -171,10 +171,6 @@ def _require_whole(work: WorkDir) -> None:
     found = tracker.read_text().strip() if tracker.is_file() else "no such file"
     if found != RELEASE or not (work.files / RELEASE).is_dir():
         raise CheckFailed(
-            Problem(
-                f"checkpoint: {TRACKER}",
-                "the tool did not mark the checkpoint as a release",
-                got=found,
-                expected=RELEASE,
-            )
-        )
+            Problem(f"checkpoint: content of {TRACKER}", "the conversion tool wrote no complete release checkpoint",
+                    got=found, expected=f"{RELEASE}, and a folder with this name next to this file")
+        )  # fmt: skip

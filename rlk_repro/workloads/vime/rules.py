@@ -119,10 +119,12 @@ def _check_model(plan: Plan, division: Division) -> Iterator[Problem]:
             yield Problem(
                 _layout_place(plan, name), f"does not divide {flag}", got=parts, expected=f"a divisor of {size}"
             )
-    if not model.num_experts and max(layout.expert_parallel, division.placement.expert_tensor_parallel) > 1:
+    placement = division.placement
+    sizes = {"expert_parallel": layout.expert_parallel, "expert_tensor_parallel": placement.expert_tensor_parallel}
+    if not model.num_experts and max(sizes.values()) > 1:
         yield Problem(_layout_place(plan, "expert_parallel"), "a dense model has no experts",
-                      got=layout.expert_parallel, expected="1, and expert_tensor_parallel 1")  # fmt: skip
-    if model.num_experts and layout.tensor_parallel > 1 and not division.placement.sequence_parallel:
+                      got=sizes, expected="1 for both settings")  # fmt: skip
+    if model.num_experts and layout.tensor_parallel > 1 and not placement.sequence_parallel:
         yield Problem(_placement_place(plan, "sequence_parallel"), "experts with tensor parallelism need this setting",
                       got=False, expected="true")  # fmt: skip
 
@@ -238,13 +240,14 @@ def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa
     what_for = vime_of(plan).what_for
     if what_for == "agreement" and vime_of(plan).grpo.num_steps_per_rollout == 1:
         where = _where(plan, "workload.grpo.num_steps_per_rollout")
-        yield Problem(where, "vime skips the old-policy pass, which agreement runs record", got=1, expected="2 or more")
+        what = "with 1 step per rollout, vime skips the old-policy pass, but agreement runs record this pass"
+        yield Problem(where, what, got=1, expected="2 or more")
     is_deterministic = what_for in {"agreement", "deterministic"}
     if is_deterministic and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
         # vLLM 0.25.1 and the ROCm commit have this limit, which https://github.com/vllm-project/vllm/pull/52231 lifts.
         what = "the pinned vLLM has deterministic inference for NVIDIA GPUs only"
-        yield Problem(where, what, got=what_for, expected="lane train-only")
+        yield Problem(where, what, got=what_for, expected="another value, or lane train-only")
 
 
 def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
@@ -314,5 +317,5 @@ def _warn_of_settings(plan: Plan) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "use_kl_loss", "true to measure the reference pass", "false")
     for what, source in (("model", workload.model.source), ("data", workload.data.source)):
         if source.kind == "hub" and source.revision is None:
-            found = "not pinned: the hub's present revision is taken and recorded"
+            found = "not pinned: the hub's current revision is used and recorded"
             yield Finding(Level.WARNING, f"workload.{what}.source.revision", "a commit", found)
