@@ -38,6 +38,8 @@ RECORD = "What the record of tokens costs"
 COLLECTING = "The step with vime's garbage collection"
 VIME = {
     FROZEN: "qwen3-4b-random-gc-freeze-h200.tgz",
+    "Five sessions at Qwen3-4B's sizes": "qwen3-4b-random-five-h200.tgz",
+    "Eight layers of Qwen3-30B-A3B with R3": "qwen3-30b-a3b-random-8l-h200.tgz",
     ENTROPY: "qwen3-4b-random-entropy-h200.tgz",
     COLLECTING: "qwen3-4b-random-h200.tgz",
     "vime end to end": "vime-live-h200.tgz",
@@ -55,7 +57,16 @@ ROWS = {
     "peak memory of the passes without gradient": ("peak_memory_in_forward_only_bytes", 2**-30, "GiB"),
     "peak memory of the step": ("peak_memory_bytes", 2**-30, "GiB"),
 }
-REPAIRED = ("vime", "operators", "module-qwen3-4b-tp2", "qwen3-4b-random-gc", "qwen3-4b-random-e", "qwen3-4b-agreement")
+REPAIRED = (
+    "vime",
+    "operators",
+    "module-qwen3-4b-tp2",
+    "qwen3-4b-random-gc",
+    "qwen3-4b-random-e",
+    "qwen3-4b-random-f",
+    "qwen3-30b",
+    "qwen3-4b-agreement",
+)
 AGREEMENT = (
     "vime-agreement-h200.tgz",
     "vime-agreement-r3-h200.tgz",
@@ -241,7 +252,10 @@ def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -
     (command,) = re.findall(r"^rlk-repro submit .*$", find_section(title), flags=re.MULTILINE)
     assert f" --run {plan.run.run} --hardware {plan.hardware.hardware} " in command
     wanted = list_overrides(plan)
-    if load_run(plan.run.run).model.gc_freeze and not plan.run.gc_freeze:
+    shipped = load_run(plan.run.run).model
+    if shipped.measure.sessions != plan.run.measure.sessions:
+        wanted["measure.sessions"] = str(plan.run.measure.sessions)  # the run got a fifth session later
+    if shipped.gc_freeze and not plan.run.gc_freeze:
         wanted["gc_freeze"] = "false"  # the run got this key later
     assert list_set_flags(command) == wanted
 
