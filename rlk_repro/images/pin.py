@@ -72,7 +72,7 @@ class PinnedText:
     def _add(self, path: tuple[str, ...], value: str) -> None:
         parent = self.find(*path[:-1])
         if parent is None or not isinstance(parent[1], yaml.MappingNode):
-            raise SpecError(Problem(".".join(path), "cannot be added", expected=f"a mapping {'.'.join(path[:-1])}"))
+            raise SpecError(Problem(".".join(path), "not added", expected=f"{'.'.join(path[:-1])} to be a mapping"))
         first = parent[1].value[0][0]
         if parent[1].flow_style:
             line, column = parent[1].end_mark.line, parent[1].end_mark.column - 1

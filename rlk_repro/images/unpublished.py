@@ -8,7 +8,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.spec import Image
 
 NOT_PUBLISHED: Final = Image.model_construct(
-    reference="registry.example/rlk-repro", digest="<not published: rlk-repro images build>"
+    reference="registry.example/rlk-repro", digest="<not published: run rlk-repro images build>"
 )
 
 

@@ -59,7 +59,7 @@ def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
         "the layer defers its weight's gradient": config.defer_embedding_wgrad_compute,
         "the layer gathers its output": layer.gather_output,
         "the layer does not add its bias": layer.skip_bias_add,
-        "the layer does not reduce its input's gradient": layer.disable_grad_reduce,
+        "the layer does not all-reduce its input's gradient": layer.disable_grad_reduce,
     }
     found = [what for what, is_so in obstacles.items() if is_so]
     if found:
@@ -80,7 +80,7 @@ def _hand_over(layer: Any, turn: Turn, forward: Callable[..., Any]) -> Callable[
             return forward(input_, weight, runtime_gather_output, **fused)
         if runtime_gather_output or fused.get("output_cross_entropy_loss"):
             asked = "gathered logits" if runtime_gather_output else "a fused loss"
-            what = "the output layer can return hidden states only in place of this rank's logits"
+            what = "the output layer's hidden states can replace only this rank's logits"
             raise CheckFailed(Problem(NAME, what, got=f"a request for {asked}", expected="a request for these logits"))
         if layer.sequence_parallel:
             input_ = _gather_rows(input_, layer.tp_group)

@@ -66,7 +66,7 @@ def check_rollouts(argv: Sequence[str]) -> None:
         absent = [path for path in paths if not path.is_file() or not path.stat().st_size]
         if absent:
             what = f"{len(absent)} of {number} stored rollouts are missing or empty"
-            raise CheckFailed(Problem(flag, what, got=str(absent[0]), hint="rlk-repro prepare, or a new run"))
+            raise CheckFailed(Problem(flag, what, got=str(absent[0]), hint="run rlk-repro prepare or submit a new run"))
         for path in paths:
             require_data(path)
         if ROUTING_REPLAY in argv and paths:

@@ -98,7 +98,7 @@ class Settings:
         agreement_record = _read_choice(environ, AGREEMENT_RECORD, ("1", "0", SCHEDULED), "1", problems)
         schedule = environ.get(SWITCH_SCHEDULE, "")
         if not set(schedule) <= LETTERS.keys():
-            expected = f"letters {', '.join(LETTERS)}, one per rollout"
+            expected = f"a letter per rollout: {' or '.join(LETTERS)}"
             problems.append(Problem(SWITCH_SCHEDULE, "is not a valid schedule", got=schedule, expected=expected))
         freeze_after = environ.get(GC_FREEZE) or "0"
         if not freeze_after.isdecimal():

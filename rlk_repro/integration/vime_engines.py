@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 LACKING: Final = (
     ("log_probs", REFERENCE, AS_RUN, "no float32 copy of the model is made"),
     ("log_probs", TRAINING, "recomputed", "a pass without gradient recomputes nothing"),
-    ("log_probs", TRAINING, "tensor parallel 2", "one run has one parallel layout; compare two bundles by diff"),
+    ("log_probs", TRAINING, "tensor parallel 2", "one parallel layout per run; compare bundles with rlk-repro diff"),
 )
 OWN: Final = "own routing"
 STAGE: Final = "ROUTING_REPLAY_STAGE"
@@ -123,7 +123,7 @@ class _Step:
         try:
             self._record_cases(compute, iterators, num_microbatches)
         except Exception as error:
-            logger.warning("rlk-repro: passes over differently packed samples are not recorded", exc_info=True)
+            logger.warning("rlk-repro: cannot record training passes over differently packed samples", exc_info=True)
             reason = f"a pass over differently packed samples failed: {type(error).__name__}"
             self._record.skip(self._number, "log_probs", TRAINING, "other packings", reason)
         for what, engine, case, reason in LACKING:
@@ -144,14 +144,14 @@ class _Step:
                 ask(self._record, self._number, self._dtype, samples)
         except Exception as error:
             reason = describe_failure(error)
-            logger.warning("rlk-repro: the log-probs of %s, %s are not recorded", engine, case, exc_info=True)
+            logger.warning("rlk-repro: no record of the log-probs of engine %s, case %s", engine, case, exc_info=True)
         if reason:
             self._record.skip(self._number, "log_probs", engine, case, reason)
         if reason and engine == PROMPTS and self._has_experts:
             self._record.skip(self._number, "routing", engine, case, reason)
 
     def _record_generated_routing(self) -> None:
-        reason = "vLLM returns the experts of its generation only for routing replay (R3)"
+        reason = "vLLM returns the experts chosen in generation only with routing replay (R3)"
         if self._args.sequence_parallel:
             reason = "with sequence parallelism a rank has only a part of the tokens"
         elif self._experts is not None:

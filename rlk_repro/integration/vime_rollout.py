@@ -103,7 +103,7 @@ class RolloutServer:
         try:
             return self._call(method, *arguments) or {}
         except Exception as error:
-            logger.warning("rlk-repro: the layers of vLLM are not recorded", exc_info=True)
+            logger.warning("rlk-repro: no record of the model's layers in vLLM", exc_info=True)
             return {"reason": describe_failure(error)}
 
     def _score(self, tokens: list[int], num_response: int) -> torch.Tensor:

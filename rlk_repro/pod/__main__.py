@@ -66,7 +66,7 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         if name in _AGENTS:
             verb.add_argument("--num-nodes", type=int, default=1, metavar="N")
             verb.add_argument("--inputs", type=Path, default=Path("/etc/rlk-repro"), metavar="DIR")
-            verb.add_argument("--kuberay", action="store_true", help="start Ray, because KubeRay made this pod")
+            verb.add_argument("--kuberay", action="store_true", help="start Ray in this pod, which KubeRay made")
             verb.add_argument(
                 "--hold-min", type=float, default=0.0, metavar="MIN", help="minutes the pod may outlive its agent"
             )

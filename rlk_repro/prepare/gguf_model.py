@@ -77,7 +77,7 @@ def _require(facts: Mapping[str, Any], where: str) -> None:
         if got != expected
     ]
     scaling = [key for key in facts if key.startswith("llama.rope.scaling.")]
-    problems += [Problem(f"{where}: {key}", "rotary scaling is not converted", got=facts[key]) for key in scaling]
+    problems += [Problem(f"{where}: {key}", "rotary scaling is not supported", got=facts[key]) for key in scaling]
     if problems:
         raise BundleUnreadable(*problems)
 

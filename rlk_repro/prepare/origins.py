@@ -139,7 +139,7 @@ def _from_cache(path: Path, name: str) -> RemoteFile:
     is_large = _SHA256.fullmatch(blob) is not None
     if not is_large and not _SHA1.fullmatch(blob):
         raise EnvironmentMissing(
-            Problem(str(path), "is no link to a blob, so its expected hash is unknown",
+            Problem(str(path), "is not a link to a blob, so its expected hash is unknown",
                     expected="a link to blobs/<hash>, as in the cache of huggingface_hub",
                     hint="copy the cache with its links, or give a prepared directory as --mirror")
         )  # fmt: skip

@@ -61,7 +61,7 @@ class Package:
         if self.is_offline:
             raise EnvironmentMissing(
                 Problem(self._where, "is not in the mirror, and --offline forbids the package index",
-                        expected=f"its wheel in MIRROR/{FOLDER}", hint=f"{self._pip('MIRROR/' + FOLDER)}")
+                        expected=f"its wheel in MIRROR/{FOLDER}", hint=f"run {self._pip('MIRROR/' + FOLDER)}")
             )  # fmt: skip
         self._download(folder)
         wheel = self._find(folder)
@@ -85,10 +85,9 @@ class Package:
         done = run(argv, timeout_s=_DOWNLOAD_LIMIT_S)
         if not done.is_ok:
             said = " ".join(done.stderr.split())[-300:] or f"{_DOWNLOAD_LIMIT_S:.0f} s time limit reached"
-            raise EnvironmentMissing(
-                Problem(self._where, f"could not be downloaded ({said})", expected="pip and a package index",
-                        hint=f"online: {self._pip('MIRROR/' + FOLDER)}; copy MIRROR to this machine: --mirror MIRROR")
-            )  # fmt: skip
+            hint = f"with network access run {self._pip('MIRROR/' + FOLDER)}; copy MIRROR here and give --mirror MIRROR"
+            what, expected = f"could not be downloaded ({said})", "pip and a package index"
+            raise EnvironmentMissing(Problem(self._where, what, expected=expected, hint=hint))
 
     def _find(self, folder: Path) -> Path | None:
         wheels = sorted(folder.glob(f"{self.source.name.replace('-', '_')}-*.whl"))

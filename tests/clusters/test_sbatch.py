@@ -310,10 +310,10 @@ def test_headline_runs_are_shown_in_a_container_whose_digest_is_not_published(ca
     ):
         flags = ("submit", "qwen3-4b", "--cluster", cluster, "--profile", "generic-h200", "--dry-run")
         code, out, err = call(*flags)
-        assert (code, f"{form}<not published: rlk-repro images build>" in out) == (0, True), out
+        assert (code, f"{form}<not published: run rlk-repro images build>" in out) == (0, True), out
         assert "stack 2026-07 has no published image for h200: submit refuses this job" in err
     host = with_site(plan_for("qwen3-4b"), container={"runtime": "host"})
-    assert "runs in images, but container.runtime host starts no container" in refusal_of(host)
+    assert "runs in images, but container.runtime: host does not use any" in refusal_of(host)
 
 
 def test_an_environment_of_the_lock_runs_on_the_host_although_the_stack_has_images() -> None:
@@ -394,7 +394,7 @@ def test_mounts_of_docker_and_apptainer_keep_commas() -> None:
 def test_values_that_a_runtime_cannot_take_are_refused() -> None:
     example = plan_for(stack="example")
     assert refusal_of(with_site(example, container={"runtime": "host"})) == (
-        "stack example: runs in images, but container.runtime host starts no container, "
+        "stack example: runs in images, but container.runtime: host does not use any, "
         "expected another container.runtime, or a stack with a lock or without images"
     )
     no_folder = with_site(example, container={"runtime": "apptainer", "image_dir": None})

@@ -280,12 +280,12 @@ def test_a_profile_that_fits_has_no_findings() -> None:
             warning("slurm.block_size", "a cluster with block topology", "no block topology: block_size has no effect"),
         ),
         (("runtime: pyxis", "runtime: apptainer"), warning("container.runtime", "apptainer on the nodes",
-                                                           "not on this machine")),
+                                                           "no apptainer on this machine")),
         ((", image_dir: /shared/images", ""), blocking("container.image_dir", "a shared folder for imported images",
                                                        "not set")),
         (
             ("cluster: slurm", "cluster: slurm\nenv: {A: {from_env: HF_TOKEN}, B: {from_env: WANDB}}"),
-            blocking("env.B", "a value of WANDB in this shell", "no value"),
+            blocking("env.B", "the variable WANDB in this shell", "not set"),
         ),
     ],
 )  # fmt: skip
@@ -377,7 +377,7 @@ def test_devices_are_not_expected_on_a_login_node() -> None:
 
 def test_folders_that_the_nodes_need_are_checked_here() -> None:
     here = dataclasses.replace(HERE, existing={"/data": False, "/home": True})
-    assert judged(here=here) == warning("container", "/data on the nodes", "not on this machine")
+    assert judged(here=here) == warning("container", "/data on the nodes", "no such path on this machine")
 
 
 def test_both_clusters_let_nccl_use_the_memory_that_nodes_of_gb200_share() -> None:

@@ -71,6 +71,6 @@ REFUSALS = {
     "top-p": "a call cannot be served: cannot leave out the columns that top-p sampling removed",
     "logits": "a call cannot be served: needs hidden states, and this call has logits",
     "labels": TAKEN,
-    "gathered logits": "the output layer can return hidden states only in place of this rank's logits",
+    "gathered logits": "the output layer's hidden states can replace only this rank's logits",
     "other losses": TAKEN,
 }

@@ -35,7 +35,7 @@ from tests.support.loss_examples import LENGTHS, VOCABULARY, load_loss_module, m
 DOUBLE = SUPPORT / "fake_rl_engine"
 NUM_ROWS, HIDDEN = sum(total for total, _ in LENGTHS), 8
 CPU = Case(platform="cpu")
-NEVER = "expected a call that the route supports; without logits there is no fallback"
+NEVER = "expected a call that the route supports, because a fallback would need logits"
 
 
 @pytest.fixture(autouse=True)
@@ -337,7 +337,7 @@ def test_without_the_operator_output_layers_stay_as_they_are() -> None:
         (Model(ColumnParallelLinear(gather_output=True, skip_bias_add=True)),
          "the layer gathers its output, the layer does not add its bias"),
         (Model(ColumnParallelLinear(defer_embedding_wgrad_compute=True)), "the layer defers its weight's gradient"),
-        (Model(ColumnParallelLinear(disable_grad_reduce=True)), "the layer does not reduce its input's gradient"),
+        (Model(ColumnParallelLinear(disable_grad_reduce=True)), "the layer does not all-reduce its input's gradient"),
     ],
 )  # fmt: skip
 def test_an_output_layer_that_is_not_understood_leaves_all_of_them_alone(chunk: Any, detail: str) -> None:

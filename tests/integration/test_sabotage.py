@@ -209,7 +209,7 @@ def run_rank(rank: int, folder: str, choices: tuple[str | None, str | None], fou
     ("choices", "expected"),
     [
         (("on", "on"), ("went on", "went on")),
-        (("on", None), ("rank 1: has not installed rlk-repro, expected the settings of rank 0: on", "went on")),
+        (("on", None), ("rank 1: has not reported its settings, expected the settings of rank 0: on", "went on")),
         (
             ("on", "off"),
             ("rank 1: has other settings, got 'off', expected the settings of rank 0: on",

@@ -226,7 +226,7 @@ def test_a_rollout_is_recorded_once_with_inputs_log_probs_layers_and_cases(tmp_p
     checks = list(check_pair("p1", [("baseline", log), ("enabled", log)]))
     assert list_failures(checks) == []
     reasons = {item.found for item in checks if item.word is CheckWord.NOT_MEASURED}
-    assert "one run has one parallel layout; compare two bundles by diff" in reasons
+    assert "one parallel layout per run; compare bundles with rlk-repro diff" in reasons
     assert "the trainer sent no weights before this step" in reasons
 
 

@@ -181,7 +181,7 @@ def test_without_replay_the_generation_has_a_reason_and_a_sample_alone_its_exper
     found = find_routing(record(tmp_path, asks_vllm=False))
     generated = found["training", "rollout, generated"]
     assert generated.word is CheckWord.NOT_MEASURED
-    assert generated.found == "vLLM returns the experts of its generation only for routing replay (R3)"
+    assert generated.found == "vLLM returns the experts chosen in generation only with routing replay (R3)"
     assert found["training", "training, alone"].word is CheckWord.PASS
 
 

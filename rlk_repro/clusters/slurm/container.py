@@ -76,7 +76,7 @@ def find_container_problems(plan: Plan, run_dir: RunDir) -> Iterator[Problem]:
     if runtime == "host":
         has_images = plan.stack.images or plan.stack.unpublished
         if has_images and plan.hardware.image_platform not in plan.stack.locks:
-            yield Problem(f"stack {plan.stack.stack}", "runs in images, but container.runtime host starts no container",
+            yield Problem(f"stack {plan.stack.stack}", "runs in images, but container.runtime: host does not use any",
                           expected="another container.runtime, or a stack with a lock or without images")  # fmt: skip
         return
     if shown_image(plan) is None:

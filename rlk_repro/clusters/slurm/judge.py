@@ -165,7 +165,7 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
             "pyxis is not installed here",
         )
     elif runtime not in ("host", *site.runtimes):
-        yield Finding(Level.WARNING, "container.runtime", f"{runtime} on the nodes", "not on this machine")
+        yield Finding(Level.WARNING, "container.runtime", f"{runtime} on the nodes", f"no {runtime} on this machine")
     if is_imported(runtime) and settings.image_dir is None:
         yield Finding(Level.BLOCKING, "container.image_dir", "a shared folder for imported images", "not set")
     elif is_imported(runtime) and not here.can_make_images:
@@ -176,7 +176,7 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
         yield Finding(Level.BLOCKING, "container", expected, f"{here.python_without_package} cannot import rlk_repro")
     for path, is_there in here.existing.items():
         if not is_there:
-            yield Finding(Level.WARNING, "container", f"{path} on the nodes", "not on this machine")
+            yield Finding(Level.WARNING, "container", f"{path} on the nodes", "no such path on this machine")
 
 
 def list_paths(profile: Profile) -> list[str]:
@@ -192,7 +192,7 @@ def list_paths(profile: Profile) -> list[str]:
 def _judge_env(profile: Profile, here: UserHere) -> Iterator[Finding]:
     for name, value in profile.env.items():
         if isinstance(value, FromEnv) and value.from_env not in here.variables:
-            yield Finding(Level.BLOCKING, f"env.{name}", f"a value of {value.from_env} in this shell", "no value")
+            yield Finding(Level.BLOCKING, f"env.{name}", f"the variable {value.from_env} in this shell", "not set")
 
 
 def _judge_runs_root(here: UserHere) -> Iterator[Finding]:

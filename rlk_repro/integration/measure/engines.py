@@ -40,7 +40,7 @@ Each entry names the list of layers, a layer's attention, a layer's MLP or exper
 
 Sample = Mapping[str, Any]
 Chosen = Sequence[tuple[int, int]]
-"""Tokens whose layers are recorded: the index of the sample, and the row of the sample that predicts the token."""
+"""Tokens whose layers are recorded: the sample's index, and the sample's row whose logits predict the token."""
 
 
 class EngineRecord:

@@ -90,7 +90,7 @@ def _hash_sources(name: str) -> Any:
         return _unknown("not loaded")
     folders = list(getattr(sys.modules[name], "__path__", ()))
     try:
-        return hash_python(Path(folders[0])) if folders else _unknown("the module has no folder")
+        return hash_python(Path(folders[0])) if folders else _unknown("not a package, so it has no folder")
     except OSError as error:
         return _unknown(error.strerror or "not readable")
 

@@ -239,7 +239,7 @@ class _BackwardSpan:
 
 
 def _node(tensor: torch.Tensor) -> torch.autograd.graph.Node:
-    assert tensor.grad_fn is not None, "expected an autograd node: the tensor is a view of one that requires grad"
+    assert tensor.grad_fn is not None, "a view of a tensor that requires grad has no autograd node"
     return tensor.grad_fn
 
 

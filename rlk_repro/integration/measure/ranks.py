@@ -41,7 +41,7 @@ def check_ranks_agree(rank: int, world_size: int, choice: str, *, wait_s: float 
         try:
             store.wait([str(other)], timedelta(seconds=wait_s))
         except RuntimeError:
-            problems.append(Problem(f"rank {other}", "has not installed rlk-repro", expected=expected, hint=hint))
+            problems.append(Problem(f"rank {other}", "has not reported its settings", expected=expected, hint=hint))
             break
         found = store.get(str(other)).decode()
         if found != choice:

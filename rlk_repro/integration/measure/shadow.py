@@ -33,7 +33,7 @@ SCALES: Final = {AS_TRAINED: 1.0, PEAKED: 50.0}
 MAX_ROWS: Final = 2048
 """Largest number of rows to compare: a real model's logits take gigabytes, and a comparison holds several copies."""
 MAX_WHOLE_BYTES: Final = 2 << 30
-"""Largest logits, in bytes, for comparing an operator that serves the whole loss: this comparison needs all rows."""
+"""Largest size of the logits, in bytes, for comparing an operator that serves the whole loss: it needs all rows."""
 NUM_BUFFERS: Final = 6
 """A comparison needs memory for this many tensors, each as large as the compared logits."""
 MAX_ERROR: Final = 300
@@ -172,7 +172,7 @@ class ShadowStep:
         self._turn.is_enabled = True
         enabled, other = self._compute(case, microbatch)
         self._turn.is_enabled = False
-        name = "policy loss" if case == AS_TRAINED or self._is_loss_routed else "log-probs with alternating signs"
+        name = "policy loss" if case == AS_TRAINED or self._is_loss_routed else "alternating sum of log-probs"
         return {
             "calls": {op: asdict(count) for op, count in calls.counts.items()},
             "loss": {"name": name, "baseline": _finite(one), "enabled": _finite(other)},

@@ -44,7 +44,7 @@ def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
             or find_form_refusal(weight, is_on_device=is_on_device)
         )
         if refusal is not None:
-            expected = "a call that the route supports; without logits there is no fallback"
+            expected = "a call that the route supports, because a fallback would need logits"
             raise RouteFailed(f"{NAME}: a call cannot be served: {refusal}, expected {expected}")
         return None
 

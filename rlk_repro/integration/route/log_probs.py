@@ -31,7 +31,7 @@ The online kernel reads these columns in the first two strides of its 128 thread
 only if its whole first tile is -inf, and that tile begins with these columns.
 """
 NEAR: Final = 8.0
-"""Largest |log-prob - old log-prob| of a near row: up to it, exp and log err by less than float32 rounding."""
+"""Rows with |log-prob - old log-prob| below this are near: in them exp and log err by less than float32 rounding."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rlk_repro.operators import OPERATORS, Reason, Refusal
 PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
-"""Modules of RL-Kernel's registry, newest first; if the import of the first that exists fails, no other is tried."""
+"""Modules of RL-Kernel's registry, newest first: the first that exists is imported, and no other if that fails."""
 CONTRACTS: Final = "rl_engine.contracts.operators.logprob"
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")
 _MAX_CHARS: Final = 300

@@ -29,7 +29,7 @@ from rlk_repro.operators import OPERATORS, Case, Platform, Reason, Refusal
 
 NAME: Final = "vocab_parallel_logp"
 NUM_TILES: Final = 64
-"""RL-Kernel's default number of vocabulary tiles; with equally many tiles, any number of ranks computes equal bits."""
+"""RL-Kernel's default number of vocabulary tiles; a fixed number gives bitwise equal results on any number of ranks."""
 NUM_KEPT: Final = 64
 """Number of contracts to keep: a contract lists every row of a call, and each microbatch has its own number of rows."""
 DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -134,8 +134,8 @@ class VocabParallelLogp:
             return found
         ran = found.provenance.actual_backend
         if (found.implementation, ran) != (self.loaded.implementation, self._backend):
-            was = f"{self.loaded.implementation} ({self._backend})"
-            return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({ran}) is chosen now, but earlier {was}")
+            was = f"{self.loaded.implementation} ({self._backend}) was chosen at the start"
+            return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({ran}) is chosen now, but {was}")
         return self._values.find_refusal(logits, tokens, shard)
 
     def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
