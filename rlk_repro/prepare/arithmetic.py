@@ -12,7 +12,7 @@ from rlk_repro.base.files import write_bytes
 from rlk_repro.spec import ArithmeticData
 
 RECIPE: Final = 1
-"""Increase this version when a change of this module gives other bytes for the same settings."""
+"""Increase this version when the same settings no longer give the same bytes."""
 BYTES_PER_PROMPT: Final = 100
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 RECIPE: Final = 1
-"""Increase this version when the same GGUF file gives other bytes."""
+"""Increase this version when the same GGUF file no longer gives the same bytes."""
 _TOP: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

@@ -33,7 +33,7 @@ from rlk_repro.spec import VimeModel
 from rlk_repro.spec.assets import RandomWeights
 
 RECIPE: Final = 1
-"""Increase this version when equal settings give other bytes."""
+"""Increase this version when the same settings no longer give the same bytes."""
 WEIGHTS: Final = "model.safetensors"
 CONFIGURATION: Final = "config.json"
 _BLOCK: Final = 4 << 20

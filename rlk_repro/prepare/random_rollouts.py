@@ -15,7 +15,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.spec import Run, VimeWorkload
 
 RECIPE: Final = 1
-"""Increase this version when equal settings give other rollouts."""
+"""Increase this version when the same settings no longer give the same rollouts."""
 MODULE: Final = "rlk_repro.refengine.random_rollouts"
 _TIME_LIMIT_S: Final = 3600.0
 _BYTES_PER_TOKEN: Final = 5

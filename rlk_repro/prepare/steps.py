@@ -96,7 +96,7 @@ def require_room(root: Path, needed: int) -> None:
     if needed + SPARE_BYTES > free and needed:
         raise EnvironmentMissing(
             Problem(str(root), "does not have enough space", got=f"{format_bytes(free)} free",
-                    expected=f"{format_bytes(needed)} and {format_bytes(SPARE_BYTES)} to spare",
+                    expected=f"{format_bytes(needed)} for the files and {format_bytes(SPARE_BYTES)} to spare",
                     hint="--cache DIR names another folder")
         )  # fmt: skip
 

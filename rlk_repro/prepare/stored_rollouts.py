@@ -47,7 +47,7 @@ class Storage:
         found = self._copy(work) or self._fetch(work, tell)
         if not found:
             raise EnvironmentMissing(
-                Problem(f"rollouts {self.stored.name}", "are not found", expected="a mirror or archive with the files",
+                Problem(f"rollouts {self.stored.name}", "not found", expected="a mirror or archive with the files",
                         hint=f"--mirror DIR with the files DIR/{FOLDER}/{self.stored.name}/0.pt and so on")
             )  # fmt: skip
         files = record_files(work.files)

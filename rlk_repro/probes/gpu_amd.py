@@ -140,7 +140,7 @@ def _clocks(root: Path, folder: str) -> dict[str, Fact]:
     for name, file in (("sm", "pp_dpm_sclk"), ("memory", "pp_dpm_mclk")):
         text = read_text(root, f"{folder}/{file}")
         levels = {} if isinstance(text, Unknown) else parse_levels(text)
-        missing = text if isinstance(text, Unknown) else Unknown(f"{folder}/{file} lists no clock")
+        missing = text if isinstance(text, Unknown) else Unknown(f"{folder}/{file} lists no clock speed")
         for kind in ("current", "max"):
             facts[f"clocks_{kind}_{name}_mhz"] = levels.get(kind, missing)
     return facts

@@ -68,7 +68,7 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--n-samples-per-prompt", type=_positive_int, default=8, help="responses per prompt, at least 2")
     group.add_argument("--rollout-max-response-len", type=_positive_int, default=4, help="tokens per response")
     group.add_argument("--rollout-temperature", type=_positive_float, default=1.0, help="sampling temperature")
-    group.add_argument("--max-operand", type=_positive_int, default=9, help="largest operand of the additions")
+    group.add_argument("--max-operand", type=_positive_int, default=9, help="largest number to add in a prompt")
 
 
 def _add_loss(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kl-loss-type", choices=("k1", "k2", "k3", "low_var_kl"), default="k1", help="estimator of the KL term"
     )
-    group.add_argument("--calculate-per-token-loss", action="store_true", help="mean loss over tokens, not samples")
+    group.add_argument("--calculate-per-token-loss", action="store_true", help="average over tokens, not over samples")
     group.add_argument(
         "--log-probs-chunk-size", type=int, default=-1, help="rows of logits computed at a time (-1: all)"
     )
@@ -105,7 +105,7 @@ def _add_stored_rollouts(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--save-debug-rollout-data", metavar="TEMPLATE", help=f"store each rollout: {template}")
     group.add_argument("--load-debug-rollout-data", metavar="TEMPLATE", help=f"train on stored rollouts: {template}")
     group.add_argument("--debug-rollout-only", action="store_true", help="generate, never train")
-    group.add_argument("--debug-train-only", action="store_true", help="generate no rollouts (set by loading rollouts)")
+    group.add_argument("--debug-train-only", action="store_true", help="train only; set if stored rollouts are loaded")
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +137,7 @@ def _complete_model(args: argparse.Namespace) -> list[Problem]:
     if args.kv_channels % 2:
         problems.append(_problem("--kv-channels", args.kv_channels, "an even number, because RoPE rotates pairs"))
     if args.vocab_size < NUM_TOKENS:
-        problems.append(_problem("--vocab-size", args.vocab_size, f"at least {NUM_TOKENS}, the tokens of the task"))
+        problems.append(_problem("--vocab-size", args.vocab_size, f"at least the {NUM_TOKENS} tokens of the task"))
     return problems
 
 

@@ -69,7 +69,7 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
 
 
 def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
-    _refuse(find_rewritten(plan, run_dir), "differs from what the author's files and the recorded flags give")
+    _refuse(find_rewritten(plan, run_dir), "differs from the bundled files and the recorded flags")
 
 
 def _refuse(findings: Iterable[Finding], what: str = "differs from what was sealed") -> None:
@@ -98,7 +98,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
         found = find_rewritten(Plan.load(run_dir.plan), run_dir)
         difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
-        expected = "the values that the logs give; this report shows them"
+        expected = "the values computed from the logs, as in this report"
         found.append(Finding(Level.BLOCKING, run_dir.analysis.name, expected, difference))
     findings = (*context.findings, *found)
     return analysis, dataclasses.replace(

@@ -42,7 +42,7 @@ class Recorded:
     identity: Identity
     parts: Mapping[str, Contents] = field(default_factory=dict)
     is_reworded: bool = False
-    """Whether the sealed analysis and the new analysis of the same logs differ, but only in sentences."""
+    """Whether the sealed and the new analysis of the same logs differ only in their wording."""
 
     def describe(self) -> Reanalysis:
         verdict = self.analysis.verdict
@@ -220,7 +220,7 @@ def _require_same_analysis(run_dir: RunDir) -> Analysis:
         raise CheckFailed(
             Problem(
                 f"bundle: {name}",
-                f"differs from what the logs give ({difference})",
+                f"differs from the values computed from the logs ({difference})",
                 expected="the same bytes",
                 hint="the logs, the analysis or rlk-repro itself was changed",
             )

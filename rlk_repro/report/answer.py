@@ -48,7 +48,7 @@ SUSPECTS: Final = {
     "gpu.devices": "GPUs with problems",
     "gpu": "GPUs in use by other processes",
 }
-"""Possible causes of a wide spread; the report names a cause if the place of a finding begins with the cause's key."""
+"""Possible causes of an inconclusive verdict; the report names a cause if a finding's `where` starts with its key."""
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""

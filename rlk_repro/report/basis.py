@@ -115,8 +115,8 @@ def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:
     spread_pct, threshold_pct = effect.sd_log * 100, analysis.verdict.threshold * 100
     seen = smallest_effect(effect.n, spread_pct, threshold_pct, 1 - effect.confidence, least=least)
     if seen is None:
-        return f"no speed-up can be detected: {analysis.unit} effects spread by {spread_pct:.3g} %"
-    found = f"{effect.n} {analysis.unit}s whose effects spread by {spread_pct:.3g} %"
+        return f"no speed-up can be detected: {analysis.unit} effects have a standard deviation of {spread_pct:.3g} %"
+    found = f"{effect.n} {analysis.unit}s whose effects have a standard deviation of {spread_pct:.3g} %"
     return f"{found} reliably detect a speed-up of {seen * 100:.3g} % or more"
 
 
@@ -126,9 +126,9 @@ def describe_pairs(analysis: Analysis) -> str:
     if analysis.is_crossover:
         num_blocks = sum(not block.reason and not block.is_control for block in analysis.blocks)
         return f"{', '.join(counts)} (planned {analysis.num_pairs_planned}); counted blocks: {num_blocks}"
-    num_control = sum(pair.is_control for pair in analysis.pairs)
-    planned = f"planned: {analysis.num_pairs_planned} to compare variants, {analysis.num_control_pairs_planned} control"
-    return f"{', '.join(counts)}, {num_control} control ({planned})"
+    counts.append(f"{sum(pair.is_control for pair in analysis.pairs)} control")
+    num_planned, num_control = analysis.num_pairs_planned, analysis.num_control_pairs_planned
+    return f"{', '.join(counts)} (planned pairs: {num_planned} to compare variants, {num_control} as control)"
 
 
 def _describe_gates(gates: tuple[Gate, ...]) -> str:
@@ -143,7 +143,7 @@ def _describe_gates(gates: tuple[Gate, ...]) -> str:
 
 def _describe_proof(analysis: Analysis) -> str:
     if analysis.switch and all(trial.proof is ProofStatus.NOT_REQUESTED for trial in analysis.trials):
-        return f"off in both variants, which differ in {analysis.switch}"
+        return f"off in both variants; they differ in {analysis.switch}"
     found = [trial for trial in analysis.trials if trial.proof is not ProofStatus.NOT_REQUESTED]
     counts = Counter(trial.proof for trial in found)
     parts = [f"{status} in {counts[status]} of {len(found)}" for status in ProofStatus if counts[status]]

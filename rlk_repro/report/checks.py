@@ -140,8 +140,8 @@ def plot_drift(view: View) -> Iterator[Figure]:
         body += _draw_curve(number, colours.index((item.first, item.second)), item, points, x, y)
     caption = (
         "Largest relative difference between two engines' outputs for one token, after each operator of each layer. "
-        "No point is drawn where the engines are equal. A solid line is baseline, a dashed line is enabled. "
-        "The broken horizontal line is the contract's bound."
+        "No point is drawn where the engines are equal. A solid curve is baseline, a dashed curve is enabled. "
+        "A dashed horizontal line is the contract's bound."
     )
     yield make_figure(key, DRIFT_TITLE, caption, bottom + 44, body)
 

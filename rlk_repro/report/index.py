@@ -24,7 +24,7 @@ INDEX_NAME: Final = "index.html"
 _COLUMNS: Final = (
     *(Column(name="run"), Column(name="verdict"), Column(name="engines agree")),
     *(Column(name=name) for name in ("time of a step (95 % interval)", "n", "date", "RL-Kernel", "bundle")),
-    Column(name="what a step is", is_prose=True),
+    Column(name="definition of a step", is_prose=True),
 )
 
 

@@ -53,9 +53,9 @@ TIMES: Final = f"× {REFERENCE}"
 INTRODUCTION: Final = (
     f"Each row is one implementation; all rows of a table have the same input. The row {REFERENCE} is {REFERENCE}'s "
     f"own function, and {TIMES} is a row's speed as a multiple of that function's speed in the same process. fused "
-    "means RL-Kernel's own kernels, as class and compiled symbols show; native means RL-Kernel's plain PyTorch; peer "
-    "means another project's function, for comparison only. blocked means that an implementation cannot run here; oom "
-    "means that an implementation ran out of memory."
+    "means RL-Kernel's own kernels, identified by class and compiled symbols; native means RL-Kernel's plain PyTorch; "
+    "peer means another project's function, for comparison only. blocked means that an implementation cannot run here; "
+    "oom means that an implementation ran out of memory."
 )
 LEGEND: Final = (
     "A median covers all timed calls of one process. ± is the median absolute deviation within a process, and the "
@@ -196,7 +196,7 @@ def _make_origin_tables(results: Sequence[OperatorResult]) -> Iterator[Table]:
     others = _group(result for result in results if result.status is not OperatorStatus.PASSED)
     names = ("implementation", "operator", "kind")
     if passed:
-        prose = ("class or function called, its version", "kernels")
+        prose = ("class or function called, and its version", "kernels")
         note = (
             "A profiler named the kernels in one call of each case, after all timing. The column 'repeats' says "
             "whether a second call gave the same bits."
@@ -266,12 +266,12 @@ def make_operator_basis(view: View) -> tuple[tuple[str, str], ...]:
 
 
 def _describe_processes(results: Sequence[OperatorResult]) -> str:
-    num_processes = len({trial.trial for result in results for trial in result.trials})
+    number = len({trial.trial for result in results for trial in result.trials})
     spreads = sorted(result.process_spread for result in results if result.process_spread is not None)
     if not spreads:
-        return f"{num_processes}, too few to show how far processes differ"
+        return f"too few ({number}) to show how far processes differ"
     middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
-    return f"{num_processes}; their medians differ by at most {middle} in half of the measurements, {largest} in all"
+    return f"{number}; their medians differ by at most {middle} in half of the measurements, and {largest} in every one"
 
 
 def _describe_reference(results: Sequence[OperatorResult]) -> str:

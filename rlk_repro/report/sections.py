@@ -248,7 +248,7 @@ def make_trials(view: View) -> Section:
     )
     blocks: list[Block] = [drop_empty_columns(Table(columns=columns, rows=rows, note=note))]
     if rejects := tuple(_describe_rejects(view.analysis.trials)):
-        blocks += [Text(text="Log lines that looked like metrics and were refused:"), Bullets(items=rejects)]
+        blocks += [Text(text="Log lines that looked like metrics but were refused:"), Bullets(items=rejects)]
     return Section(key="trials", title="Trials", blocks=tuple(blocks))
 
 

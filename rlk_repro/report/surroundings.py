@@ -212,7 +212,7 @@ def make_claims(view: View) -> Section:
 
 def make_commands(view: View) -> Commands:
     bundle = shlex.quote(view.context.bundle)
-    unpack = (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder; needs no rlk-repro")
+    unpack = (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder; works without rlk-repro")
     folder, first = (bundle, ()) if view.context.is_folder else ("check", (unpack,))
     again = (f"rlk-repro report {bundle}", "write this report again")
     if view.context.is_folder and not view.context.is_sealed:
@@ -220,7 +220,7 @@ def make_commands(view: View) -> Commands:
     return Commands(
         lines=(
             *first,
-            (f"(cd {folder} && sha256sum -c --quiet SHA256SUMS)", "check every file; needs no rlk-repro"),
+            (f"(cd {folder} && sha256sum -c --quiet SHA256SUMS)", "check every file; works without rlk-repro"),
             (f"rlk-repro verify {bundle}", "check the bundle, its hashes and its manifests"),
             (f"rlk-repro replay {bundle} --analyze-only", "compute this analysis again from the logs"),
             (f"rlk-repro replay {bundle}", "run the same experiment again and compare"),
@@ -261,7 +261,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     cautions = [] if view.context.is_sealed else [UNSEALED]
     if scope := find_words(analysis.workload).scope:
         cautions.append(scope)
-    # ``own_work`` says which part of enabled's gain is not RL-Kernel's; without a scored pair there is no gain.
+    # ``own_work`` names the part of the gain that does not come from RL-Kernel; without a scored pair there is no gain.
     if view.is_comparison and analysis.verdict.num_pairs:
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:

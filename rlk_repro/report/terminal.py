@@ -129,7 +129,7 @@ def _print_verdict(view: View, console: Console) -> None:
 def _print_metrics(view: View, console: Console) -> None:
     is_wide = console.width >= WIDE
     _print_heading(
-        console, "Metrics", f"lowest .. highest trial; change: enabled / baseline over scored {view.analysis.unit}s"
+        console, "Metrics", f"lowest .. highest trial; change: baseline to enabled, over scored {view.analysis.unit}s"
     )
     table = _make_table("metric", "baseline", "enabled", "change", numbers=("baseline", "enabled", "change"))
     if is_wide:

@@ -45,7 +45,7 @@ class Context:
         setting: the settings in which runs with the same name may differ.
         rule_changes: how the rules of the run differ from those of the shipped run.
         differences: how the arguments and environments of variants differ: planned if ``is_as_planned``, else recorded.
-        own_work: sentences that name the part of enabled's gain that comes from rlk-repro's own code.
+        own_work: sentences that name the part of the enabled variant's gain that comes from rlk-repro's own code.
     """
 
     bundle: str = RunDir(Path()).bundle.name

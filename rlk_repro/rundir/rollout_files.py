@@ -69,7 +69,7 @@ class _Reader(pickle.Unpickler):
 
 
 def check_file(path: Path) -> None:
-    """Raise BundleUnreadable for a file that holds more than data or that torch.save did not write."""
+    """Raise BundleUnreadable for a file that holds objects other than plain data or that torch.save did not write."""
     check_archive(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -95,7 +95,7 @@ def check_records(path: Path, data: bytes, *, has_program: bool) -> None:
     try:
         _Reader(io.BytesIO(data)).load()
     except _BROKEN_PICKLE as error:
-        raise _refuse(path, f"holds more than data ({error})") from None
+        raise _refuse(path, f"cannot be read as plain data ({error})") from None
 
 
 def _refuse(path: Path, what: str) -> BundleUnreadable:

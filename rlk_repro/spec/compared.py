@@ -40,7 +40,7 @@ class RlKernel(GrowingModel):
 
     mode: Mode = "require"
     ops: Operators = ("logp", "ratio_kl")
-    ops_on: dict[Name, Operators] = Field({}, description="operators for the named hardware, instead of ops")
+    ops_on: dict[Name, Operators] = Field({}, description="operators for the named hardware; they replace ops there")
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
 
     def find_commit(self, variant: str) -> str:
@@ -72,7 +72,7 @@ def find_compared_problems(
         yield from _switch_problems(switch, design)
         if not has_rollout_log_probs and AGREEMENT_RECORD in {*switch.baseline, *switch.enabled}:
             what = "the rollouts of this run hold no log-probs that the trainer could record"
-            yield ("switch",), what, AGREEMENT_RECORD, "a switch without it, or rollouts from an inference engine"
+            yield ("switch",), what, AGREEMENT_RECORD, "other variables, or rollouts from an inference engine"
     if rl_kernel.commits is None:
         return
     if design == CROSSOVER:
@@ -81,7 +81,7 @@ def find_compared_problems(
     if rl_kernel.commits.baseline == rl_kernel.commits.enabled:
         yield _OF_COMMITS, "is the same in both variants", rl_kernel.commits.baseline, "two commits"
     if rl_kernel.mode != "require":
-        yield ("rl_kernel", "mode"), "allows fallbacks, but both commits must run", rl_kernel.mode, "require"
+        yield ("rl_kernel", "mode"), "allows fallbacks, so a trial might not run its commit", rl_kernel.mode, "require"
     if switch is not None:
         yield _OF_COMMITS, "contradicts the key `switch`, which is also set", None, "rl_kernel.commits or switch"
 

@@ -148,10 +148,10 @@ def test_a_verdict_forged_with_its_checksums_is_computed_again(call, sealed: Run
     code, out, _ = call("report", bundle, "-o", str(tmp_path / "out"))
     assert code == 1
     assert "\nFASTER\n" in out
-    assert "analysis.json: expected the values that the logs give; this report shows them" in " ".join(out.split())
+    assert "analysis.json: expected the values computed from the logs, as in this report" in " ".join(out.split())
     assert "Records of the bundle contradict each other" in " ".join(out.split())
     assert "new verdict:      faster" in call("diff", bundle, bundle)[1]
-    assert "the values that the logs give; this report shows them" in (tmp_path / "out" / "report.md").read_text()
+    assert "the values computed from the logs, as in this report" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_several_reports_do_not_overwrite_each_other(call, sealed: RunDir, tmp_path: Path) -> None:

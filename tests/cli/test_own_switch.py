@@ -64,7 +64,7 @@ def test_the_variants_were_started_with_their_values_and_the_report_says_so(resu
     assert not any("VIME_RL_KERNEL" in env for env in values.values())
     page = Path(result["report"]).read_text()
     assert "NCCL&#x27;s tree enabled against baseline" in page
-    assert "off in both variants, which differ in NCCL&#x27;s tree" in page
+    assert "off in both variants; they differ in NCCL&#x27;s tree" in page
     assert "RL-Kernel is not proved to have run" not in page
 
 

@@ -147,7 +147,7 @@ def test_a_plan_of_commits_asks_for_them_and_not_for_the_pinned_one() -> None:
     ("changes", "message"),
     [
         ({"commits": {"baseline": OLD, "enabled": OLD}}, "rl_kernel.commits: is the same in both variants"),
-        ({"mode": "auto"}, "rl_kernel.mode: allows fallbacks, but both commits must run"),
+        ({"mode": "auto"}, "rl_kernel.mode: allows fallbacks, so a trial might not run its commit"),
         ({"commits": {"baseline": "main", "enabled": NEW}}, "rl_kernel.commits.baseline"),
     ],
 )

@@ -116,5 +116,5 @@ def test_a_truncated_archive_is_reported(served: tuple[Path, str], tmp_path: Pat
 def test_offline_makes_no_request(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = served
     pack(folder / "a.tgz", FILES)
-    with pytest.raises(EnvironmentMissing, match="rollouts first: are not found"):
+    with pytest.raises(EnvironmentMissing, match="rollouts first: not found"):
         fetch(tmp_path, f"{url}/a.tgz", is_offline=True)

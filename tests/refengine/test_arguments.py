@@ -54,7 +54,7 @@ def test_loading_rollouts_is_the_train_only_lane() -> None:
             "--kv-channels 7",
             "--kv-channels: does not fit, got 7, expected an even number, because RoPE rotates pairs",
         ),
-        ("--vocab-size 13", "--vocab-size: does not fit, got 13, expected at least 14, the tokens of the task"),
+        ("--vocab-size 13", "--vocab-size: does not fit, got 13, expected at least the 14 tokens of the task"),
         (
             "--n-samples-per-prompt 1",
             "--n-samples-per-prompt: does not fit, got 1, "

@@ -68,14 +68,14 @@ def test_a_changed_log_with_redone_checksums_is_refused(sealed: RunDir) -> None:
         "'perf/step_time': 1.", "'perf/step_time': 0.9"))  # fmt: skip
     with pytest.raises(CheckFailed) as caught:
         reanalyse(reseal(sealed))
-    assert "analysis/analysis.json: differs from what the logs give (line" in str(caught.value)
+    assert "analysis/analysis.json: differs from the values computed from the logs (line" in str(caught.value)
 
 
 def test_a_changed_verdict_with_redone_checksums_is_refused(sealed: RunDir) -> None:
     value = load_json(sealed.analysis)
     value["verdict"]["word"] = "faster"
     write_json(sealed.analysis, value)
-    with pytest.raises(CheckFailed, match="differs from what the logs give"):
+    with pytest.raises(CheckFailed, match="differs from the values computed from the logs"):
         reanalyse(reseal(sealed))
 
 
@@ -96,13 +96,13 @@ def test_forged_values_are_refused(sealed: RunDir, part: str, key: str, forged: 
     value = load_json(sealed.analysis)
     value[part][key] = forged
     write_json(sealed.analysis, value)
-    with pytest.raises(CheckFailed, match="differs from what the logs give"):
+    with pytest.raises(CheckFailed, match="differs from the values computed from the logs"):
         reanalyse(reseal(sealed))
 
 
 def test_a_missing_analysis_is_refused(sealed: RunDir) -> None:
     sealed.analysis.unlink()
-    with pytest.raises(CheckFailed, match="differs from what the logs give"):
+    with pytest.raises(CheckFailed, match="differs from the values computed from the logs"):
         reanalyse(reseal(sealed))
 
 

@@ -36,7 +36,7 @@ def test_the_sensitivity_is_the_effect_that_nine_in_ten_such_experiments_find() 
     analysis = faster()
     effect = dataclasses.replace(analysis.effects[0], n=6, sd_log=0.146)
     assert describe_sensitivity(analysis, effect) == (
-        "6 pairs whose effects spread by 14.6 % reliably detect a speed-up of 29.3 % or more"
+        "6 pairs whose effects have a standard deviation of 14.6 % reliably detect a speed-up of 29.3 % or more"
     )
     assert "sensitivity" in dict(make_basis(make_view(analysis, Context())))
     threshold_pct = analysis.verdict.threshold * 100
@@ -54,4 +54,5 @@ def test_too_few_pairs_or_none_that_spread_have_no_sensitivity(n: int, sd_log: f
 def test_pairs_that_can_show_nothing_say_so() -> None:
     analysis = faster()
     effect = dataclasses.replace(analysis.effects[0], n=6, sd_log=9.0)
-    assert describe_sensitivity(analysis, effect) == "no speed-up can be detected: pair effects spread by 900 %"
+    expected = "no speed-up can be detected: pair effects have a standard deviation of 900 %"
+    assert describe_sensitivity(analysis, effect) == expected

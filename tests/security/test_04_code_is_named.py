@@ -210,7 +210,7 @@ def test_a_rollout_that_is_more_than_data_is_refused_unread(tmp_path: Path) -> N
             check_file(path)
     assert not mark.exists()
     with pytest.raises(
-        BundleUnreadable, match=r"stored rollout call.pt: holds more than data \(it names posix.system\)"
+        BundleUnreadable, match=r"stored rollout call.pt: cannot be read as plain data \(it names posix.system\)"
     ):
         check_file(tmp_path / "call.pt")
 
