@@ -225,7 +225,7 @@ def test_too_little_space_is_reported_before_anything_is_written(
     code, _, error = call(*words("--cache", str(prepared), *from_hub()))
     assert code == 3
     assert "does not have enough space" in error
-    assert "expected 587.8 KiB and" in error
+    assert "expected 587.8 KiB for the files and" in error
     assert not prepared.exists()
 
 
