@@ -44,7 +44,7 @@ class Journal:
         self._redact = redact
 
     def keep_room(self) -> None:
-        """Reserve disk space for the messages that follow when the disk is full.
+        """Reserve disk space now, so that messages can still be written after the disk has filled up.
 
         Raises:
             Unwritable: the disk has no space.

@@ -374,7 +374,7 @@ def _find_shape(layer: Layer) -> tuple[int, ...]:
 
 
 def _find_distance(one: Layer, other: Layer) -> float | None:
-    """Return a token's largest relative difference: norm of (one - other) / norm of other; None if not finite."""
+    """Return the largest norm(one - other) / norm(other) over all tokens; None if it is not finite."""
     found = 0.0
     for left, right, norm in zip(one.values, other.values, other.norms, strict=False):
         gaps = [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]

@@ -154,7 +154,7 @@ def _find_obstacle(implementation: str, device: torch.device) -> str | None:
         return "needs a GPU"
     major, minor = torch.cuda.get_device_capability(device)
     if implementation == "sm90" and major != 9:
-        return f"the class needs compute capability 9, and this GPU has {major}.{minor}"
+        return f"RL-Kernel's class needs compute capability 9, but this GPU has {major}.{minor}"
     return None
 
 

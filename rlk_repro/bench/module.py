@@ -255,7 +255,7 @@ class ModuleBench:
         logger.info("perf %d: %s", rollout_id, make_perf_metrics(elapsed_s, num_tokens))
 
     def run_microbatch(self, step: OptimizerStep, *key: int) -> None:
-        """Run the same passes as vime's actor for these flags; an optimizer step is imitated by a change of the logits.
+        """Run the passes that vime's actor runs with these flags; a change of the logits stands for an optimizer step.
 
         Each call makes its own microbatch, so that the logits of only one microbatch are in memory at a time.
         """

@@ -120,7 +120,7 @@ def _origin(source: CodeSource, package: Path, environ: Mapping[str, str]) -> st
 
 
 def _holds(distribution: metadata.Distribution, package: Path) -> bool:
-    """Whether pip installed this copy of the package: Python may import another copy."""
+    """Whether this copy of the package is the one that pip installed. (Python may import another copy.)"""
     return Path(str(distribution.locate_file(package.name))).resolve() == package.resolve()
 
 

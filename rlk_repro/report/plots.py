@@ -142,7 +142,7 @@ def plot_steps(view: View, metric: str) -> Figure:
 
 
 def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Return the values that the axis must show: those of scored steps, or each session trial's minimum and maximum."""
+    """Return the values that the axis must cover: of pairs, all scored steps; of sessions, each minimum and maximum."""
     first = view.analysis.num_warmup_steps
     if view.analysis.is_crossover:
         summaries = (trial.summary(metric) for trial, _ in found)

@@ -52,5 +52,5 @@ def parse_contract(where: str, text: str) -> AgreementContract:
         return AgreementContract.model_validate_json(json.dumps(value))
     except (SpecError, ValidationError) as error:
         raise BundleUnreadable(
-            Problem(where, "is not a valid agreement contract", got=str(error).split("\n")[0])
+            Problem(where, "the agreement contract is not valid", got=str(error).split("\n")[0])
         ) from None

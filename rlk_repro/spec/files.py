@@ -139,7 +139,7 @@ class Measure(GrowingModel):
 
 
 class Layout(Model):
-    """The number of nodes and the parallel sizes on one hardware."""
+    """The number of nodes and the parallel sizes for one type of hardware."""
 
     num_nodes: Annotated[int, Field(ge=1, le=4096)] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=72)] = 0

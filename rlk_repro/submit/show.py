@@ -249,9 +249,9 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
         if effect is None:
             return "none: 'faster' needs 3 sessions of 6 blocks, and either no control blocks or at least 6 in total"
         return (
-            f"{effect * 100:.1f} % of step time: {measure.sessions} sessions reliably detect this gain if block "
-            f"effects have a standard deviation of {measure.expected_block_sd_pct:g} %. The verdict 'faster' needs a "
-            f"change of over {measure.smallest_effect_pct:g} %"
+            f"{effect * 100:.1f} % of step time: {measure.sessions} sessions reliably detect a gain of this size if "
+            f"block effects have a standard deviation of {measure.expected_block_sd_pct:g} %. The verdict 'faster' "
+            f"needs a change of over {measure.smallest_effect_pct:g} %"
         )
     if summary["num_pairs"] < 6:
         return f"none: the verdicts 'faster' and 'slower' need 6 pairs, and this run has {summary['num_pairs']}"
@@ -262,7 +262,7 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
             "runs; take more pairs or steps"
         )
     return (
-        f"{effect * 100:.1f} % of step time: {summary['num_pairs']} pairs reliably detect this gain if pair effects "
-        f"have a standard deviation of {measure.expected_pair_sd_pct:g} %. The verdict 'faster' needs a change of over "
-        f"{measure.smallest_effect_pct:g} %"
+        f"{effect * 100:.1f} % of step time: {summary['num_pairs']} pairs reliably detect a gain of this size if pair "
+        f"effects have a standard deviation of {measure.expected_pair_sd_pct:g} %. The verdict 'faster' needs a change "
+        f"of over {measure.smallest_effect_pct:g} %"
     )

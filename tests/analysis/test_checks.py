@@ -193,7 +193,7 @@ def test_damaged_lines_are_skipped_and_another_contract_is_refused(read: Any, tm
     assert damaged == replace(read(make_lines()), num_dropped=1)
     found = [item.found for item in check(damaged) if item.word is CheckWord.NOT_MEASURED]
     assert found == ["lines of the record that cannot be read: 1"] * 2
-    with pytest.raises(BundleUnreadable, match="is not a valid agreement contract"):
+    with pytest.raises(BundleUnreadable, match="the agreement contract is not valid"):
         read([], {**BEGIN, "contract": "bounds: 7"})
     with pytest.raises(BundleUnreadable, match="newer"):
         read([], {**BEGIN, "schema": 99})
