@@ -143,7 +143,7 @@ class Verified(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class EnginesCompared(Answer):
-    """The answer of ``agreement``; ``is_other_contract`` says whether the contract differs from this version's."""
+    """The answer of ``agreement``; ``is_other_contract``: whether its contract differs from that of this version."""
 
     summary: str
     checks: tuple[AgreementCheck, ...]

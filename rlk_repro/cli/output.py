@@ -46,7 +46,7 @@ def say_json(value: Any) -> None:
 
 
 def show(print_on: Callable[[Console], None]) -> None:
-    """Call ``print_on`` and write its output, in colour only on a terminal; ``print_on`` must escape bundles' text."""
+    """Call ``print_on`` and write its output, coloured only on a terminal; ``print_on`` must escape text of bundles."""
     from rich.console import Console
 
     console = Console(highlight=False)

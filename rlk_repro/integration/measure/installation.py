@@ -81,9 +81,7 @@ class Installation:
         logger.info("rlk-repro: %s.%s replaced: %s", getattr(owner, "__name__", type(owner).__name__), name, why)
 
     def rebind_phases(self, owner: Any, phases: Mapping[str, str], follow: Maker | None) -> None:
-        """Measure the peak memory of each phase; ``follow``, if given, is one more wrapper of the function of phase
-        ``FORWARD_ONLY``.
-        """
+        """Measure the peak memory of each phase; ``follow``, if given, also wraps the function of ``FORWARD_ONLY``."""
         for name, phase in phases.items():
             make = functools.partial(self._wrap_phase, phase, follow if phase == FORWARD_ONLY else None)
             self.rebind(owner, name, make, "peak memory")
