@@ -64,7 +64,7 @@ class Implementation:
     """An operator class of RL-Kernel; ``backend`` is its name in RL-Kernel's ``OpBackend`` or dispatch.
 
     ``symbols`` are compiled functions that must exist; ``kernels`` are substrings of the class's kernel names.  A
-    native implementation is plain PyTorch and supports no speed verdict.
+    native implementation is plain PyTorch; a run that uses it gets no verdict on speed.
     """
 
     class_name: str

@@ -1,7 +1,7 @@
 """Decide the gates, which are the conditions of a speed verdict: passed, failed, undecided or n/a.
 
-A measured gate takes the mean loss over scored pairs, where a loss is how much worse enabled is than baseline.  The
-gate passes when the mean loss's upper bound is within the margin, and fails when its lower bound is beyond the margin.
+A measured gate judges the mean degradation over scored pairs: how much worse enabled is than baseline.  The gate passes
+when the upper bound of the mean is within the margin, and fails when its lower bound is beyond the margin.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def select_given(gpus: Sequence[Gpu], identify: Callable[[Gpu], tuple[object, ob
     """Return the ``gpus`` of this job; ``identify`` returns the number and the uuid of a GPU.
 
     As in CUDA, an entry that is neither number nor uuid ends the list, and a uuid may be shortened.  If the list names
-    none of the machine's GPUs, all GPUs are selected.  GPUs and numbers are in the driver's order, which is CUDA's
-    order if all GPUs of a node are of one kind.
+    none of the machine's GPUs, all GPUs are selected.  GPUs and their numbers follow the driver's order, which is
+    CUDA's order if all GPUs of a node are the same model.
     """
     listed = os.environ.get(NAME)
     if listed is None:

@@ -40,7 +40,7 @@ def polyline(points: Sequence[tuple[float, float]], class_: str) -> str:
 
 
 def marker(shape: str, x: float, y: float, size: float, class_: str, tip: str = "") -> str:
-    """Draw a circle, triangle, diamond or cross at a point; a mouse over the shape shows ``tip``."""
+    """Draw a circle, triangle, diamond or cross at a point; ``tip`` appears under the mouse pointer."""
     title = element("title", escape(clean(tip))) if tip else ""
     if shape == "circle":
         return element("circle", title, cx=x, cy=y, r=size, class_=class_)

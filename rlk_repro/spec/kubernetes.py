@@ -98,7 +98,7 @@ class KubernetesSettings(GrowingModel):
     namespace: Label = "default"
     queue: Label | None = Field(None, description="name of a LocalQueue of Kueue")
     gang: Literal["required", "waived"] = Field(
-        "required", description="whether a job of several nodes needs a queue of Kueue or a known gang scheduler"
+        "required", description="whether a multi-node job needs a Kueue queue or a gang scheduler that rlk-repro knows"
     )
     priority_class: ObjectName | None = None
     service_account: ObjectName | None = None

@@ -1,7 +1,7 @@
 """List what the replay of a recorded experiment would run on this machine.
 
-Code from outside this package and the stack's pins needs ``--trust``. A replay takes run, stack and hardware from the
-bundle, but not the author's profile with its paths and variables.
+Code that is neither part of this package nor pinned by the stack needs ``--trust``. A replay takes run, stack and
+hardware from the bundle, but not the author's profile with its paths and variables.
 """
 
 from __future__ import annotations

@@ -344,7 +344,9 @@ def test_an_account_that_is_not_yours_is_refused_where_accounts_count(enforces: 
 
 
 def test_pyxis_must_be_known_to_srun_itself() -> None:
-    expected = blocking("container.runtime", "an srun that supports --container-image", "pyxis is not installed here")
+    expected = blocking(
+        "container.runtime", "an srun that supports --container-image", "an srun without it: pyxis is not installed"
+    )
     assert judged(site=make_site(runtimes=frozenset())) == expected
 
 

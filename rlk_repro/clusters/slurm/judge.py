@@ -162,7 +162,7 @@ def _judge_container(settings: ContainerSettings, site: SlurmSite, here: UserHer
             Level.BLOCKING,
             "container.runtime",
             "an srun that supports --container-image",
-            "pyxis is not installed here",
+            "an srun without it: pyxis is not installed",
         )
     elif runtime not in ("host", *site.runtimes):
         yield Finding(Level.WARNING, "container.runtime", f"{runtime} on the nodes", f"no {runtime} on this machine")

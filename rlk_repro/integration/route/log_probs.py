@@ -192,8 +192,8 @@ def select_with_grad(
     """Return log-probs [T] with gradient to ``logits``, and entropies [T] without gradient.
 
     The log-prob is computed as old + log(ratio), where any ``old`` is allowed.  If ``old`` is the log-prob itself, the
-    ratio is 1 up to rounding, so exp and log lose no precision.  ``hint`` ([T]) holds log-probs of the old policy: a
-    hint near the log-prob serves as ``old``, unless entropies are requested, and saves the read that computes ``old``.
+    ratio is 1 up to rounding, so exp and log lose no precision.  ``hint`` ([T]) holds log-probs of the old policy.
+    If no entropies are requested, a hint close to the log-prob is used as ``old``, which saves a pass over the logits.
     """
     detached = logits.detach()
     targets = Targets.find(detached, tokens, shard)

@@ -179,7 +179,7 @@ def has_lost_nodes(run_dir: RunDir, roster: Roster) -> bool:
 
 
 def _find_earlier_end(duty: Duty, environ: Mapping[str, str]) -> int | None:
-    """Return the exit code of a run that an earlier pod or container has ended; None if the run goes on."""
+    """Return the exit code of a run that ended in an earlier pod or container; None if the run has not ended."""
     if duty.run_dir.is_sealed:
         return 0
     # if the head pod disappears before KubeRay sees that the job has ended, KubeRay starts a new head pod
