@@ -1,7 +1,7 @@
 """Find the pairs and sessions that an earlier agent completed.
 
-A pair is complete when both trials ran in the same allocation and neither was stopped.  The trials of an incomplete
-pair or session move to ``interrupted/<n>/`` and run again.
+A pair is complete when both trials ran in the same allocation and each ended as ok, failed, out of memory or timeout.
+The trials of an incomplete pair or session move to ``interrupted/<n>/`` and run again.
 """
 
 from __future__ import annotations

@@ -200,23 +200,23 @@ def _difference(before: float | None, after: float | None) -> float | None:
 def _non_inferior(
     evidence: Evidence,
     name: str,
-    losses: Sequence[float],
+    degradations: Sequence[float],
     margin: float,
     what: str,
     *,
     num_sides: int = 1,
     bound: Bound = t_interval,
 ) -> Gate:
-    alpha, n = evidence.measure.alpha, len(losses)
-    passing = bound(losses, 1 - 2 * alpha)
+    alpha, n = evidence.measure.alpha, len(degradations)
+    passing = bound(degradations, 1 - 2 * alpha)
     # Bonferroni: alpha is divided by the number of tests, so that any gate fails by chance in at most alpha of runs.
-    failing = bound(losses, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
+    failing = bound(degradations, 1 - 2 * alpha / NUM_MEASURED_GATES / num_sides)
     if passing is None or failing is None:
         detail = f"{what} has 1 {evidence.unit}, which gives no bound" if n else f"{what} has no scored {evidence.unit}"
         if evidence.scored and not n:
             detail = f"{what} is not recorded"
         gate = _plain_gate(name, GateStatus.UNDECIDED, detail, n)
-        return replace(gate, estimate=mean(losses) if losses else None, margin=margin)
+        return replace(gate, estimate=mean(degradations) if degradations else None, margin=margin)
     status, detail = GateStatus.PASSED, f"{what} is within the margin"
     if failing.low > margin:
         status, detail = GateStatus.FAILED, f"{what} is shown to be beyond the margin"
@@ -242,9 +242,9 @@ def _two_sided(
     evidence: Evidence, name: str, log_ratios: Sequence[float], margin: float, what: str, bound: Bound = t_interval
 ) -> Gate:
     sign = 1 if log_ratios and mean(log_ratios) >= 0 else -1
-    losses = [sign * value for value in log_ratios]
-    gate = _non_inferior(evidence, name, losses, margin, what, num_sides=2, bound=bound)
-    return _present(gate, lambda loss: to_ratio(sign * loss))
+    degradations = [sign * value for value in log_ratios]
+    gate = _non_inferior(evidence, name, degradations, margin, what, num_sides=2, bound=bound)
+    return _present(gate, lambda degradation: to_ratio(sign * degradation))
 
 
 def _advice(interval: Interval, margin: float, alpha: float, unit: str) -> str:

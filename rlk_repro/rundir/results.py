@@ -203,7 +203,7 @@ class ShadowResult:
     """The comparison of one case in a session's shadow steps; each difference is the largest over all ranks.
 
     ``log_prob_max`` and ``log_prob_mean`` describe the absolute difference of log-probs. ``gradient_share`` is the
-    largest difference between the two variants' gradients at the logits, divided by the largest absolute gradient.
+    largest difference between the two variants' gradients at the logits, divided by the baseline's largest gradient.
     """
 
     session: str

@@ -20,9 +20,12 @@ BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"<!-- commands -->\n(.*?)<!-- /commands -->", re.DOTALL)
 
 
+def make_anchor(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 def anchors(page: Path) -> set[str]:
-    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return set(map(make_anchor, re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
