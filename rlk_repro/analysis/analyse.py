@@ -12,6 +12,7 @@ from rlk_repro.analysis.agreement import summarise_agreement
 from rlk_repro.analysis.allocations import describe_allocations, find_misfits, find_unknown_nodes
 from rlk_repro.analysis.checks import check_agreement
 from rlk_repro.analysis.gates import Evidence
+from rlk_repro.analysis.microbatch import find_largest
 from rlk_repro.analysis.operators import OperatorTable, read_operators
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
 from rlk_repro.analysis.transport import find_fallbacks
@@ -104,9 +105,10 @@ def analyse(run_dir: RunDir) -> Analysis:
         has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
     )
     checks = tuple(check_agreement(plan, run_dir))
+    microbatches = tuple(find_largest(plan, trials))
     judgement = (
-        decline(evidence, checks, is_exploratory=plan.is_exploratory)
-        if checks or table is not None
+        decline(evidence, checks, microbatches, is_exploratory=plan.is_exploratory)
+        if checks or microbatches or table is not None
         else judge(evidence, is_exploratory=plan.is_exploratory)
     )
     analysis = Analysis(
@@ -139,6 +141,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         switch=plan.run.switch_title,
         agreement=tuple(summarise_agreement(plan, run_dir, pairs, sessions)),
         checks=checks,
+        microbatches=microbatches,
     )
     # The analysis file holds 12 digits of each number, so the returned analysis is rounded to 12 digits too.
     return Analysis.from_json(json.loads(dump_json(analysis.to_json())))

@@ -10,6 +10,7 @@ from rlk_repro.analysis.gates import ACTIVE, Evidence, make_gates
 from rlk_repro.analysis.gates import CONTROL_BLOCKS as CONTROL_BLOCKS_GATE
 from rlk_repro.base.units import count, format_number, name_some
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, AgreementCheck, choose_word, describe_checks
+from rlk_repro.rundir.microbatch import MicrobatchResult, describe_microbatches
 from rlk_repro.rundir.results import (
     Effect,
     Gate,
@@ -50,6 +51,7 @@ NOTHING_COMPARED: Final = (
     "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
 )
 NO_TIME: Final = "an agreement run measures no time, so it does not compare the speed of the variants"
+NO_SPEED: Final = "the steps have different numbers of tokens, so this run does not compare the speed of the variants"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,17 +137,25 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
     return Judgement(effects=case.effects, noise_floor=case.floor, gates=case.gates, verdict=verdict)
 
 
-def decline(evidence: Evidence, checks: Sequence[AgreementCheck], *, is_exploratory: bool = False) -> Judgement:
-    """Return the verdict ``no comparison``; the headline of an agreement run says what the ``checks`` found."""
+def decline(
+    evidence: Evidence,
+    checks: Sequence[AgreementCheck],
+    microbatches: Sequence[MicrobatchResult] = (),
+    *,
+    is_exploratory: bool = False,
+) -> Judgement:
+    """Return the verdict ``no comparison``; the headline says what the ``checks`` or the ``microbatches`` found."""
     trials = evidence.trials.values()
     lost = [pair for pair in evidence.pairs if pair.status is not PairStatus.SCORED]
     headline, reasons = NOTHING_COMPARED, []
     if checks:
         headline, reasons = f"{AGREEMENT_WORDS[choose_word(checks)]}: {describe_checks(checks)}", [NO_TIME]
-    reasons += [
-        f"{trial.name}: {trial.status} ({trial.reason})" for trial in trials if trial.status is not TrialStatus.OK
-    ]
-    reasons += [f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost]
+    elif microbatches:
+        headline, reasons = describe_microbatches(microbatches), [*map(str, microbatches), NO_SPEED]
+    if not microbatches:
+        bad = [trial for trial in trials if trial.status is not TrialStatus.OK]
+        reasons += [f"{trial.name}: {trial.status} ({trial.reason})" for trial in bad]
+        reasons += [f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost]
     smallest = evidence.measure.smallest_effect_pct / 100
     verdict = Verdict(
         word=VerdictWord.NO_COMPARISON,

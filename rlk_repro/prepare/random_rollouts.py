@@ -1,6 +1,7 @@
 """Store rollouts of random tokens for a model with random weights.
 
 Such a model very seldom ends an answer, so every sample has the longest prompt and the longest response of the run.
+With ``growth``, only samples of the last rollout do: each rollout's samples are shorter than those of the next rollout.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class RandomRollouts:
     num_layers: int = 0
     num_experts: int = 0
     num_experts_per_token: int = 0
+    growth: int = 0
 
     @classmethod
     def of(cls, run: Run, workload: VimeWorkload) -> RandomRollouts | None:
@@ -49,17 +51,25 @@ class RandomRollouts:
             prompt_len=grpo.rollout_max_prompt_len,
             response_len=grpo.rollout_max_response_len,
             vocab_size=size("vocab-size"),
+            growth=workload.rollouts_growth or 0,
             **({name: size(flag) for name, flag in flags.items()} if grpo.use_rollout_routing_replay else {}),
         )
 
     @property
     def recipe(self) -> dict[str, Any]:
-        return {"recipe": RECIPE, **asdict(self)}
+        recipe = {"recipe": RECIPE, **asdict(self)}
+        if not self.growth:
+            del recipe["growth"]  # this key came later, and sets of samples of one length keep their names
+        return recipe
 
     @property
     def num_bytes(self) -> int:
-        num_tokens = self.num_files * self.num_samples * (self.prompt_len + self.response_len)
+        lengths = (self.prompt_len + self.find_response_len(rollout) for rollout in range(self.num_files))
+        num_tokens = self.num_samples * sum(lengths)
         return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
+
+    def find_response_len(self, rollout: int) -> int:
+        return self.response_len - self.growth * (self.num_files - 1 - rollout)
 
     def write(self, folder: Path) -> None:
         """Write the rollouts in torch's format; raise EnvironmentMissing if torch is not installed."""

@@ -1,6 +1,7 @@
 """Write rollouts of random tokens as vime's ``--save-debug-rollout-data`` does; `prepare` calls this module.
 
-Tokens are uniform over the vocabulary, rewards over 256 values, and every sample has the full length.  With experts,
+Tokens are uniform over the vocabulary, rewards over 256 values.  Samples of the last rollout have the full length, and
+samples of each other rollout are ``--growth`` tokens shorter than those of the next one.  With experts,
 each token goes to distinct experts, and every set of experts is equally likely.  SHAKE-256 gives the bits, so
 equal arguments give equal values.  No rollout engine runs, so there are no log-probs of an engine.
 """
@@ -17,7 +18,7 @@ import torch
 
 _SIZES: Final = (
     *("seed", "num-files", "num-samples", "prompt-len", "response-len", "vocab-size"),
-    *("num-layers", "num-experts", "num-experts-per-token"),
+    *("num-layers", "num-experts", "num-experts-per-token", "growth"),
 )
 
 
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _list_samples(sizes: argparse.Namespace, rollout: int) -> Iterator[dict[str, Any]]:
-    num_tokens = sizes.prompt_len + sizes.response_len
+    response_len = sizes.response_len - sizes.growth * (sizes.num_files - 1 - rollout)
+    num_tokens = sizes.prompt_len + response_len
     for number in range(sizes.num_samples):
         what = f"{sizes.seed}/{rollout}/{number}"
         # without the sign, 63 random bits remain: the bias of the modulo is too small for any test to see
@@ -41,7 +43,7 @@ def _list_samples(sizes: argparse.Namespace, rollout: int) -> Iterator[dict[str,
         sample = {
             "index": rollout * sizes.num_samples + number,
             "tokens": (drawn % sizes.vocab_size).tolist(),
-            "response_length": sizes.response_len,
+            "response_length": response_len,
             "reward": _draw(f"{what}/reward", 1, torch.uint8).item() / 256,
             "status": "truncated",
         }

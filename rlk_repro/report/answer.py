@@ -15,6 +15,7 @@ from rlk_repro.report.operators import find_speedup
 from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word, describe_checks
+from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
 from rlk_repro.rundir.operator_results import REFERENCE, OperatorKind
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
@@ -74,6 +75,8 @@ def describe_baseline(view: View) -> str:
 
 
 def describe_word(analysis: Analysis) -> str:
+    if analysis.microbatches:
+        return LARGEST_MICROBATCH
     return AGREEMENT_WORDS[choose_word(analysis.checks)] if analysis.checks else analysis.verdict.word.value
 
 
@@ -89,6 +92,8 @@ def describe_answer(view: View) -> str:
     word, effect = analysis.verdict.word, analysis.effect(view.primary)
     if analysis.checks:
         return f"Result: {describe_checks(analysis.checks)}."
+    if analysis.microbatches:
+        return f"Result: {describe_microbatches(analysis.microbatches)}."
     if word is VerdictWord.NO_COMPARISON:
         return _describe_operators(analysis)
     if effect is None or effect.ratio is None:

@@ -25,6 +25,7 @@ from rlk_repro.report.blocks import (
 )
 from rlk_repro.report.checks import make_checks
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
+from rlk_repro.report.microbatch import make_microbatches
 from rlk_repro.report.operators import make_cells
 from rlk_repro.report.sections import (
     INSIDE_NOTE,
@@ -242,7 +243,8 @@ def make_sections(view: View) -> tuple[Section, ...]:
     agreement = (make_agreement(view),) if view.analysis.agreement else ()
     shared = (make_metrics(view), *agreement, *make_differences(view), *last)
     if not view.is_comparison:
-        return (make_checks(view), make_trials(view), make_operators(view), *shared)
+        first = make_microbatches(view) if view.analysis.microbatches else make_checks(view)
+        return (first, make_trials(view), make_operators(view), *shared)
     return (
         make_effects(view),
         make_gates(view),

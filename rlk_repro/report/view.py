@@ -138,7 +138,7 @@ class View:
 
     @property
     def has_variants(self) -> bool:
-        return self.is_comparison or bool(self.analysis.checks)
+        return self.is_comparison or bool(self.analysis.checks or self.analysis.microbatches)
 
     def metric_rank(self, metric: str) -> tuple[int, bool]:
         measured = measured_metric(metric)

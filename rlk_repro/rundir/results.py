@@ -15,6 +15,7 @@ from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
 from rlk_repro.base.findings import Finding
 from rlk_repro.rundir.agreement import AgreementCheck, AgreementResult
+from rlk_repro.rundir.microbatch import MicrobatchResult
 from rlk_repro.rundir.operator_results import OperatorResult
 
 SCHEMA: Final = 1
@@ -309,6 +310,7 @@ class Analysis:
     agreement: tuple[AgreementResult, ...] = ()
     checks: tuple[AgreementCheck, ...] = ()
     switch: str = ""
+    microbatches: tuple[MicrobatchResult, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -324,7 +326,7 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; an optional key with an empty value is left out."""
         fields = dataclasses.asdict(self)
-        for name in ("operators", "blocks", "shadows", "pooled", "agreement", "checks", "switch"):
+        for name in ("operators", "blocks", "shadows", "pooled", "agreement", "checks", "switch", "microbatches"):
             if not fields[name]:
                 del fields[name]
         return {"schema": SCHEMA, **fields}

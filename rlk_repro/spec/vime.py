@@ -123,11 +123,12 @@ class Placement(Model):
     env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$", max_length=100)], EnvValue] = Field({})
 
 
-Purpose: TypeAlias = Literal["timing", "agreement", "deterministic", "profiler", "memory-history"]
+Purpose: TypeAlias = Literal["timing", "agreement", "deterministic", "profiler", "memory-history", "largest-microbatch"]
 """The purpose of a run of vime; a run has one purpose, and only ``timing`` measures speed.
 
 ``deterministic`` asks vime and vLLM for bitwise equal results, ``agreement`` also records what the engines compute for
-the same tokens, ``profiler`` records a trace of three steps, and ``memory-history`` records the allocator's history.
+the same tokens, ``profiler`` records a trace of three steps, ``memory-history`` records the allocator's history, and
+``largest-microbatch`` trains longer and longer samples until a microbatch no longer fits in the GPU's memory.
 """
 
 
@@ -142,7 +143,7 @@ class VimeWorkload(AnyWorkload):
     lane_limit = "vime has three lanes"
     modules = ("torch", "vime", "megatron", "ray")
     needs_prepared = True
-    added_later = frozenset({"rollouts_seed", "profiler"})
+    added_later = frozenset({"rollouts_seed", "rollouts_growth", "profiler"})
 
     kind: Literal["vime"]
     what_for: Purpose = "timing"
@@ -156,6 +157,11 @@ class VimeWorkload(AnyWorkload):
     )
     rollouts_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         None, description="seed from which prepare makes rollouts of random tokens at full length, without an engine"
+    )
+    rollouts_growth: Count | None = Field(
+        None,
+        description="tokens by which the samples of each rollout exceed those of the rollout before, in a run with "
+        "what_for: largest-microbatch; the last rollout's samples have the full length",
     )
     placements: Annotated[dict[Name, Placement], Field(min_length=1, max_length=100)] = Field(
         description="GPUs and memory settings for each hardware named in layouts"
@@ -207,6 +213,11 @@ class VimeWorkload(AnyWorkload):
         if self.rollouts is not None and self.rollouts_seed is not None:
             what = "contradicts the key `rollouts`, which is also set"
             yield ("rollouts_seed",), what, self.rollouts_seed, "rollouts or rollouts_seed"
+        if (self.rollouts_growth is None) is self.fills_memory:
+            expected = "what_for: largest-microbatch with rollouts_growth, or neither"
+            yield ("rollouts_growth",), f"does not fit what_for: {self.what_for}", self.rollouts_growth, expected
+        if self.rollouts_growth is not None and self.rollouts_seed is None:
+            yield ("rollouts_growth",), "needs rollouts_seed, which is missing", self.rollouts_growth, "a rollouts_seed"
         for place, arguments in self.all_arguments():
             yield from _find_argument_problems(place, arguments)
         if self.grpo.use_rollout_routing_replay and not self.model.num_experts:

@@ -109,6 +109,11 @@ class AnyWorkload(GrowingModel):
         return self.purpose == "agreement"
 
     @property
+    def fills_memory(self) -> bool:
+        """Whether the run's samples grow until a microbatch no longer fits in memory, and the run measures no time."""
+        return self.purpose == "largest-microbatch"
+
+    @property
     def packed_rollouts(self) -> str | None:
         return None
 

@@ -106,6 +106,8 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
     analysis = Analysis.from_json(load_json(run_dir.analysis, max_bytes=MAX_ANALYSIS_BYTES), str(run_dir.analysis))
     report = write_report(analysis, run_dir.report, report_context(run_dir, Path(bundle.name)))
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
+    if analysis.microbatches:  # these trials end when memory runs out
+        is_ok = all(result.largest is not None for result in analysis.microbatches)
     return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),
                   report=report, is_ok=is_ok)  # fmt: skip
 

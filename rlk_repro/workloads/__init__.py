@@ -22,6 +22,11 @@ def find_words(kind: str) -> Words:
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
 
 
+def list_microbatches(plan: Plan) -> list[tuple[int, int]]:
+    """Return each step's response length and tokens of its one microbatch; empty unless the run fills the memory."""
+    return vime.layout.list_microbatches(plan) if plan.run.workload.fills_memory else []
+
+
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
     prepared = PreparedDir.of(plan.profile, run_dir)
     return WORKLOADS[plan.run.workload.kind].list_folders(plan.run, plan.stack, prepared)

@@ -64,6 +64,18 @@ def test_tokens_and_rewards_are_spread_evenly(tmp_path: Path) -> None:
     assert len({sample["reward"] for sample in samples}) > 32
 
 
+def test_samples_grow_from_rollout_to_rollout_and_the_last_ones_have_full_length(tmp_path: Path) -> None:
+    growing = replace(MADE, num_files=3, growth=4)
+    growing.write(tmp_path)
+    lengths = [
+        {(len(item["tokens"]), item["response_length"]) for item in load(tmp_path, number)} for number in range(3)
+    ]
+    assert lengths == [{(8, 3)}, {(12, 7)}, {(16, 11)}]
+    assert [growing.find_response_len(number) for number in range(3)] == [3, 7, 11]
+    assert growing.recipe == {**MADE.recipe, "num_files": 3, "growth": 4}
+    assert growing.num_bytes == 6 * (8 + 12 + 16) * 5
+
+
 def test_each_token_goes_to_distinct_experts(tmp_path: Path) -> None:
     WITH_EXPERTS.write(tmp_path)
     experts = load(tmp_path, 1)[3]["rollout_routed_experts"]

@@ -38,7 +38,7 @@ def list_plans() -> tuple[tuple[str, Plan], ...]:
         (f"{run}.{hardware}.{lane}", plan_for(run, hardware, settings=(f"lane={lane}",)))
         for run, workload in list_runs().items()
         for hardware in workload.placements
-        for lane in get_args(Lane)
+        for lane in (("train-only",) if workload.fills_memory else get_args(Lane))
     )
 
 

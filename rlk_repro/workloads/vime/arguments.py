@@ -205,7 +205,7 @@ def _live(plan: Plan, files: Files) -> dict[str, Any]:
 def _purpose(plan: Plan, traces: Path) -> dict[str, Any]:
     profiling = _profiling(plan, traces)
     match vime_of(plan).what_for:
-        case "timing":
+        case "timing" | "largest-microbatch":
             return {}
         case "agreement" | "deterministic" as purpose:
             # vLLM 0.25.1 refuses to start its deterministic inference with FlashInfer, which vime's own recipe names

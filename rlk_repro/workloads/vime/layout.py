@@ -8,6 +8,7 @@ from pathlib import Path
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
+from rlk_repro.prepare.random_rollouts import RandomRollouts
 from rlk_repro.spec import Layout, Run, Stack, VimeWorkload
 from rlk_repro.spec.vime import Placement
 
@@ -72,6 +73,16 @@ def vime_of(plan: Plan) -> VimeWorkload:
 
 def divide(plan: Plan) -> Division:
     return Division(layout=plan.layout, placement=vime_of(plan).placements[plan.hardware.hardware])
+
+
+def list_microbatches(plan: Plan) -> list[tuple[int, int]]:
+    """Return each step's response length and tokens of its one microbatch, for a run that fills the GPU's memory."""
+    workload = vime_of(plan)
+    rollouts = RandomRollouts.of(plan.run, workload)
+    assert rollouts is not None
+    num_samples = workload.grpo.global_batch_size // divide(plan).data_parallel
+    lengths = map(rollouts.find_response_len, range(rollouts.num_files))
+    return [(n, -(-num_samples * (rollouts.prompt_len + n) // plan.layout.context_parallel)) for n in lengths]
 
 
 def list_folders(run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:

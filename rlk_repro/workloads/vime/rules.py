@@ -13,7 +13,7 @@ from rlk_repro.spec import HubData
 from rlk_repro.workloads.arguments import find_untimed_problems
 from rlk_repro.workloads.environment import find_run_problems
 from rlk_repro.workloads.vime.arguments import Files, list_decided
-from rlk_repro.workloads.vime.layout import Division, divide, vime_of
+from rlk_repro.workloads.vime.layout import Division, divide, list_microbatches, vime_of
 from rlk_repro.workloads.vime.memory import estimate_memory
 
 _NO_FILES: Final = Files(model=Path(), checkpoint=Path(), prompts=Path(), rollouts="")
@@ -235,13 +235,31 @@ def _check_env(plan: Plan, division: Division) -> Iterator[Problem]:
     yield from find_run_problems(_placement_place(plan, "env"), division.placement.env)
 
 
-def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
+def _check_growth(plan: Plan, division: Division) -> Iterator[Problem]:
+    """In every step, the samples of a data parallel rank must fit in one microbatch."""
+    microbatches, most = list_microbatches(plan), division.placement.max_tokens_per_gpu
+    (first, _), (last, num_tokens) = microbatches[0], microbatches[-1]
+    if most < num_tokens:
+        yield Problem(_placement_place(plan, "max_tokens_per_gpu"), "does not hold the longest samples of a step",
+                      got=most, expected=f"{num_tokens} or more")  # fmt: skip
+    if first < 1:
+        what = f"is too large for {len(microbatches)} rollouts of at most {last} tokens a response"
+        yield Problem(_where(plan, "workload.rollouts_growth"), what, got=vime_of(plan).rollouts_growth,
+                      expected=f"at most {(last - 1) // (len(microbatches) - 1)}")  # fmt: skip
+    if plan.run.lane != "train-only":
+        what = "does not fit what_for: largest-microbatch, whose rollouts prepare makes"
+        yield Problem(_where(plan, "lane"), what, got=plan.run.lane, expected="train-only")
+
+
+def _check_purpose(plan: Plan, division: Division) -> Iterator[Problem]:
     yield from find_untimed_problems(plan)
     what_for = vime_of(plan).what_for
     if what_for == "agreement" and vime_of(plan).grpo.num_steps_per_rollout == 1:
         where = _where(plan, "workload.grpo.num_steps_per_rollout")
         what = "with 1 step per rollout, vime skips the old-policy pass, but agreement runs record this pass"
         yield Problem(where, what, got=1, expected="2 or more")
+    if vime_of(plan).fills_memory:
+        yield from _check_growth(plan, division)
     is_deterministic = what_for in {"agreement", "deterministic"}
     if is_deterministic and plan.hardware.platform == "rocm" and plan.run.lane != "train-only":
         where = _where(plan, "workload.what_for")
@@ -299,7 +317,7 @@ def _warn_of_memory(plan: Plan) -> Iterator[Finding]:
     train = estimate.training_gib
     if division.is_colocated and not division.placement.offload and plan.run.lane != "train-only":
         train += division.placement.vllm_gpu_memory_utilization * limit
-    if train > FULL * limit:
+    if train > FULL * limit and not vime_of(plan).fills_memory:
         found = f"about {train:.0f} GiB ({estimate})"
         yield Finding(Level.WARNING, "memory of a training GPU", f"at most {FULL * limit:.0f} GiB", found)
     room = division.placement.vllm_gpu_memory_utilization * limit

@@ -1,0 +1,152 @@
+"""The largest microbatch: from logs of trials that ran out of memory to the answer, its report and its refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.files import dump_json, dump_json_line, write_json, write_text
+from rlk_repro.plan import Plan, Trial, make_record
+from rlk_repro.report.answer import describe_answer, describe_word
+from rlk_repro.report.html import render_html
+from rlk_repro.report.markdown import render_markdown
+from rlk_repro.report.view import make_view
+from rlk_repro.rundir.microbatch import describe_microbatches
+from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.results import Analysis, VerdictWord
+from rlk_repro.spec.values import ENABLED
+from rlk_repro.workloads import vime
+from tests.support.make_run import CLASSES, make_exit, write_records
+from tests.support.run_plans import make_run_plan
+
+SIZES = [16 * (64 + length) for length in range(2240, 3521, 64)]
+PEAK_PER_TOKEN = 1_500_000
+BASELINE_TRIAL, ENABLED_TRIAL = "00-p1-baseline", "01-p1-enabled"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a trial ended: its number of trained steps, its status, and the responses that its log reports."""
+
+    num_steps: int
+    status: str = "out of memory"
+    response_len: int | None = None
+    is_routed: bool = True
+
+
+def make_memory_run(root: Path, ends: Mapping[str, End]) -> Analysis:
+    plan = make_run_plan("qwen3-4b-memory", "h200")
+    run_dir = RunDir(root / "id")
+    write_json(run_dir.plan, make_record(plan, run_dir.run_id))
+    write_records(run_dir, plan)
+    for trial in plan.trials:
+        write_trial(run_dir, plan, trial, ends[trial.name])
+    analysis = analyse(run_dir)
+    assert Analysis.from_json(json.loads(dump_json(analysis.to_json()))) == analysis
+    return analysis
+
+
+def write_trial(run_dir: RunDir, plan: Plan, trial: Trial, end: End) -> None:
+    folder, is_enabled = run_dir.trial(trial.name), trial.variant == ENABLED
+    lines = ["2026-11-20T13:00:00.000Z [2026-11-20 13:00:00] x.py:1 - Timer train start"]
+    ops = [{"event": "install", "schema": 1, "mode": "require" if is_enabled else "off", "is_requested": is_enabled,
+            "ops": list(plan.ops) if is_enabled else [], "rank": 0, "world_size": 1, "trainer": "vime",
+            "platform": "cuda"}]  # fmt: skip
+    for op in plan.ops if is_enabled and end.is_routed else ():
+        implementation = CLASSES["cuda", op]
+        ops.append({"event": "decision", "reason": "", "op": op, "implementation": implementation, "version": "1",
+                    "is_rl_kernel": True})  # fmt: skip
+    for step in range(end.num_steps):
+        length = end.response_len or SIZES[step] // 16 - 64
+        prefix = "2026-11-20T13:00:00.000Z [2026-11-20 13:00:00] x.py:1 - "
+        lines += [f"{prefix}rollout {step}: {{'rollout/response_lengths': {float(length)}}}",
+                  f"{prefix}perf {step}: {{'perf/step_time': 2.0, 'perf/train_time': 1.5}}"]  # fmt: skip
+        calls = {"calls": 4, "tokens": 100, "fallbacks": 0}
+        ops.append({"event": "step", "step": step, "timers": {"log_probs_forward": 0.1},
+                    "memory": {"peak_allocated_bytes": PEAK_PER_TOKEN * SIZES[step]},
+                    "calls": dict.fromkeys(plan.ops, calls) if is_enabled else {}})  # fmt: skip
+    write_text(folder.stdout, "\n".join(lines) + "\n")
+    write_text(folder.ops_file(0), "\n".join(map(dump_json_line, ops)) + "\n")
+    write_json(folder.exit, make_exit(trial, end.status))
+
+
+def test_the_answer_is_the_largest_microbatch_that_fitted_in_each_variant(tmp_path: Path) -> None:
+    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12)})
+    assert analysis.verdict.word is VerdictWord.NO_COMPARISON
+    assert analysis.verdict.headline == (
+        "largest microbatch that trained: 46,080 tokens in baseline, 48,128 tokens in enabled"
+    )
+    assert analysis.verdict.reasons == (
+        "00-p1-baseline: 46,080 tokens fitted, 47,104 ran out of memory",
+        "01-p1-enabled: 48,128 tokens fitted, 49,152 ran out of memory",
+        "the steps have different numbers of tokens, so this run does not compare the speed of the variants",
+    )
+    assert describe_word(analysis) == "largest microbatch"
+    answer = f"Result: {analysis.verdict.headline}."
+    assert describe_answer(make_view(analysis)) == answer
+    page = render_markdown(analysis)
+    assert answer in page
+    assert "| 46,080 | 64.37 | 64.37 |" in page
+    assert "| 47,104 | out of memory | 65.80 |" in page
+    assert "| 49,152 | – | out of memory |" in page
+    assert "Largest microbatch" in render_html(analysis)
+
+
+def test_a_trial_that_trained_every_rollout_gives_a_lower_bound(tmp_path: Path) -> None:
+    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(20), ENABLED_TRIAL: End(21, "ok")})
+    assert describe_microbatches(analysis.microbatches) == (
+        "largest microbatch that trained: 56,320 tokens in baseline, 57,344 tokens or more in enabled"
+    )
+    assert "01-p1-enabled: 57,344 tokens fitted, every rollout fitted" in analysis.verdict.reasons
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (End(5, "failed"), "failed: made to end with failed"),
+        (End(0), "the first rollout ran out of memory"),
+        (End(5, response_len=512), "step 0 was planned with responses of 2240 tokens, and its log says 512"),
+        (End(5, is_routed=False), "RL-Kernel is not proved to have run: "),
+    ],
+)
+def test_a_trial_without_proof_gives_no_number(tmp_path: Path, end: End, reason: str) -> None:
+    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(10), ENABLED_TRIAL: end})
+    assert describe_microbatches(analysis.microbatches) == (
+        "largest microbatch that trained: 46,080 tokens in baseline, unknown in enabled"
+    )
+    assert any(item.startswith(f"01-p1-enabled: {reason}") for item in analysis.verdict.reasons)
+
+
+def test_several_pairs_give_a_range(tmp_path: Path) -> None:
+    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12)})
+    first, second = analysis.microbatches
+    again = make_memory_run(tmp_path / "again", {BASELINE_TRIAL: End(11), ENABLED_TRIAL: End(12)}).microbatches
+    assert describe_microbatches([first, second, *again]) == (
+        "largest microbatch that trained: 46,080 to 47,104 tokens in baseline, 48,128 tokens in enabled"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("workload.placements.h200.max_tokens_per_gpu=9216",
+         "does not hold the longest samples of a step, got 9216, expected 57344 or more"),
+        ("workload.rollouts_growth=200",
+         "is too large for 21 rollouts of at most 3520 tokens a response, got 200, expected at most 175"),
+        ("lane=live", "lane: does not fit what_for: largest-microbatch, whose rollouts prepare makes, got 'live', "
+         "expected train-only"),
+        ("measure.pairs=6", "measures no time, got 6, expected at most 5 pairs"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_could_not_answer_is_refused(setting: str, problem: str) -> None:
+    plan = make_run_plan("qwen3-4b-memory", "h200", setting)
+    assert any(problem in str(found) for found in vime.find_problems(plan))
+
+
+def test_running_out_of_memory_on_purpose_is_no_warning() -> None:
+    assert vime.find_warnings(make_run_plan("qwen3-4b-memory", "h200")) == []
