@@ -113,7 +113,9 @@ def trial_env(plan: Plan, trial: Trial, run_dir: RunDir) -> dict[str, str]:
     if not plan.run.entropy_metric:
         env[ENTROPY_METRIC] = "0"
     if plan.run.gc_freeze:
-        env[GC_FREEZE] = str(plan.run.measure.warmup_steps)
+        # gc.freeze makes the next step longer; a session whose periods have one step would score this step
+        scores_next = plan.is_crossover and plan.run.measure.period_steps == 1
+        env[GC_FREEZE] = str(max(1, plan.run.measure.warmup_steps - scores_next))
     return env | switch_env(plan, trial)
 
 

@@ -266,6 +266,17 @@ def test_timing_runs_start_no_profiler() -> None:
     assert plan.plan_hash == with_workload(plan, profiler="torch").plan_hash
 
 
+@pytest.mark.parametrize(
+    ("changed", "freeze_after"),
+    [({}, "6"), ({"period_steps": 1}, "5"), ({"period_steps": 1, "warmup_steps": 1}, "1")],
+)
+def test_no_scored_step_follows_the_freeze_of_python_s_objects(changed: dict[str, int], freeze_after: str) -> None:
+    plan = plan_for("qwen3-4b-random", "h200")
+    measure = plan.run.measure.model_copy(update=changed)
+    plan = dataclasses.replace(plan, run=plan.run.model_copy(update={"measure": measure}))
+    assert vime.trainer_command(plan, plan.trials[0], RUN_DIR).env["RLK_REPRO_GC_FREEZE_AFTER"] == freeze_after
+
+
 def test_a_profiler_is_for_one_vendor() -> None:
     plan, _ = profiler_of("rocprofv3")
     (problem,) = vime.find_problems(plan)
