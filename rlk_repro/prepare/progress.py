@@ -38,15 +38,19 @@ def watch_growth(folder: Path, what: str, expected: int | None, tell: Tell, *, i
 
 
 def describe(size_bytes: int, first: int, missing: int | None, elapsed_s: float) -> str:
-    """Describe the growth of a folder that held ``first`` bytes when ``missing`` bytes were still to come."""
-    speed = (size_bytes - first) / elapsed_s if elapsed_s > 0 else 0.0
+    """Describe the growth of a folder that held ``first`` bytes when ``missing`` bytes were still to come.
+
+    The time left is given from one percent of ``missing`` on, because first files are often small and slow.
+    """
+    growth = size_bytes - first
+    speed = growth / elapsed_s if elapsed_s > 0 else 0.0
     text = format_bytes(size_bytes)
     if missing:
         text += f" of {format_bytes(max(first + missing, size_bytes))}"
     if speed <= 0:
         return text
     text += f", {format_bytes(int(speed))}/s"
-    left = (first + missing - size_bytes) / speed if missing else 0.0
+    left = (missing - growth) / speed if missing and growth >= missing / 100 else 0.0
     return f"{text}, {format_duration(left)} left" if left > 0 else text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.prepare.progress import measure
+from rlk_repro.prepare.progress import describe, measure
 
 
 def test_a_folder_that_vanishes_during_the_measurement_is_left_out(
@@ -33,3 +33,12 @@ def test_a_folder_that_vanishes_during_the_measurement_is_left_out(
 
 def test_a_folder_that_is_absent_has_no_size(tmp_path: Path) -> None:
     assert measure(tmp_path / "absent") == 0
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B of 976.6 KiB"), (9_000, "8.8 KiB of 976.6 KiB, 4.4 KiB/s"),
+     (10_000, "9.8 KiB of 976.6 KiB, 4.9 KiB/s, 3 min 18 s left"), (1_000_000, "976.6 KiB of 976.6 KiB, 488.3 KiB/s")],
+)  # fmt: skip
+def test_the_time_left_is_given_from_one_percent_on(size_bytes: int, text: str) -> None:
+    assert describe(size_bytes, 0, 1_000_000, 2.0) == text
