@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlk_repro.base.units import format_count
-from rlk_repro.report.blocks import Bullets, Section, Table, TableCell, Text, Tone, make_columns, make_row
+from rlk_repro.report.blocks import Section, Table, TableCell, Text, Tone, make_columns, make_row
 from rlk_repro.report.view import View
 from rlk_repro.rundir.microbatch import MicrobatchResult
 
@@ -27,12 +27,8 @@ def make_microbatches(view: View) -> Section:
         make_row(format_count(size), *(_describe(view, result, size) for result in results)) for size in sorted(sizes)
     )
     note = f"A number is the step's {peak}."
-    blocks = (
-        Text(text=_TEXT),
-        Bullets(items=tuple(map(str, results))),
-        Table(columns=columns, rows=rows, note=note),
-    )
-    return Section(key="microbatches", title="Largest microbatch", blocks=blocks)
+    table = Table(columns=columns, rows=rows, note=note)
+    return Section(key="microbatches", title="Largest microbatch", blocks=(Text(text=_TEXT), table))
 
 
 def _describe(view: View, result: MicrobatchResult, size: int) -> TableCell:

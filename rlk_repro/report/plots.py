@@ -43,7 +43,7 @@ PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
 
 def make_figures(view: View) -> tuple[Figure, ...]:
     if view.analysis.microbatches:
-        return (plot_steps(view, "peak_memory_bytes"),)
+        return plot_steps(view, "peak_memory_bytes"), plot_steps(view, PASSES_MEMORY)
     if not view.is_comparison:
         return (*plot_drift(view), *plot_agreement(view), *plot_speedups(view))
     of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, "peak_memory_bytes"]
