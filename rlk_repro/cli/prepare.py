@@ -45,11 +45,13 @@ def prepare(
     from rlk_repro.prepare import steps as work
     from rlk_repro.prepare.layout import PreparedDir
     from rlk_repro.rundir.paths import RunDir, runs_root
+    from rlk_repro.spec.choices import find_rule_problems
     from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
     from rlk_repro.submit import planning
     from rlk_repro.workloads import WORKLOADS
 
-    run = load_run(name, parse_overrides(settings or [])).model
+    overrides = parse_overrides(settings or [])
+    run = load_run(name, overrides).model
     site = planning.resolve_profile(profile, cluster).model
     own = PreparedDir.of(site, RunDir(runs_root() / run.run / "any"))
     request = work.PrepareRequest(
@@ -66,6 +68,8 @@ def prepare(
         return
     with live_line() as live:
         tell = silence if as_json and not live.is_live else live.tell
+        for problem in find_rule_problems(overrides):
+            tell(f"{problem.where}: submit needs --exploratory for this setting, which {problem.what}")
         done = work.prepare(request, steps, tell, is_live=live.is_live)
         if is_verifying:
             work.verify(done, tell)

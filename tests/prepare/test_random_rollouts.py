@@ -118,6 +118,7 @@ def test_prepare_makes_them_and_no_prompts(tmp_path: Path, call: Call) -> None:
     ]
     code, out, err = call(*asked)
     assert code == 0, err
+    assert "measure.scored_steps: submit needs --exploratory for this setting, which changes a measurement rule" in err
     assert "dataset" not in out
     folders = list(tmp_path.glob("**/rollouts/random-*"))
     contents = [load_contents(folder) for folder in folders if folder.is_dir()]
