@@ -22,6 +22,7 @@ from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.replay.recorded import require_intact
 from rlk_repro.rundir.agreement import compare_checks
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
+from rlk_repro.rundir.microbatch import describe_microbatches
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.results import Analysis, TrialResult, TrialStatus
 from rlk_repro.spec.values import BASELINE
@@ -99,8 +100,8 @@ def compare_analyses(
 ) -> Comparison:
     """Compare two results: equal seeded metrics mean level ``bitwise``; otherwise speed and training metrics decide.
 
-    Operators are never compared bitwise, because the record of an operator is a time. ``margin`` is the run's margin
-    for replays, as a fraction; default: the smallest effect of interest.
+    Operators and largest microbatches are never compared bitwise: their results are times and sizes. ``margin`` is the
+    run's margin for replays, as a fraction; default: the smallest effect of interest.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
@@ -109,7 +110,7 @@ def compare_analyses(
     cautions += () if has_same_fabric else fabric
     differing = list(_seeded_differences(recorded.trials, new.trials))
     matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
-    is_bitwise = not differing and not recorded.operators
+    is_bitwise = not (differing or recorded.operators or recorded.microbatches)
     obstacles = [*_find_obstacles(recorded, new), *_describe_code(code, Level.BLOCKING)]
     obstacles += [] if is_bitwise else find_other_hardware(recorded, new)
     judged = _describe_bitwise(recorded, new) if is_bitwise else _judge(recorded, new, matches, margin)
@@ -156,6 +157,8 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
     apart = next((match.text for match in matches if not match.is_compatible), None)
     if recorded.operators:
         return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
+    if recorded.microbatches:
+        return _compare_microbatches(recorded, new)
     speed = _compare_speed(recorded, new)
     if speed is None:
         return None
@@ -170,6 +173,13 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
     number = f"more than {MAX_PAIRS_SUGGESTED}" if needed is None else f"about {needed}"
     enough = f"{number} {recorded.unit}s in each result would show whether the difference is within {_percent(margin)}"
     return Match.IMPRECISE, f"{text}; {enough}"
+
+
+def _compare_microbatches(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
+    was, now = describe_microbatches(recorded.microbatches), describe_microbatches(new.microbatches)
+    if was == now:
+        return Match.REPRODUCED, f"in both results: {was}"
+    return Match.DIFFERENT, f"recorded: {was}; now: {now}"
 
 
 def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[RatioDifference, str] | None:
@@ -225,7 +235,7 @@ def _find_obstacles(recorded: Analysis, new: Analysis) -> Iterator[str]:
         trial = by_name.get(old.name)
         if trial is None:
             yield f"{old.name}: the new result lacks this trial"
-        elif (old.status, trial.status) != (TrialStatus.OK, TrialStatus.OK):
+        elif old.status is not trial.status or not (old.status is TrialStatus.OK or recorded.microbatches):
             yield f"{old.name}: recorded {old.status}, now {trial.status}"
         elif old.proof is not trial.proof:
             yield f"{old.name}: proof of RL-Kernel: recorded {old.proof}, now {trial.proof}"

@@ -12,6 +12,7 @@ import pytest
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import dump_json, dump_json_line, write_json, write_text
 from rlk_repro.plan import Plan, Trial, make_record
+from rlk_repro.replay.compare import Match, compare_analyses
 from rlk_repro.report.answer import describe_answer, describe_word
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
@@ -129,6 +130,18 @@ def test_several_pairs_give_a_range(tmp_path: Path) -> None:
     assert describe_microbatches([first, second, *again]) == (
         "largest microbatch that trained: 46,080 to 47,104 tokens in baseline, 48,128 tokens in enabled"
     )
+
+
+def test_a_replay_reproduces_equal_limits(tmp_path: Path) -> None:
+    recorded = make_memory_run(tmp_path / "a", {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12)})
+    again = make_memory_run(tmp_path / "b", {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12)})
+    other = make_memory_run(tmp_path / "c", {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(11)})
+    failed = make_memory_run(tmp_path / "d", {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12, "failed")})
+    same, different = compare_analyses(recorded, again), compare_analyses(recorded, other)
+    assert (same.level, same.is_ok) == (Match.REPRODUCED, True)
+    assert different.level is Match.DIFFERENT
+    assert "now: largest microbatch that trained: 46,080 tokens in baseline, 47,104 tokens" in different.headline
+    assert compare_analyses(recorded, failed).obstacles == ("01-p1-enabled: recorded out of memory, now failed",)
 
 
 @pytest.mark.parametrize(
