@@ -21,14 +21,14 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.images.record import ARCHITECTURES, SYMBOLS
 from rlk_repro.operators import Platform
 from rlk_repro.probes.extension import find_bound_names, find_extensions, list_device_code
-from rlk_repro.probes.installed import AppliedRepair, BuildRecord
+from rlk_repro.probes.installed import BuildRecord
 from rlk_repro.spec import Pin
 from tools.image_build.nvcc import ARCHITECTURES as ARCHITECTURES_VARIABLE
 from tools.image_build.nvcc import NVCC as NVCC_VARIABLE
 from tools.image_build.package import pip_install
 from tools.rl_kernel import build, record
-from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, apply_repair
-from tools.rl_kernel.source import Sources, fetch
+from tools.rl_kernel.repair import apply_repairs
+from tools.rl_kernel.source import fetch
 
 HERE: Final = Path(__file__).resolve().parent
 TIMEOUT_S: Final = 7200.0
@@ -66,12 +66,12 @@ def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
     toolchain = find_toolchain(os.environ)
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
         sources = fetch(pin, Path(parent) / "RL-Kernel", OFFLINE)
-        needs_repair = int(toolchain.toolkit.split(".")[0]) >= 13
-        repairs = (apply_repair(CCCL3_FUNCTIONALS, sources.folder),) if needs_repair else ()
+        repairs = apply_repairs(toolchain.toolkit, sources.folder)
         environ = make_environment(os.environ, toolchain, architectures)
         wheel = build_wheel(sources.folder, Path(parent) / "wheels", environ)
-        made = _record(sources, repairs, environ, platform=Platform.CUDA, torch=toolchain.torch,
-                       toolkit=toolchain.toolkit, nvcc=toolchain.nvcc_version)  # fmt: skip
+        machine = build.Machine(platform=Platform.CUDA, torch=toolchain.torch, toolkit=toolchain.toolkit,
+                                nvcc=toolchain.nvcc_version)  # fmt: skip
+        made = record.make_record(sources, repairs, _select_variables(environ), machine)
         _install(wheel, made)
     check_extension(_installed_folder())
     return made
@@ -91,8 +91,8 @@ def install_without_kernels(pin: Pin) -> BuildRecord:
         raise EnvironmentMissing(Problem("torch", "is not installed", expected="the base's torch for ROCm"))
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
         sources = fetch(pin, Path(parent) / "RL-Kernel")
-        made = _record(sources, (), os.environ, platform=Platform.ROCM, torch=metadata.version("torch"),
-                       toolkit=None, nvcc=None)  # fmt: skip
+        machine = build.Machine(platform=Platform.ROCM, torch=metadata.version("torch"), toolkit=None, nvcc=None)
+        made = record.make_record(sources, (), _select_variables(os.environ), machine)
         wheels = Path(parent) / "wheels"
         wheels.mkdir()
         _run([sys.executable, "-c", "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])",
@@ -206,44 +206,13 @@ def stub_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]
     return {**environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
 
 
-def _record(
-    sources: Sources, repairs: tuple[AppliedRepair, ...], environ: Mapping[str, str], *,
-    platform: Platform, torch: str, toolkit: str | None, nvcc: str | None,
-) -> BuildRecord:  # fmt: skip
-    return BuildRecord(
-        repository=sources.repository,
-        commit=sources.commit,
-        tree=sources.tree,
-        is_dirty=sources.is_dirty,
-        diff_sha256=sources.diff_sha256,
-        repairs=repairs,
-        build_variables={name: environ[name] for name in BUILD_NAMES if name in environ},
-        platform=platform,
-        device_capability=None,
-        torch=torch,
-        toolkit=toolkit,
-        nvcc=nvcc,
-    )
+def _select_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in BUILD_NAMES if name in environ}
 
 
 def _install(wheel: Path, made: BuildRecord) -> None:
-    kept = record.read_own_commands()
-    try:
-        pip_install("--no-index", "--force-reinstall", str(wheel))
-    finally:
-        restored = record.restore_commands(kept)
-    record.write_record(made, restored)
-    _forget("direct_url.json")  # this file names a folder that no longer exists
-
-
-def _forget(name: str) -> None:
-    distribution = record.find_distribution()
-    assert distribution is not None
-    listed = next(file for file in distribution.files or [] if file.name == "RECORD")
-    listing = Path(str(listed.locate()))
-    (listing.parent / name).unlink(missing_ok=True)
-    lines = listing.read_text().splitlines(keepends=True)
-    listing.write_text("".join(line for line in lines if f"/{name}," not in line))
+    words = ("--no-index", "--force-reinstall", str(wheel))
+    record.install(made, lambda: pip_install(*words), is_from_wheel=True)
 
 
 def _installed_folder() -> Path:

@@ -6,18 +6,17 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rlk_repro.base.errors import CheckFailed, RlkReproError
 from rlk_repro.operators import Platform
 from rlk_repro.probes.extension import build_variables
-from rlk_repro.probes.installed import AppliedRepair, BuildRecord
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec.load import load_stack
 from tools.rl_kernel import build, proof, record
-from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, apply_repair
+from tools.rl_kernel.repair import apply_repairs
 from tools.rl_kernel.source import Sources, get_sources
 
 
@@ -47,46 +46,20 @@ def install(stack: str, origin: Path | None, *, is_sm90: bool = False) -> None:
     environ = build.make_environment(os.environ, is_sm90=is_sm90)
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
         sources = get_sources(pin, origin, Path(parent) / "RL-Kernel")
-        needs_repair = is_sm90 and int((machine.toolkit or "0").split(".")[0]) >= 13
-        repairs = (apply_repair(CCCL3_FUNCTIONALS, sources.folder),) if needs_repair else ()
-        wanted = make_record(sources, repairs, machine, environ)
+        repairs = apply_repairs(machine.toolkit, sources.folder) if is_sm90 else ()
+        variables = build_variables(environ)
+        given = {} if isinstance(variables, Unknown) else {name: str(variables[name]) for name in variables}
+        wanted = record.make_record(sources, repairs, given, machine)
         if record.is_installed(wanted):
             print(f"{_name(sources)} is already installed")
         else:
             print(f"building {_name(sources)} …", flush=True)
-            _install(sources, wanted, environ)
+            needs_ninja = wanted.platform != Platform.CPU
+            for path in record.install(
+                wanted, partial(build.pip_install, sources.folder, environ, needs_ninja=needs_ninja)
+            ):
+                print(f"kept this tool's command {path.name}; RL-Kernel's command of the same name is not installed")
     prove(machine, is_sm90=is_sm90)
-
-
-def _install(sources: Sources, wanted: BuildRecord, environ: Mapping[str, str]) -> None:
-    kept = record.read_own_commands()
-    try:
-        build.pip_install(sources.folder, environ, needs_ninja=wanted.platform != Platform.CPU)
-    finally:
-        restored = record.restore_commands(kept)
-    record.write_record(wanted, restored)
-    for path in restored:
-        print(f"kept this tool's command {path.name}; RL-Kernel's command of the same name is not installed")
-
-
-def make_record(
-    sources: Sources, repairs: Sequence[AppliedRepair], machine: build.Machine, environ: Mapping[str, str]
-) -> BuildRecord:
-    variables = build_variables(environ)
-    return BuildRecord(
-        repository=sources.repository,
-        commit=sources.commit,
-        tree=sources.tree,
-        is_dirty=sources.is_dirty,
-        diff_sha256=sources.diff_sha256,
-        repairs=tuple(repairs),
-        build_variables={} if isinstance(variables, Unknown) else {name: str(variables[name]) for name in variables},
-        platform=machine.platform,
-        device_capability=machine.device_capability,
-        torch=machine.torch,
-        toolkit=machine.toolkit,
-        nvcc=machine.nvcc,
-    )
 
 
 def prove(machine: build.Machine, *, is_sm90: bool) -> None:

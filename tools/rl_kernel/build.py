@@ -42,8 +42,8 @@ class Machine:
     """The facts of this machine: the answer of ``check.py machine``, and the compiler."""
 
     platform: str
-    device: str
-    device_capability: str | None
+    device: str = ""
+    device_capability: str | None = None
     torch: str
     toolkit: str | None
     nvcc: str | None

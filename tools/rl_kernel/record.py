@@ -7,7 +7,7 @@ import importlib
 import io
 import sys
 import sysconfig
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -16,8 +16,17 @@ from typing import Final
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import write_json, write_text
 from rlk_repro.probes import code
-from rlk_repro.probes.installed import BUILD_RECORD, BuildRecord, find_changed_files, load_build_record, record_digest
+from rlk_repro.probes.installed import (
+    BUILD_RECORD,
+    AppliedRepair,
+    BuildRecord,
+    find_changed_files,
+    load_build_record,
+    record_digest,
+)
 from rlk_repro.sources import RL_KERNEL
+from tools.rl_kernel.build import Machine
+from tools.rl_kernel.source import Sources
 
 # newer generations of RL-Kernel declare a command of the same name
 OWN_COMMANDS: Final = ("rlk-repro",)
@@ -29,6 +38,25 @@ def find_distribution() -> metadata.Distribution | None:
     return code.find_distribution(RL_KERNEL)
 
 
+def make_record(
+    sources: Sources, repairs: tuple[AppliedRepair, ...], variables: Mapping[str, str], machine: Machine
+) -> BuildRecord:
+    return BuildRecord(
+        repository=sources.repository,
+        commit=sources.commit,
+        tree=sources.tree,
+        is_dirty=sources.is_dirty,
+        diff_sha256=sources.diff_sha256,
+        repairs=repairs,
+        build_variables=variables,
+        platform=machine.platform,
+        device_capability=machine.device_capability,
+        torch=machine.torch,
+        toolkit=machine.toolkit,
+        nvcc=machine.nvcc,
+    )
+
+
 def is_installed(record: BuildRecord) -> bool:
     """Tell whether this environment has an RL-Kernel of exactly this build, with unchanged files."""
     distribution = find_distribution()
@@ -38,13 +66,19 @@ def is_installed(record: BuildRecord) -> bool:
     return is_ours and find_changed_files(distribution, RL_KERNEL.module) == []
 
 
-def read_own_commands() -> dict[Path, bytes]:
-    """Return the files of this tool's commands in this environment, each with its bytes."""
+def install(record: BuildRecord, run: Callable[[], None], *, is_from_wheel: bool = False) -> list[Path]:
+    """Let ``run`` install RL-Kernel, and write the build record; return this tool's commands that were written back."""
     folder = Path(sysconfig.get_path("scripts"))
-    return {folder / name: (folder / name).read_bytes() for name in OWN_COMMANDS if (folder / name).is_file()}
+    kept = {folder / name: (folder / name).read_bytes() for name in OWN_COMMANDS if (folder / name).is_file()}
+    try:
+        run()
+    finally:
+        restored = _restore_commands(kept)
+    _write_record(record, restored, is_from_wheel=is_from_wheel)
+    return restored
 
 
-def restore_commands(kept: dict[Path, bytes]) -> list[Path]:
+def _restore_commands(kept: dict[Path, bytes]) -> list[Path]:
     """Write back those of this tool's commands that the installation of RL-Kernel overwrote, and return them."""
     lost = [path for path, data in kept.items() if not path.is_file() or path.read_bytes() != data]
     for path in lost:
@@ -53,7 +87,7 @@ def restore_commands(kept: dict[Path, bytes]) -> list[Path]:
     return lost
 
 
-def write_record(record: BuildRecord, not_its_own: Collection[Path]) -> None:
+def _write_record(record: BuildRecord, not_its_own: list[Path], *, is_from_wheel: bool) -> None:
     """Add the build record to RL-Kernel's metadata, and remove other projects' commands from its list of files.
 
     Raises:
@@ -69,7 +103,11 @@ def write_record(record: BuildRecord, not_its_own: Collection[Path]) -> None:
     if not_its_own:
         written.append(listing.parent / "entry_points.txt")
         _drop_commands(written[1], {path.name for path in not_its_own})
-    _list_again(listing, distribution, written, {path.resolve() for path in not_its_own})
+    gone = list(not_its_own)
+    if is_from_wheel:  # pip's direct_url.json names the wheel's folder, which no longer exists
+        gone.append(listing.parent / "direct_url.json")
+        gone[-1].unlink(missing_ok=True)
+    _list_again(listing, distribution, written, {path.resolve() for path in gone})
 
 
 def _drop_commands(entry_points: Path, names: set[str]) -> None:

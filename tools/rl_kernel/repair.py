@@ -39,6 +39,12 @@ CCCL3_FUNCTIONALS: Final = Repair(
 )
 
 
+def apply_repairs(toolkit: str | None, folder: Path) -> tuple[AppliedRepair, ...]:
+    """Apply the repairs that Hopper's kernels need with this CUDA release."""
+    needs_repair = int((toolkit or "0").split(".")[0]) >= 13
+    return (apply_repair(CCCL3_FUNCTIONALS, folder),) if needs_repair else ()
+
+
 def apply_repair(repair: Repair, folder: Path) -> AppliedRepair:
     """Change one file in a copy of RL-Kernel's sources.
 
