@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -22,6 +23,7 @@ _OPEN_KEY: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?!.*-----END
 _KEY_HINT: Final = b"PRIVATE KEY-----"
 
 
+@dataclass
 class LogWriter:
     """Append to one log file; a failed write raises Unwritable.
 
@@ -29,20 +31,16 @@ class LogWriter:
     ``tail`` holds the last 64 KiB, without secrets and time stamps.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        scrub: Callable[[bytes], bytes],
-        now: Callable[[], str],
-        find_open: Callable[[bytes], int] = len,
-    ) -> None:
-        self.tail = b""
-        self._scrub = scrub
-        self._now = now
-        self._find_open = find_open
+    path: Path
+    scrub: Callable[[bytes], bytes]
+    now: Callable[[], str]
+    find_open: Callable[[bytes], int] = len
+    tail: bytes = b""
+
+    def __post_init__(self) -> None:
         self._held = b""
         self._is_midline = False
-        self._stream = Stream(path, "ab", path)
+        self._stream = Stream(self.path, "ab", self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +56,7 @@ class LogWriter:
         self._held += data
         if _KEY_HINT in self._held:
             end = self._hold_open_key(end)
-        end = self._find_open(self._held[:end])
+        end = self.find_open(self._held[:end])
         if len(self._held) - end > MAX_HELD_BYTES:
             end = self._find_cut()
         return self._write(end) if end else b""
@@ -83,16 +81,16 @@ class LogWriter:
         starts = [match.start() for match in _SEPARATOR.finditer(self._held, limit - _NEAR_BYTES, limit)]
         for cut in reversed(starts[-_NUM_CUTS:]):
             before, after = self._held[cut - _NEAR_BYTES : cut], self._held[cut : cut + _NEAR_BYTES]
-            if self._scrub(before) + self._scrub(after) == self._scrub(before + after):
+            if self.scrub(before) + self.scrub(after) == self.scrub(before + after):
                 return cut
         return limit
 
     def _write(self, end: int) -> bytes:
-        block = self._scrub(self._held[:end])
+        block = self.scrub(self._held[:end])
         self._held = self._held[end:]
         if not block:
             return b""
-        stamp = self._now().encode() + b" "
+        stamp = self.now().encode() + b" "
         is_ended = block.endswith(b"\n")
         body = block[:-1] if is_ended else block
         stamped = body.replace(b"\n", b"\n" + stamp) + (b"\n" if is_ended else b"")

@@ -81,45 +81,41 @@ def run_guarded(
             os.close(output_writer)
         try:
             see_pid(guarded.pid)
-            return _Group(guarded, output, limits, stop, see_output, find_trouble).run()
+            group = _Group(guarded=guarded, output=output, limits=limits, stop=stop, see_output=see_output,
+                           find_trouble=find_trouble)  # fmt: skip
+            return group.run()
         finally:
             guarded.release()
 
 
+@dataclass(kw_only=True)
 class _Group:
-    def __init__(
-        self,
-        guarded: Guarded,
-        output: FileIO,
-        limits: StopTimes,
-        stop: Stop,
-        see_output: Callable[[bytes], object],
-        find_trouble: Callable[[], str],
-    ) -> None:
-        self._guarded = guarded
-        self._output = output
-        self._grace_s = limits.grace_s
-        self._stop = stop
-        self._see_output = see_output
-        self._find_trouble = find_trouble
+    guarded: Guarded
+    output: FileIO
+    limits: StopTimes
+    stop: Stop
+    see_output: Callable[[bytes], object]
+    find_trouble: Callable[[], str]
+
+    def __post_init__(self) -> None:
         self._started = time.monotonic()
-        self._deadline = self._started + limits.time_limit_s
-        self._next_look = math.inf if find_trouble is no_trouble else self._started + _TROUBLE_S
+        self._deadline = self._started + self.limits.time_limit_s
+        self._next_look = math.inf if self.find_trouble is no_trouble else self._started + _TROUBLE_S
         self._trouble = ""
         self._cause: Cause | None = None
         self._has_output = True
 
     def run(self) -> Ended:
-        while self._guarded.status is None:
+        while self.guarded.status is None:
             self._read(min(self._deadline, self._next_look))
             self._check_time()
         duration_s = time.monotonic() - self._started
-        num_leftovers = self._guarded.count_descendants()
-        self._guarded.kill()
+        num_leftovers = self.guarded.count_descendants()
+        self.guarded.kill()
         self._drain()
-        code = self._guarded.code
+        code = self.guarded.code
         killer = signal.Signals(-code) if code is not None and code < 0 else None
-        if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self._stop.wait(_WHOLE_STEP_S):
+        if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self.stop.wait(_WHOLE_STEP_S):
             # schedulers signal all processes of a step, so the trainer gets the signal before this agent
             self._cause = Cause.INTERRUPT
         return Ended(
@@ -132,43 +128,43 @@ class _Group:
         )
 
     def _check_time(self) -> None:
-        if self._guarded.status is not None:
+        if self.guarded.status is not None:
             return
         is_late = time.monotonic() >= self._deadline
         if self._cause is None and (cause := self._find_cause(is_late=is_late)) is not None:
             self._cause = cause
-            self._deadline, self._next_look = time.monotonic() + self._grace_s, math.inf
-            self._guarded.ask()
+            self._deadline, self._next_look = time.monotonic() + self.limits.grace_s, math.inf
+            self.guarded.ask()
         elif is_late:
             self._deadline = math.inf
-            self._guarded.kill()
+            self.guarded.kill()
 
     def _find_cause(self, *, is_late: bool) -> Cause | None:
-        if self._stop.signal is not None:
+        if self.stop.signal is not None:
             return Cause.INTERRUPT
         if is_late:
             return Cause.TIMEOUT
         if time.monotonic() >= self._next_look:
-            self._trouble = self._find_trouble()
+            self._trouble = self.find_trouble()
             self._next_look = time.monotonic() + _TROUBLE_S
         return Cause.TROUBLE if self._trouble else None
 
     def _read(self, until: float) -> None:
-        wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guarded.fileno(), self._output.fileno()
+        wake_fd, guard_fd, output_fd = self.stop.wake_fd, self.guarded.fileno(), self.output.fileno()
         watched = [wake_fd]
-        watched += [guard_fd] if self._guarded.status is None else []
+        watched += [guard_fd] if self.guarded.status is None else []
         watched += [output_fd] if self._has_output else []
         timeout_s = None if until == math.inf else max(until - time.monotonic(), 0.0)
         ready, _, _ = select.select(watched, [], [], timeout_s)
         if wake_fd in ready:
-            self._stop.clear()
+            self.stop.clear()
         if guard_fd in ready:
-            self._guarded.poll()
+            self.guarded.poll()
         if output_fd in ready:
             data = os.read(output_fd, READ_BYTES)
             self._has_output = bool(data)
             if data:
-                self._see_output(data)
+                self.see_output(data)
 
     def _drain(self) -> None:
         # A daemon may keep the pipe open, so the reading has a deadline.

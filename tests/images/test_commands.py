@@ -76,7 +76,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whole_arguments_are_taken(machine: None) -> None:
     inputs = read_inputs({**ARGUMENTS, "IMAGE_PLATFORM": "cuda-amd64"})
-    assert (inputs.platform, inputs.architectures) == ("cuda-amd64", ("80", "90", "100"))
+    assert (inputs.image_platform, inputs.architectures) == ("cuda-amd64", ("80", "90", "100"))
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,10 @@ def make_inputs(stack: Stack, **changed: str) -> Inputs:
     pins = stack.pins
     given: dict[str, Any] = {
         "base_name": "requirements/test.txt", "base_digest": f"sha256:{'1' * 64}", "stack": "test",
-        "gpu_platform": "cuda", "platform": "cuda-amd64", "revision": "1" * 40, "source_date_epoch": "1",
+        "gpu_platform": "cuda", "image_platform": "cuda-amd64", "revision": "1" * 40, "source_date_epoch": "1",
         "vime_repository": pins["vime"].repository, "vime_commit": pins["vime"].commit,
         "rl_kernel_repository": pins["rl_kernel"].repository, "rl_kernel_commit": pins["rl_kernel"].commit,
-        "architectures": ("80",),
+        "rl_kernel_architectures": "80",
     }  # fmt: skip
     return Inputs(**(given | changed))
 

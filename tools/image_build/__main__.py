@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,32 +29,8 @@ def check_inputs(inputs: Inputs) -> None:
         from rlk_repro.images.stacks import get_stack
         from tools.image_build.locked import check_packages, check_requirements
 
-        check_packages(get_stack(inputs.stack), inputs.platform)  # type: ignore[arg-type]
+        check_packages(get_stack(inputs.stack), inputs.image_platform)  # type: ignore[arg-type]
         check_requirements()
-
-
-def install_transformer_engine(inputs: Inputs) -> None:
-    from tools.image_build.locked import install_transformer_engine as install
-
-    install(inputs)
-
-
-def install_sources(inputs: Inputs) -> None:
-    from tools.image_build.locked import install_sources as install
-
-    install(inputs)
-
-
-def check_imports(_inputs: Inputs) -> None:
-    from tools.image_build.locked import check_imports as check
-
-    check()
-
-
-def write_sbom(_inputs: Inputs) -> None:
-    from tools.image_build.locked import write_sbom as write
-
-    write()
 
 
 def install_package(_inputs: Inputs) -> None:
@@ -97,16 +74,19 @@ def write_record(inputs: Inputs) -> None:
     write(inputs)
 
 
+def run_locked(step: str, inputs: Inputs) -> None:
+    from tools.image_build.locked import STEPS
+
+    STEPS[step](inputs)
+
+
 STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
     "inputs": check_inputs,
-    "transformer-engine": install_transformer_engine,
-    "sources": install_sources,
+    **{step: partial(run_locked, step) for step in ("transformer-engine", "sources", "imports", "sbom")},
     "gfx": check_gfx,
     "package": install_package,
     "vime": install_vime,
     "rl-kernel": install_rl_kernel,
-    "imports": check_imports,
-    "sbom": write_sbom,
     "record": write_record,
 }
 

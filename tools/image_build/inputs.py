@@ -10,7 +10,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -23,10 +23,6 @@ REPOSITORY: Final = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.:/_~-]*")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 BASE_PACKAGES: Final = Path(find_record()).with_name("base-packages.json")
-NAMES: Final = (
-    *("BASE_NAME", "BASE_DIGEST", "STACK", "GPU_PLATFORM", "IMAGE_PLATFORM", "REVISION", "SOURCE_DATE_EPOCH"),
-    *("VIME_REPOSITORY", "VIME_COMMIT", "RL_KERNEL_REPOSITORY", "RL_KERNEL_COMMIT", "RL_KERNEL_ARCHITECTURES"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +33,21 @@ class Inputs:
     base_digest: str
     stack: str
     gpu_platform: str
-    platform: str
+    image_platform: str
     revision: str
     source_date_epoch: str
     vime_repository: str
     vime_commit: str
     rl_kernel_repository: str
     rl_kernel_commit: str
-    architectures: tuple[str, ...]
+    rl_kernel_architectures: str
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return tuple(self.rl_kernel_architectures.split())
+
+
+NAMES: Final = tuple(field.name.upper() for field in fields(Inputs))
 
 
 def read_inputs(environ: Mapping[str, str] | None = None) -> Inputs:
@@ -57,20 +60,7 @@ def read_inputs(environ: Mapping[str, str] | None = None) -> Inputs:
     problems = list(_find_problems(given))
     if problems:
         raise SpecError(*problems)
-    return Inputs(
-        base_name=given["BASE_NAME"],
-        base_digest=given["BASE_DIGEST"],
-        stack=given["STACK"],
-        gpu_platform=given["GPU_PLATFORM"],
-        platform=given["IMAGE_PLATFORM"],
-        revision=given["REVISION"],
-        source_date_epoch=given["SOURCE_DATE_EPOCH"],
-        vime_repository=given["VIME_REPOSITORY"],
-        vime_commit=given["VIME_COMMIT"],
-        rl_kernel_repository=given["RL_KERNEL_REPOSITORY"],
-        rl_kernel_commit=given["RL_KERNEL_COMMIT"],
-        architectures=tuple(given["RL_KERNEL_ARCHITECTURES"].split()),
-    )
+    return Inputs(**{name.lower(): given[name] for name in NAMES})
 
 
 def _find_problems(given: Mapping[str, str]) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -180,3 +180,11 @@ def check_imports() -> None:
         done = proc.run([sys.executable, "-c", words], cwd=Path(folder), env=environ, timeout_s=1800.0)
     if not done.is_ok:
         raise CheckFailed(Problem("imports of a trial", "did not finish:", quoted=tuple(done.stderr.splitlines()[-6:])))
+
+
+STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
+    "transformer-engine": install_transformer_engine,
+    "sources": install_sources,
+    "imports": lambda _: check_imports(),
+    "sbom": lambda _: write_sbom(),
+}

@@ -50,9 +50,7 @@ def select_missing(lock: str, present: Iterable[str]) -> dict[str, str]:
     return {name: text for name, text in entries.items() if name not in names and not _MARKER.search(text)}
 
 
-def pip_install(
-    *arguments: str, path: Path | None = None, cwd: Path | None = None, timeout_s: float = TIMEOUT_S
-) -> None:
+def pip_install(*arguments: str, path: Path | None = None, timeout_s: float = TIMEOUT_S) -> None:
     """Run ``pip install`` without dependencies, cache and compiled files.
 
     Raises:
@@ -61,7 +59,7 @@ def pip_install(
     import os
 
     environ = dict(os.environ) | ({"PYTHONPATH": str(path)} if path else {})
-    done = proc.run([*PIP, *arguments], env=environ, timeout_s=timeout_s, cwd=cwd)
+    done = proc.run([*PIP, *arguments], env=environ, timeout_s=timeout_s)
     if not done.is_ok:
         words = ["time limit reached"] if done.is_timeout else done.stderr.strip().splitlines()[-6:]
         raise CheckFailed(Problem(f"pip install {arguments[-1]}", "did not finish:", quoted=tuple(words)))

@@ -57,7 +57,7 @@ def make_record(inputs: Inputs, added: tuple[str, ...]) -> ImageRecord:
         raise CheckFailed(Problem("RL-Kernel", "was not installed by this build"))
     return ImageRecord(
         stack=inputs.stack,
-        platform=inputs.platform,
+        platform=inputs.image_platform,
         base=Base(reference=inputs.base_name, digest=inputs.base_digest),
         commits={
             "rlk_repro": inputs.revision,

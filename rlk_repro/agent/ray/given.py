@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from rlk_repro.agent.ray.census import parse_names
@@ -30,25 +31,18 @@ CENSUS_S: Final = 5.0
 PAUSE_S: Final = 1.0
 
 
+@dataclass
 class GivenRay:
     """A Ray cluster that already ran when the leader started; ``find_left`` lists the nodes whose agents have ended."""
 
-    def __init__(
-        self,
-        address: str,
-        record: Callable[..., object],
-        num_nodes: int,
-        deadline_s: float,
-        find_left: Callable[[], list[str]] = list,
-    ) -> None:
-        self._find_left = find_left
-        self.lost: dict[str, str] = {}
-        self._address = address
-        self._record = record
-        self._num_nodes = num_nodes
-        self._deadline_s = deadline_s
-        self._is_told = False
-        self._findings: list[Finding] = []
+    address: str
+    record: Callable[..., object]
+    num_nodes: int
+    deadline_s: float
+    find_left: Callable[[], list[str]] = list
+    lost: dict[str, str] = field(default_factory=dict)
+    _is_told: bool = False
+    _findings: list[Finding] = field(default_factory=list)
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[TrialWatch]:
@@ -66,7 +60,7 @@ class GivenRay:
             self._findings.append(
                 Finding(Level.INFO, "ray", "a fresh Ray cluster for every trial", "one Ray cluster for all trials")
             )
-        self._record("ray given", use=str(use), address=self._address)
+        self.record("ray given", use=str(use), address=self.address)
         yield TrialWatch(env=self._make_env(command), find_trouble=self._find_trouble, settle=self._settle)
 
     def take_findings(self) -> list[Finding]:
@@ -74,7 +68,7 @@ class GivenRay:
         return found
 
     def _find_trouble(self) -> str:
-        self.lost |= dict.fromkeys(self._find_left(), "the node's agent has ended")
+        self.lost |= dict.fromkeys(self.find_left(), "the node's agent has ended")
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
@@ -84,16 +78,16 @@ class GivenRay:
 
     def _wait_for_nodes(self) -> None:
         """Pods start at different times, and each pod then starts Ray."""
-        until = time.monotonic() + self._deadline_s
+        until = time.monotonic() + self.deadline_s
         known: tuple[str, ...] = ()
-        while len(known) < self._num_nodes:
+        while len(known) < self.num_nodes:
             left_s = until - time.monotonic()
             if left_s <= 0:
-                expected = f"{self._num_nodes} nodes within {self._deadline_s:g} s"
+                expected = f"{self.num_nodes} nodes within {self.deadline_s:g} s"
                 raise EnvironmentMissing(
-                    Problem(f"Ray at {self._address}", "lacks nodes", got=list(known), expected=expected)
+                    Problem(f"Ray at {self.address}", "lacks nodes", got=list(known), expected=expected)
                 )
-            argv = [sys.executable, "-m", "rlk_repro.agent.ray.census", self._address]
+            argv = [sys.executable, "-m", "rlk_repro.agent.ray.census", self.address]
             answer = proc.run(argv, timeout_s=max(left_s, CENSUS_S), env={**os.environ, **SETTINGS})
             known = parse_names(answer.stdout)
             if not known:
@@ -109,7 +103,7 @@ class GivenRay:
         return {
             **SETTINGS,
             **token,
-            "RAY_ADDRESS": self._address,
+            "RAY_ADDRESS": self.address,
             JOB_CONFIG: json.dumps(config, sort_keys=True),
             OVERRIDE_JOB_CONFIG: "1",
         }

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from functools import cache
 from typing import Any
 
 from rlk_repro.base.resources import data_dir
 
 
 def load_base(name: str) -> dict[str, Any]:
-    return deepcopy(_read_base(name))
-
-
-@cache
-def _read_base(name: str) -> dict[str, Any]:
     import yaml
 
     text = (data_dir("k8s") / "base" / f"{name}.yaml").read_text()

@@ -12,7 +12,6 @@ from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.base.files import dump_json
 from rlk_repro.clusters.asking import quote_answer
-from rlk_repro.clusters.k8s.naming import CONTAINER
 
 TIMEOUT_S: Final = 60.0
 SEND_TIMEOUT_S: Final = 300.0
@@ -52,9 +51,6 @@ class Target:
             return []
         value: Any = json.loads(done.stdout)
         return list(value["items"]) if value.get("kind", "").endswith("List") else [value]
-
-    def execute(self, pod: str, *words: str, is_binary: bool = False) -> proc.Completed:
-        return self.run("exec", pod, f"--container={CONTAINER}", "--", *words, is_binary=is_binary)
 
     def send(self, verb: str, objects: bytes, *options: str) -> proc.Completed:
         """Call ``apply`` or ``create``; the server refuses unknown fields."""

@@ -27,12 +27,11 @@ from rlk_repro.clusters.k8s.nodes import Object, find_node_problems, uses_comput
 from rlk_repro.clusters.k8s.overlay import find_gang_problems, overlay_job
 from rlk_repro.clusters.k8s.pods import (
     INPUTS_PATH,
-    POD_PROGRAM,
     find_pod_problems,
     kubernetes_settings,
     make_pod,
     pod_command,
-    pod_run_dir,
+    pod_words,
 )
 from rlk_repro.clusters.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
@@ -117,8 +116,7 @@ def _make_rayjob(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     job = _start_job(plan, run_dir)
     job["metadata"]["annotations"][OVERWRITE_COMMAND] = "true"
     spec = job["spec"]
-    words = [settings.python, *POD_PROGRAM, "wait", pod_run_dir(plan, run_dir)]
-    spec["entrypoint"] = shlex.join(words)
+    spec["entrypoint"] = shlex.join(pod_words(plan, "wait", run_dir))
     _set_limits(plan, spec)
     spec["ttlSecondsAfterFinished"] = 0  # KubeRay frees the GPUs as soon as the job ends
     cluster = spec["rayClusterSpec"]

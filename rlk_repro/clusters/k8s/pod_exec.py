@@ -17,7 +17,7 @@ from rlk_repro.base.files import dump_json, write_text
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.facts import BUNDLE, Facts, make_log_name, unwrap_block
 from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
-from rlk_repro.clusters.k8s.naming import COLLECTOR
+from rlk_repro.clusters.k8s.naming import COLLECTOR, CONTAINER
 from rlk_repro.clusters.k8s.pods import kubernetes_settings, make_collector, pod_words
 from rlk_repro.clusters.k8s.sent import Sent, find_objects
 from rlk_repro.clusters.k8s.states import explain_pod, is_ready, judge, role_of
@@ -55,7 +55,8 @@ class Pod:
         return self._run("stop").is_ok
 
     def _run(self, verb: str, *words: str, is_binary: bool = False) -> proc.Completed:
-        return self.place.execute(self.name, *pod_words(self.plan, verb, self.run_dir, *words), is_binary=is_binary)
+        command = pod_words(self.plan, verb, self.run_dir, *words)
+        return self.place.run("exec", self.name, f"--container={CONTAINER}", "--", *command, is_binary=is_binary)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from rlk_repro.base.errors import Problem
+from rlk_repro.clusters.asking import list_secrets
 from rlk_repro.clusters.k8s.base import load_base
 from rlk_repro.clusters.k8s.naming import (
     COLLECTOR,
@@ -30,7 +31,7 @@ from rlk_repro.images.unpublished import shown_image
 from rlk_repro.plan import Plan
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import FromEnv, KubernetesSettings
+from rlk_repro.spec import KubernetesSettings
 
 INPUTS_PATH: Final = "/etc/rlk-repro"
 INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml", "plan.json", "submission.json")
@@ -62,8 +63,10 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
         if getattr(plan.profile, block) is not None:
             what = "has no effect in a Kubernetes cluster"
             yield Problem(f"{where}: {block}", what, expected="these settings in the block kubernetes")
-    wanted = [value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)]
-    for name in sorted(set(wanted) - settings.secrets.keys()):
+    wanted = list_secrets(plan)
+    for name in wanted:
+        if name in settings.secrets:
+            continue
         yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: a pod does not get this shell's variables",
                       expected="the name of a secret and its key")  # fmt: skip
     if settings.results.claim is None and plan.layout.num_nodes > 1:
@@ -213,8 +216,7 @@ def _fill_user(settings: KubernetesSettings, spec: Object) -> None:
 
 def _secret_env(plan: Plan, settings: KubernetesSettings) -> Iterator[Object]:
     """Yield one variable for each secret; the agent reads the variables when a trial starts."""
-    wanted = {value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)}
-    for name in sorted(wanted):
+    for name in list_secrets(plan):
         place = settings.secrets[name]
         yield {"name": name, "valueFrom": {"secretKeyRef": {"name": place.secret, "key": place.key}}}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.clusters.asking import parse_release
 from rlk_repro.clusters.k8s.nodes import GPU_RESOURCES, gpu_resource, list_products
 from rlk_repro.clusters.k8s.pods import kubernetes_settings
 from rlk_repro.clusters.k8s.site import OPERATORS, SECURITY_LABEL, KubernetesSite, Node, Permission, list_permissions
@@ -130,7 +131,7 @@ def _judge_operators(settings: KubernetesSettings, site: KubernetesSite) -> Iter
         if "compute_domain" not in site.operators:
             expected = f"the driver that provides {OPERATORS['compute_domain']}"
             yield Finding(Level.BLOCKING, "kubernetes.compute_domain", expected, "not installed")
-        if _release(site.version) < CLAIMS_RELEASE:
+        if parse_release(site.version) < CLAIMS_RELEASE:
             yield Finding(Level.BLOCKING, "kubernetes.compute_domain", "Kubernetes 1.32 or newer", site.version)
     menu = f"one of {', '.join(site.queues)}" if site.queues else "not set: the namespace has no queue"
     if settings.queue is not None and settings.queue not in site.queues:
@@ -216,8 +217,3 @@ def _judge_sizes(
     if settings.cpu is None or settings.memory is None:
         found = "not set: the pods are evicted first and share CPUs with other pods"
         yield Finding(Level.WARNING, "kubernetes.cpu and kubernetes.memory", "both set (QoS class Guaranteed)", found)
-
-
-def _release(version: str) -> tuple[int, int]:
-    parts = version.removeprefix("v").split(".")
-    return (int(parts[0]), int("".join(filter(str.isdecimal, parts[1])))) if len(parts) > 1 else (0, 0)

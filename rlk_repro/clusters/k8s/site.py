@@ -85,11 +85,11 @@ def probe_site(place: Target) -> KubernetesSite:
         words = obstacle or "no cluster answers"
         raise EnvironmentMissing(Problem("kubernetes", words, hint="kubectl config get-contexts"))
     nodes = _ask(place, "nodes")
-    resources = _ask_words(place, "api-resources", "--output=name")
+    resources = place.run("api-resources", "--output=name").stdout.split()
     namespace = _ask(place, "namespace", place.namespace) or []
     labels = as_map(as_map(namespace[0].get("metadata")).get("labels")) if namespace else {}
     operators = frozenset(name for name, resource in OPERATORS.items() if resource in resources)
-    secrets = _ask_words(place, "get", "secrets", "--output=name")
+    secrets = place.run("get", "secrets", "--output=name").stdout.split()
     return KubernetesSite(
         place=place,
         version=versions["server"],
@@ -176,11 +176,6 @@ def _ask(place: Target, kinds: str, *words: str) -> list[dict[str, Any]] | None:
         raise EnvironmentMissing(*error.problems) from None
     except SchedulerRefused:
         return None
-
-
-def _ask_words(place: Target, *words: str) -> list[str]:
-    done = place.run(*words)
-    return done.stdout.split()
 
 
 def _names(items: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -58,7 +58,6 @@ SACCT_FIELDS: Final = (
 _KEPT: Final = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 _CLIENT_VARIABLES: Final = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
 _JOB_ID: Final = re.compile(r"([0-9]+)(?:;([A-Za-z0-9_.-]+))?")
-_VERSION: Final = re.compile(r"([0-9]+)\.([0-9]+)")
 _AWAY: Final = "down,drain,fail,maint,no_respond,reboot,unk"
 _NOTHING: Final = frozenset({"", "None", "N/A", "(null)", "None assigned", "Unknown"})
 
@@ -98,12 +97,6 @@ def parse_state(text: str) -> tuple[str, JobState]:
     return word, STATES.get(word, JobState.UNKNOWN)
 
 
-def parse_version(text: str) -> tuple[int, int] | None:
-    """Read a release such as ``(22, 5)`` from a text such as ``slurm-wlm 22.05.8``."""
-    found = _VERSION.search(text)
-    return None if found is None else (int(found[1]), int(found[2]))
-
-
 def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment without variables such as ``SBATCH_PARTITION``, which change a client's options."""
     source = os.environ if environ is None else environ
@@ -114,8 +107,8 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     }  # fmt: skip
 
 
-def run_client(*argv: str, timeout_s: float = TIMEOUT_S) -> proc.Completed:
-    return proc.run(argv, timeout_s=timeout_s, env=clean_env())
+def run_client(*argv: str) -> proc.Completed:
+    return proc.run(argv, timeout_s=TIMEOUT_S, env=clean_env())
 
 
 def quote_words(done: proc.Completed) -> str:

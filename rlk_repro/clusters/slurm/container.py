@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.base.errors import Problem
-from rlk_repro.clusters.slurm.options import list_secrets, slurm_settings
+from rlk_repro.clusters.asking import list_secrets
+from rlk_repro.clusters.slurm.options import slurm_settings
 from rlk_repro.images.importing import Import, is_imported, plan_import
 from rlk_repro.images.unpublished import image_remarks, shown_image
 from rlk_repro.plan import Plan

@@ -10,10 +10,10 @@ from typing import Final
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.escapes import printable
 from rlk_repro.clusters.api import SURROUNDINGS_MIN
-from rlk_repro.clusters.asking import find_count_problems
+from rlk_repro.clusters.asking import find_count_problems, list_secrets
 from rlk_repro.plan import LIMIT_PER_ESTIMATE, Plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import FromEnv, SlurmSettings
+from rlk_repro.spec import SlurmSettings
 
 _SHORT_HASH: Final = 12
 _NODE: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -112,8 +112,3 @@ def find_segment(num_nodes: int, block_size: int | None) -> int | None:
     if block_size is None or num_nodes == 1:
         return None
     return max(size for size in range(1, min(num_nodes, block_size) + 1) if num_nodes % size == 0)
-
-
-def list_secrets(plan: Plan) -> list[str]:
-    """List variables of the submitting shell that the profile names; their values are written nowhere."""
-    return sorted({value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)})

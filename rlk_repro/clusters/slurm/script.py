@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import data_dir
+from rlk_repro.clusters.asking import list_secrets
 from rlk_repro.clusters.slurm.container import (
     AMD_VISIBILITY,
     CACHE,
@@ -24,7 +25,7 @@ from rlk_repro.clusters.slurm.container import (
     make_image_name,
     make_import,
 )
-from rlk_repro.clusters.slurm.options import find_option_problems, list_options, list_secrets, slurm_settings
+from rlk_repro.clusters.slurm.options import find_option_problems, list_options, slurm_settings
 from rlk_repro.clusters.slurm.quoting import Directive, ShellLine, quote
 from rlk_repro.plan import Plan
 from rlk_repro.probes import environment

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.clusters.asking import parse_release
 from rlk_repro.clusters.slurm.client import (
     dump_topology,
     find_obstacle,
-    parse_version,
     probe_config,
     probe_version,
     run_client,
@@ -89,7 +89,7 @@ class SlurmSite:
 
     @property
     def release(self) -> tuple[int, int]:
-        return parse_version(self.version) or (0, 0)
+        return parse_release(self.version)
 
     @property
     def partitions(self) -> list[str]:
