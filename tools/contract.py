@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.base import proc
+from rlk_repro.base import git
 
 PLAIN = {int: "int", float: "float", str: "text", bool: "bool", json.loads: "json", None: "text"}
 PATCH = Path("docker/patch/latest/megatron.patch")
@@ -167,20 +167,17 @@ def find_owner(action: argparse.Action, megatron: frozenset[str], own: str) -> s
 
 def check_patch(patch: Path, megatron: Path) -> str:
     """Return the sha256 of vime's patch, after a check that the checkout contains the patch."""
-    if not git(megatron, "apply", "--reverse", "--check", "--", str(patch.absolute())).is_ok:
+    words = ("apply", "--reverse", "--check", "--", str(patch.absolute()))
+    if not git.ask_git(megatron, *words, timeout_s=60.0).is_ok:
         sys.exit(f"{megatron}: {patch} is not applied")
     return hashlib.sha256(patch.read_bytes()).hexdigest()
 
 
 def find_commit(checkout: Path) -> str:
-    answer = git(checkout, "rev-parse", "HEAD")
+    answer = git.ask_git(checkout, "rev-parse", "HEAD", timeout_s=60.0)
     if not answer.is_ok:
         sys.exit(f"{checkout}: is no git checkout; give its commit by --vime-commit or --megatron-commit")
     return answer.stdout.strip()
-
-
-def git(folder: Path, *words: str) -> proc.Completed:
-    return proc.run(["git", "-C", str(folder), *words], timeout_s=60)
 
 
 def find_versions(without_vllm: bool) -> dict[str, str]:

@@ -18,9 +18,10 @@ from packaging.utils import parse_wheel_filename
 
 from rlk_repro.base import proc
 from rlk_repro.base.disk import temporary_folder
-from rlk_repro.base.errors import CheckFailed, Problem, RlkReproError
+from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import sha256_bytes, write_text
 from rlk_repro.images.lock import Locked, lock_path
+from tools import finish
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "requirements"
 PYTHON: Final = (3, 12)
@@ -30,17 +31,11 @@ MACHINES: Final = {"cuda-amd64": "x86_64", "cuda-arm64": "aarch64"}
 TIMEOUT_S: Final = 600.0
 
 
-def main() -> int:
-    stack = sys.argv[1]
-    try:
-        for platform, machine in MACHINES.items():
-            text = render(resolve(stack, machine), machine)
-            write_text(lock_path(stack, platform), text)
-            print(f"{platform}: sha256:{sha256_bytes(text.encode())}")
-    except RlkReproError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+def lock(stack: str) -> None:
+    for platform, machine in MACHINES.items():
+        text = render(resolve(stack, machine), machine)
+        write_text(lock_path(stack, platform), text)
+        print(f"{platform}: sha256:{sha256_bytes(text.encode())}")
 
 
 def resolve(stack: str, machine: str) -> list[dict[str, Any]]:
@@ -103,4 +98,4 @@ def _tags(machine: str) -> Iterator[Tag]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finish(lambda: lock(sys.argv[1])))

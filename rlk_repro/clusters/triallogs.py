@@ -13,9 +13,7 @@ POLL_S: Final = 0.5
 READ_BYTES: Final = 1 << 20
 
 
-def read_logs(
-    run_dir: RunDir, is_over: Callable[[], bool], *, sleep: Callable[[float], object] = time.sleep
-) -> Iterator[TrialLine]:
+def read_logs(run_dir: RunDir, is_over: Callable[[], bool]) -> Iterator[TrialLine]:
     """Yield every line of every trial's log until ``is_over`` returns True and all lines are read."""
     seen: set[str] = set()
     while True:
@@ -23,15 +21,15 @@ def read_logs(
         news = [folder for folder in run_dir.trial_dirs() if folder.name not in seen and folder.stdout.is_file()]
         for folder in news:
             seen.add(folder.name)
-            for text in _read_log(folder, is_over, sleep):
+            for text in _read_log(folder, is_over):
                 yield TrialLine(trial=folder.name, text=text)
         if not news:
             if was_over:
                 return
-            sleep(POLL_S)
+            time.sleep(POLL_S)
 
 
-def _read_log(folder: TrialDir, is_over: Callable[[], bool], sleep: Callable[[float], object]) -> Iterator[str]:
+def _read_log(folder: TrialDir, is_over: Callable[[], bool]) -> Iterator[str]:
     rest = b""
     with folder.stdout.open("rb") as stream:
         while True:
@@ -41,6 +39,6 @@ def _read_log(folder: TrialDir, is_over: Callable[[], bool], sleep: Callable[[fl
                 yield from (line.decode(errors="replace") for line in lines)
             if was_over:
                 break
-            sleep(POLL_S)
+            time.sleep(POLL_S)
     if rest:
         yield rest.decode(errors="replace")

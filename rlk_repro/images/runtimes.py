@@ -32,7 +32,7 @@ class Runtime:
 
     name: str
     run: Callable[[str], list[str]]
-    labels: Callable[[str], list[str]] | None
+    labels: Callable[[str], list[str]] | None = None
 
 
 def _engine(name: str) -> Runtime:
@@ -47,15 +47,9 @@ RUNTIMES: Final[Mapping[str, Runtime]] = {
     "podman": _engine("podman"),
     "docker": _engine("docker"),
     "apptainer": Runtime(
-        name="apptainer",
-        run=lambda what: ["apptainer", "exec", "--cleanenv", "--contain", "--", what],
-        labels=None,
+        name="apptainer", run=lambda what: ["apptainer", "exec", "--cleanenv", "--contain", "--", what]
     ),
-    "enroot": Runtime(
-        name="enroot",
-        run=lambda what: ["enroot", "start", "--rw", what],
-        labels=None,
-    ),
+    "enroot": Runtime(name="enroot", run=lambda what: ["enroot", "start", "--rw", what]),
 }
 
 

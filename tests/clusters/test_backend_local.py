@@ -215,7 +215,9 @@ def test_a_python_that_is_gone_is_an_error(tmp_path: Path) -> None:
         local.submit(Job(files={}, command=("/no/such/python", "-m", "x")), run_dir)
 
 
-def test_logs_are_in_plan_order_and_include_lines_written_meanwhile(tmp_path: Path) -> None:
+def test_logs_are_in_plan_order_and_include_lines_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = RunDir(tmp_path)
     for index in (2, 10, 100):
         write_text(run_dir.trial(f"{index:02d}-p1-baseline").stdout, f"one of {index}\ncut off")
@@ -227,7 +229,8 @@ def test_logs_are_in_plan_order_and_include_lines_written_meanwhile(tmp_path: Pa
             with run_dir.trial("02-p1-baseline").stdout.open("a") as stream:
                 stream.write(" no more\n")
 
-    lines = [(line.trial, line.text) for line in read_logs(run_dir, lambda: len(pauses) > 2, sleep=sleep)]
+    monkeypatch.setattr("time.sleep", sleep)
+    lines = [(line.trial, line.text) for line in read_logs(run_dir, lambda: len(pauses) > 2)]
     assert lines == [
         ("02-p1-baseline", "one of 2"), ("02-p1-baseline", "cut off no more"),
         ("10-p1-baseline", "one of 10"), ("10-p1-baseline", "cut off"),

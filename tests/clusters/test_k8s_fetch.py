@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
+from rlk_repro.clusters.k8s import fetch as fetching
 from rlk_repro.clusters.k8s import pod_exec
 from rlk_repro.clusters.k8s.facts import BLOCK_BYTES, BUNDLE, Facts, unwrap_block, wrap_block
 from rlk_repro.clusters.k8s.fetch import MAX_FAILURES, fetch_bundle
@@ -48,13 +49,19 @@ class Far:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
+def run_dir(tmp_path: Path, small: None) -> RunDir:
     return RunDir(tmp_path)
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks, and no pauses between attempts."""
+    monkeypatch.setattr(fetching, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(fetching, "FIRST_PAUSE_S", 0.0)
+
+
 def fetch(far: Far, run_dir: RunDir) -> bytes:
-    path = fetch_bundle(far.ask, run_dir, len(DATA), DIGEST, block_bytes=BLOCK, sleep=lambda _: None)
-    return path.read_bytes()
+    return fetch_bundle(far.ask, run_dir, len(DATA), DIGEST).read_bytes()
 
 
 def test_it_arrives(run_dir: RunDir) -> None:
@@ -116,7 +123,7 @@ def test_a_lost_connection_is_given_up_in_the_end(run_dir: RunDir) -> None:
 def test_a_full_disk_is_reported(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     full = RunDir(Path("/dev/full/x"))
     with pytest.raises(EnvironmentMissing, match="cannot be written"):
-        fetch_bundle(Far().ask, full, len(DATA), DIGEST, block_bytes=BLOCK)
+        fetch_bundle(Far().ask, full, len(DATA), DIGEST)
 
 
 @pytest.mark.parametrize("answer", [b"", b"short", wrap_block(b"abc")[:-1], wrap_block(b"abc") + b"x"])

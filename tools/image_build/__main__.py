@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base.errors import RlkReproError
 from rlk_repro.probes.container import LOCK
+from tools import finish
 from tools.image_build import inputs as arguments
 from tools.image_build.inputs import Inputs
 
@@ -91,18 +91,13 @@ STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
 }
 
 
-def main() -> int:
-    try:
-        if is_locked():
-            from tools.image_build.toolkit import use_toolkit
+def run_step(step: str) -> None:
+    if is_locked():
+        from tools.image_build.toolkit import use_toolkit
 
-            os.environ.update(use_toolkit(os.environ))
-        STEPS[sys.argv[1]](arguments.read_inputs())
-    except RlkReproError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    return 0
+        os.environ.update(use_toolkit(os.environ))
+    STEPS[step](arguments.read_inputs())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finish(lambda: run_step(sys.argv[1])))

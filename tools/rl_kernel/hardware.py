@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError
+from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.resources import hardware_folders, list_names
 from rlk_repro.spec import Hardware
 from rlk_repro.spec.load import load_hardware
+from tools import finish
 from tools.rl_kernel.proof import ask
 
 
@@ -21,22 +22,17 @@ def find_hardware(known: Iterable[Hardware], platform: str, device: str) -> Hard
     return None
 
 
-def main() -> int:
-    try:
-        machine = ask("machine")
-        names = list_names(hardware_folders())
-        known = [load_hardware(name).model for name in names]
-        found = find_hardware(known, machine["platform"], machine["device"])
-        if found is None:
-            hint = "name a hardware: HARDWARE=…; or set CUDA_VISIBLE_DEVICES= to use the CPU"
-            raise EnvironmentMissing(Problem(machine["device"], "no hardware file describes it",
-                                             expected=f"one of {', '.join(names)}", hint=hint))  # fmt: skip
-    except RlkReproError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+def print_hardware() -> None:
+    machine = ask("machine")
+    names = list_names(hardware_folders())
+    known = [load_hardware(name).model for name in names]
+    found = find_hardware(known, machine["platform"], machine["device"])
+    if found is None:
+        hint = "name a hardware: HARDWARE=…; or set CUDA_VISIBLE_DEVICES= to use the CPU"
+        raise EnvironmentMissing(Problem(machine["device"], "no hardware file describes it",
+                                         expected=f"one of {', '.join(names)}", hint=hint))  # fmt: skip
     print(found.hardware)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(finish(print_hardware))

@@ -37,8 +37,8 @@ class Sources:
     repository: str | None
     commit: str | None
     tree: str
-    is_dirty: bool
-    diff_sha256: str
+    is_dirty: bool = False
+    diff_sha256: str = "clean"
 
 
 def get_sources(pin: Pin | None, origin: Path | None, folder: Path) -> Sources:
@@ -75,9 +75,7 @@ def fetch(pin: Pin, folder: Path, offline: str = OFFLINE) -> Sources:
     _require("fetched commit", commit, pin.commit)
     _require("fetched files", hash_tree(folder), tree)
     _require(f"tree of {commit[:12]}", tree, pin.tree or tree)
-    return Sources(
-        folder=folder, repository=pin.repository, commit=commit, tree=tree, is_dirty=False, diff_sha256="clean"
-    )
+    return Sources(folder=folder, repository=pin.repository, commit=commit, tree=tree)
 
 
 def copy_checkout(pin: Pin | None, origin: Path, folder: Path) -> Sources:
@@ -122,8 +120,6 @@ def copy_archive(pin: Pin | None, origin: Path, folder: Path) -> Sources:
         repository=pin.repository if pin else None,
         commit=pin.commit if pin else None,
         tree=tree,
-        is_dirty=False,
-        diff_sha256="clean",
     )
 
 

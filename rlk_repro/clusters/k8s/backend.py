@@ -296,5 +296,5 @@ def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
         facts = holder.facts
         assert facts.bundle_bytes is not None
         tell(f"fetching {format_bytes(facts.bundle_bytes)} from pod {holder.pod.name}")
-        fetch_bundle(holder.ask_bundle, run_dir, facts.bundle_bytes, facts.bundle_sha256, tell=tell)
+        fetch_bundle(holder.ask_bundle, run_dir, facts.bundle_bytes, facts.bundle_sha256, tell)
         return facts.state

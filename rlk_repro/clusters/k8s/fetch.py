@@ -26,16 +26,7 @@ TELL_S: Final = 5.0
 AskBlock = Callable[[int, int], bytes | None]
 
 
-def fetch_bundle(
-    ask: AskBlock,
-    run_dir: RunDir,
-    size_bytes: int,
-    digest: str,
-    *,
-    block_bytes: int = BLOCK_BYTES,
-    tell: Tell = silence,
-    sleep: Callable[[float], object] = time.sleep,
-) -> Path:
+def fetch_bundle(ask: AskBlock, run_dir: RunDir, size_bytes: int, digest: str, tell: Tell = silence) -> Path:
     """Fetch the bundle to ``run_dir.bundle``.
 
     Raises:
@@ -47,7 +38,7 @@ def fetch_bundle(
         if other != part:
             other.unlink()
     with writing(part):
-        _fill(ask, part, size_bytes, block_bytes, tell, sleep)
+        _fill(ask, part, size_bytes, tell)
     found = sha256_file(part)
     if found != digest:
         part.unlink()
@@ -69,21 +60,17 @@ def put_in_place(run_dir: RunDir) -> None:
     shutil.rmtree(run_dir.live.root, ignore_errors=True)
 
 
-def _fill(
-    ask: AskBlock, part: Path, size_bytes: int, block_bytes: int, tell: Tell, sleep: Callable[[float], object]
-) -> None:
+def _fill(ask: AskBlock, part: Path, size_bytes: int, tell: Tell) -> None:
     with open_stream(part, "ab") as stream:
         # only whole blocks are kept: an interruption can leave a part of the last block
-        offset = (
-            min(stream.tell() // block_bytes * block_bytes, size_bytes) if stream.tell() < size_bytes else size_bytes
-        )
+        offset = stream.tell() // BLOCK_BYTES * BLOCK_BYTES if stream.tell() < size_bytes else size_bytes
         stream.truncate(offset)
         stream.seek(offset)
         if offset:
             tell(f"{format_bytes(offset)} were fetched earlier")
         num_failures, told = 0, time.monotonic()
         while offset < size_bytes:
-            wanted = min(block_bytes, size_bytes - offset)
+            wanted = min(BLOCK_BYTES, size_bytes - offset)
             data = ask(offset, wanted)
             if data is None or len(data) != wanted:
                 num_failures += 1
@@ -92,7 +79,7 @@ def _fill(
                         Problem("kubernetes", f"the connection was lost after {offset} of {size_bytes} bytes",
                                 hint="run the same command again to fetch the missing bytes")
                     )  # fmt: skip
-                sleep(min(FIRST_PAUSE_S * 2 ** (num_failures - 1), MAX_PAUSE_S))
+                time.sleep(min(FIRST_PAUSE_S * 2 ** (num_failures - 1), MAX_PAUSE_S))
                 continue
             num_failures = 0
             stream.write(data)

@@ -122,15 +122,6 @@ def quote_words(done: proc.Completed) -> str:
 
 def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner: Mapping[str, Any],
                     files: Mapping[str, bytes]) -> bytes:  # fmt: skip
-    import base64
-
-    texts: dict[str, str] = {}
-    binaries: dict[str, str] = {}
-    for key, data in files.items():
-        try:
-            texts[key] = data.decode()
-        except UnicodeDecodeError:
-            binaries[key] = base64.b64encode(data).decode()
     value = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -140,8 +131,7 @@ def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner:
             "labels": dict(labels),
             "ownerReferences": [make_owner(owner)],
         },
-        "data": texts,
-        **({"binaryData": binaries} if binaries else {}),
+        "data": {key: data.decode() for key, data in files.items()},
     }
     return dump_json(value)
 

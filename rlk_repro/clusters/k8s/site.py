@@ -39,7 +39,6 @@ OWNED_VERBS: Final = (*JOB_VERBS, "patch")
 class Node:
     """One node that accepts pods."""
 
-    name: str
     labels: Mapping[str, str]
     allocatable: Mapping[str, str]
     taints: tuple[str, ...]
@@ -119,7 +118,6 @@ def _read_nodes(items: Sequence[Mapping[str, Any]]) -> Iterator[Node]:
         metadata, spec, status = (as_map(item.get(part)) for part in ("metadata", "spec", "status"))
         if not spec.get("unschedulable"):
             yield Node(
-                name=str(metadata.get("name")),
                 labels=dict(as_map(metadata.get("labels"))),
                 allocatable={key: str(value) for key, value in as_map(status.get("allocatable")).items()},
                 taints=tuple(str(as_map(taint).get("key")) for taint in as_list(spec.get("taints"))),

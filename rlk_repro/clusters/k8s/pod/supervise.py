@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE
 from rlk_repro.agent.stop import Stop
+from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError, code_after
-from rlk_repro.base.files import load_json, write_json
+from rlk_repro.base.files import load_json, write_bytes, write_json
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.bundle.seal import pack
 from rlk_repro.clusters.k8s.pod.children import RAY_GRACE_S, start_agent, start_ray
-from rlk_repro.clusters.k8s.pod.inputs import bring_in
 from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes, is_followed
 from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join
 from rlk_repro.clusters.k8s.pods import GROUP_VARIABLE
@@ -80,6 +80,21 @@ def lead(duty: Duty, environ: Mapping[str, str]) -> int:
             if ray is not None:
                 ray.end(ray_grace_s)
     return code
+
+
+def bring_in(run_dir: RunDir, inputs: Path) -> None:
+    """Copy the staged files, and remove the bundle, the state and the notes of an earlier submission."""
+    with writing(run_dir.root, hint="can the pod's user write to the volume claim?"):
+        run_dir.root.mkdir(parents=True, exist_ok=True)
+        for source in sorted(inputs.rglob("*")):
+            name = source.relative_to(inputs)
+            # names of the kubelet's own folders in a ConfigMap's mount begin with two dots
+            if source.is_file() and not any(part.startswith("..") for part in name.parts):
+                write_bytes(run_dir.root / name, source.read_bytes())
+        for earlier in (run_dir.state, run_dir.bundle, run_dir.pod_end, run_dir.pod_note, run_dir.pod_read):
+            earlier.unlink(missing_ok=True)
+    if not run_dir.plan.is_file():
+        raise EnvironmentMissing(Problem(str(inputs), "holds no plan", expected="the ConfigMap of this run"))
 
 
 def follow(duty: Duty, environ: Mapping[str, str]) -> int:
