@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlk_repro import image_check
-from rlk_repro.agent.preflight.image import check_image, find_record
+from rlk_repro.agent.preflight.checking import check_image, find_record
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Level

@@ -46,10 +46,8 @@ BUILD_NAMES: Final = (build.SM90, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
 class Toolchain:
     """The CUDA release of torch, and the compiler of the same release."""
 
-    torch: str
-    toolkit: str
+    machine: build.Machine
     nvcc: Path
-    nvcc_version: str
 
     @property
     def home(self) -> Path:
@@ -66,12 +64,10 @@ def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
     toolchain = find_toolchain(os.environ)
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
         sources = fetch(pin, Path(parent) / "RL-Kernel", OFFLINE)
-        repairs = apply_repairs(toolchain.toolkit, sources.folder)
+        repairs = apply_repairs(toolchain.machine.toolkit, sources.folder)
         environ = make_environment(os.environ, toolchain, architectures)
         wheel = build_wheel(sources.folder, Path(parent) / "wheels", environ)
-        machine = build.Machine(platform=Platform.CUDA, torch=toolchain.torch, toolkit=toolchain.toolkit,
-                                nvcc=toolchain.nvcc_version)  # fmt: skip
-        made = record.make_record(sources, repairs, _select_variables(environ), machine)
+        made = record.make_record(sources, repairs, _select_variables(environ), toolchain.machine)
         _install(wheel, made)
     check_extension(_installed_folder())
     return made
@@ -126,7 +122,8 @@ def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
     found = build.read_nvcc_version(nvcc)
     if nvcc is None or found is None or found.split(".")[0] != toolkit.split(".")[0]:
         raise EnvironmentMissing(Problem("nvcc", "does not fit torch", got=found, expected=f"release {toolkit}"))
-    return Toolchain(torch=version, toolkit=toolkit, nvcc=nvcc, nvcc_version=found)
+    machine = build.Machine(platform=Platform.CUDA, torch=version, toolkit=toolkit, nvcc=found)
+    return Toolchain(machine=machine, nvcc=nvcc)
 
 
 def make_environment(

@@ -16,13 +16,14 @@ from typing import Any, Final
 
 from rlk_repro.agent.preflight.base import Situation, find_level, judge_node
 from rlk_repro.agent.preflight.checks import CHECKS
-from rlk_repro.agent.preflight.image import check_image, find_record
 from rlk_repro.agent.preflight.imports import check_imports
 from rlk_repro.agent.preflight.parts import check_prepared
+from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import GIB
 from rlk_repro.images.match import is_recorded
 from rlk_repro.images.record import ImageRecord
+from rlk_repro.images.running import ROOT, check_running, read_record
 from rlk_repro.plan import Plan
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.host import parse_meminfo
@@ -197,6 +198,27 @@ def _check_gpu_memory(expected_gib: float, devices: list[dict[str, Any]]) -> Ite
             yield Finding(Level.WARNING, where, expected, str(found))
         elif abs(found / 1024 - expected_gib) > MEMORY_TOLERANCE * expected_gib:
             yield Finding(Level.BLOCKING, where, expected, f"{found / 1024:.1f} GiB")
+
+
+def check_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
+    """Check that this node's agent runs in the stack's image, and that the image is complete and unchanged.
+
+    A run without GPUs may use any image or environment.
+    """
+    platform = plan.hardware.image_platform
+    is_container = manifest.sections.get("container", {}).get("is_container") is True
+    is_meant = platform in plan.stack.locks or (is_container and platform in plan.stack.images)
+    is_required = is_meant and platform != "cpu"
+    return check_running(manifest.sections.get("code", {}), plan.stack, platform, root=root, is_required=is_required)
+
+
+def find_record(root: Path = ROOT) -> ImageRecord | None:
+    """Return the image's record, or None if the record is missing or invalid; ``check_image`` reports why."""
+    try:
+        record = read_record(root)
+    except BundleUnreadable:
+        return None
+    return record if isinstance(record, ImageRecord) else None
 
 
 def check_pins(

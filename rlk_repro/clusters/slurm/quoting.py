@@ -30,17 +30,14 @@ def quote(value: Any) -> str:
             return quote_directive(text)
         case ShellLine(text):
             return text
-        case bool():
-            pass
         case str():
             return _quote_word(value)
-        case int():
+        case int() if not isinstance(value, bool):
             return str(value)
         case Sequence():
             return " ".join(_quote_word(item) for item in value)
         case _:
-            pass
-    raise TypeError(f"no rule to quote {value!r}")
+            raise TypeError(f"no rule to quote {value!r}")
 
 
 def quote_directive(text: str) -> str:
