@@ -7,6 +7,8 @@ PYTHON ?= python3
 # torch==2.13.0+cu126 or a file.  On x86-64 Linux the default index serves a CUDA build of several GB; see docs/testing.md.
 TORCH ?=
 VENV := .venv
+# Tests start Python hundreds of times; without bytecode files each start compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
@@ -24,6 +24,7 @@ from rlk_repro.spec.stack import stack_problems
 from rlk_repro.spec.values import PathProblem, dump_model, list_leaves
 
 M = TypeVar("M", bound=BaseModel)
+_parse_once: Final = lru_cache(maxsize=64)(parse_yaml)  # one command reads the same files several times
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def load_bytes(
     overrides: Sequence[Override] = (),
     check: Callable[[M], list[PathProblem]] | None = None,
 ) -> Loaded[M]:
-    source = parse_yaml(name, data)
+    source = _parse_once(name, data)
     if not isinstance(source.value, dict):
         raise SpecError(Problem(name, "not a mapping", got=source.value, expected="keys and values"))
     problems = _secret_problems(source)

@@ -26,6 +26,7 @@ _NODES: Final = 200
 _FLOOR_NODES: Final = (32, 4)
 
 
+@lru_cache(maxsize=64)
 def smallest_effect(
     num_pairs: int,
     pair_sd_pct: float,
@@ -76,6 +77,7 @@ def _search(find_power: Callable[[float], float], power: float) -> float | None:
     return math.expm1(high)
 
 
+@lru_cache(maxsize=64)
 def smallest_session_effect(
     *,
     sessions: int,

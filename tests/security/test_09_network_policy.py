@@ -32,6 +32,7 @@ from tests.support.kube.validate import find_errors
 
 Object = dict[str, Any]
 OPERATOR = {"app.kubernetes.io/component": "kuberay-operator", "app.kubernetes.io/name": "kuberay-operator"}
+PLANS = dict(list_plans())
 
 
 def policy_of(plan: Plan) -> Object | None:
@@ -68,9 +69,9 @@ def selects_all(selector: Object, labels: Mapping[str, str]) -> bool:
     return not selector or selects(selector, labels)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in list_plans() if name.startswith(("smoke.h200", "smoke.gb200"))])
+@pytest.mark.parametrize("name", [name for name in PLANS if name.startswith(("smoke.h200", "smoke.gb200"))])
 def test_every_kind_of_job_has_a_network_policy_for_exactly_its_pods(name: str) -> None:
-    plan = dict(list_plans())[name]
+    plan = PLANS[name]
     policy = policy_of(plan)
     assert policy is not None
     assert find_errors(policy, ("1.28", "1.34")) == []

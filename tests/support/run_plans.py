@@ -28,6 +28,7 @@ def layouts(run: str) -> Iterator[str]:
     yield from load_run(run).model.layouts
 
 
+@cache
 def make_run_plan(run: str, hardware: str, *settings: str) -> Plan:
     """On a GPU with its site profile, on a CPU with the local one."""
     if hardware != CPU:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ QUEUED: dict[str, Any] = {
 }
 
 
+@cache
 def plan_for(
     run: str = "smoke", hardware: str = "h200", *, stack: str = "example", settings: tuple[str, ...] = ()
 ) -> Plan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ HOSTILE = ("with space", "a'; touch pwned", 'double"quote', "$(touch pwned)", "`
            "ünïcødé", "# no comment", "-rf", "{{ run_dir }}", "*", "new\nline; touch pwned", "100%j")  # fmt: skip
 
 
+@cache
 def plan_for(
     run: str = "smoke",
     hardware: str = "h200",
