@@ -37,7 +37,8 @@ def hash_listed(folder: Path, names: Iterable[str], links: Mapping[str, str]) ->
     """
     linked = {folder / name: digest for name, digest in links.items()}
     listed = {*(folder / name for name in names), *linked}
-    wanted = listed | {parent for path in listed for parent in path.parents}
+    folders = {path.parent for path in listed}
+    wanted = listed | folders | {parent for path in folders for parent in path.parents}
     return _hash_folder(folder, lambda path: path in wanted, linked).hex()
 
 

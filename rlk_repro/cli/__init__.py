@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
 
@@ -73,13 +74,19 @@ prepare.register(app)
 doctor.register(app)
 
 
+@cache
+def make_command() -> Any:
+    """Make the parser of all commands, once per process: this takes 0.1 s."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line; a known error gives its exit code, and any other error is reported as a bug."""
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal's encoding lacks must not end a run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        app(prog_name="rlk-repro")
+        make_command()(prog_name="rlk-repro")
     except SystemExit as end:
         if end.code == PARSER_REFUSED:
             _show_example()

@@ -52,9 +52,9 @@ def probe_packages() -> dict[str, Fact]:
     """Return the version of each installed package; for two installed copies, the version that Python imports."""
     found: dict[str, Fact] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:
-            found.setdefault(normalise(name), distribution.version or Unknown("its metadata names no version"))
+        facts = distribution.metadata  # parsed at each access
+        if facts["Name"]:
+            found.setdefault(normalise(facts["Name"]), facts["Version"] or Unknown("its metadata names no version"))
     return dict(sorted(found.items()))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
@@ -334,12 +335,21 @@ class Analysis:
     @classmethod
     def from_json(cls, value: Any, where: str = "analysis.json") -> Analysis:
         """Rebuild an analysis from JSON; raise BundleUnreadable for a newer schema, or a missing or wrong field."""
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import ValidationError
 
         check_schema(where, value, SCHEMA)
         try:
-            return TypeAdapter(cls).validate_python(value)
+            analysis: Analysis = _reader().validate_python(value)
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"])
             raise BundleUnreadable(Problem(f"{where}: {path}", str(first["msg"]).lower())) from None
+        return analysis
+
+
+@cache
+def _reader() -> Any:
+    """Return what reads an analysis from JSON; to make it takes longer than to read."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Analysis)

@@ -111,10 +111,11 @@ class Sandbox:
 def _serve(scratch: Path) -> None:
     import importlib
 
-    import rlk_repro.cli  # noqa: F401
+    from rlk_repro.cli import make_command
 
     for name in _MODULES:
         importlib.import_module(f"rlk_repro.{name}")
+    make_command()
     for line in sys.stdin:
         started = time.monotonic()
         pid = os.fork()
