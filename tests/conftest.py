@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("shared")
 
+# Torch's threads of several test workers would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REAL_TOOLS = ("sbatch", "srun", "squeue", "sacct", "scancel", "scontrol", "kubectl", "docker", "podman", "enroot")
 
 # Names that break whatever is put together as text instead of being passed as an argument.

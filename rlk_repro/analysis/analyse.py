@@ -20,7 +20,7 @@ from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
 from rlk_repro.analysis.verdict import decline, judge
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.files import dump_json, load_json
+from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.base.units import count
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
@@ -144,7 +144,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         microbatches=microbatches,
     )
     # The analysis file holds 12 digits of each number, so the returned analysis is rounded to 12 digits too.
-    return Analysis.from_json(json.loads(dump_json(analysis.to_json())))
+    return Analysis.from_json(json.loads(analysis.content))
 
 
 def _read_trials(

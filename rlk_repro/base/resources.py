@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from rlk_repro.base.errors import Problem, SpecError
@@ -59,7 +60,7 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
     known = list_names(folders)
     hint = suggest(name, known) or listing
     if kind == "hardware" and known:
-        example = folders[0] / f"{(_find_near(name, known) or known)[0]}.yaml"
+        example = folders[0] / f"{(_find_near(name, tuple(known)) or known)[0]}.yaml"
         hint = f"to add hardware, copy {example}, change its values and give its path"
     raise SpecError(
         Problem(f"--{kind}", f"no {kind} of this name", got=name, expected=f"one of {', '.join(known) or '(none)'}",
@@ -68,11 +69,12 @@ def _find_yaml(kind: str, name: str, folders: list[Path]) -> Path:
 
 
 def suggest(name: str, known: list[str]) -> str | None:
-    near = _find_near(name, known)
+    near = _find_near(name, tuple(known))
     return f"did you mean '{near[0]}'?" if near else None
 
 
-def _find_near(name: str, known: list[str]) -> list[str]:
+@lru_cache(maxsize=1024)
+def _find_near(name: str, known: tuple[str, ...]) -> list[str]:
     from difflib import get_close_matches
 
     family = sorted((item for item in known if name and item.startswith(name)), key=len)

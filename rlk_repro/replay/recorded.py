@@ -14,7 +14,7 @@ from rlk_repro import __version__
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, shorten
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.files import MAX_ANALYSIS_BYTES, dump_json, parse_json, read_limited
+from rlk_repro.base.files import MAX_ANALYSIS_BYTES, parse_json, read_limited
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import is_folder, open_bundle
 from rlk_repro.bundle.verify import verify
@@ -112,7 +112,7 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
     Sentences of gates, headline and reasons may differ if another version of rlk-repro wrote the sealed analysis.
     """
     sealed = _read_sealed(run_dir)
-    again = dump_json(analysis.to_json())
+    again = analysis.content
     if sealed == again or (_without_words(sealed) == _without_words(again) and _is_by_another_version(run_dir)):
         return None
     for number, pair in enumerate(zip(sealed.splitlines(), again.splitlines(), strict=False), start=1):
@@ -123,7 +123,7 @@ def find_difference(run_dir: RunDir, analysis: Analysis) -> str | None:
 
 
 def has_same_bytes(run_dir: RunDir, analysis: Analysis) -> bool:
-    return _read_sealed(run_dir) == dump_json(analysis.to_json())
+    return _read_sealed(run_dir) == analysis.content
 
 
 def _is_by_another_version(run_dir: RunDir) -> bool:

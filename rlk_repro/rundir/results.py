@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
-from rlk_repro.base.files import check_schema
+from rlk_repro.base.files import check_schema, dump_json
 from rlk_repro.base.findings import Finding
 from rlk_repro.rundir.agreement import AgreementCheck, AgreementResult
 from rlk_repro.rundir.microbatch import MicrobatchResult
@@ -331,6 +331,11 @@ class Analysis:
             if not fields[name]:
                 del fields[name]
         return {"schema": SCHEMA, **fields}
+
+    @cached_property
+    def content(self) -> bytes:
+        """The bytes of ``analysis.json``."""
+        return dump_json(self.to_json())
 
     @classmethod
     def from_json(cls, value: Any, where: str = "analysis.json") -> Analysis:

@@ -13,6 +13,7 @@ from rlk_repro.base.yamlfile import parse_yaml
 from tests.support.make_run import finish_run, make_run
 from tools.schemas import AUTHORED, make_schema, render_schemas
 
+SCHEMAS = render_schemas()
 FILES = {
     "run": [*data_dir("jobs").glob("*.yaml")],
     "hardware": [*data_dir("jobs").glob("hardware/*.yaml")],
@@ -26,9 +27,9 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(render_schemas()))
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_schemas_on_disk_are_those_of_the_models(name: str) -> None:
-    assert (data_dir("manifests") / "schema" / name).read_bytes() == render_schemas()[name]
+    assert (data_dir("manifests") / "schema" / name).read_bytes() == SCHEMAS[name]
 
 
 @pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in FILES.items() for path in paths],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from rlk_repro.integration.route.log_probs import (
 )
 from rlk_repro.integration.route.moments import _moments_by_blocks, find_moments
 from rlk_repro.operators import Reason, Refusal
+from tests.support.ranks import run_ranks
 
 WHOLE = Shard(0, 1, None)
 
@@ -229,10 +229,4 @@ def run_shard(rank: int, folder: str) -> None:
 
 
 def test_over_a_split_vocabulary_all_is_the_same(tmp_path: Path) -> None:
-    context = get_context("spawn")
-    processes = [context.Process(target=run_shard, args=(rank, str(tmp_path))) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    run_ranks(run_shard, str(tmp_path))

@@ -10,7 +10,6 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +32,7 @@ from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus
 from tests import SUPPORT
 from tests.support.loss_examples import load_loss_module, make_args, train_once
+from tests.support.ranks import run_ranks
 
 DOUBLE = SUPPORT / "fake_rl_engine"
 OPS = ("logp", "ratio_kl")
@@ -190,16 +190,16 @@ def test_10_it_is_half_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert judge(tmp_path).status is ProofStatus.FALLBACK
 
 
-def run_rank(rank: int, folder: str, choices: tuple[str | None, str | None], found: Any) -> None:
+def run_rank(rank: int, folder: str, choices: tuple[str | None, str | None]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     choice = choices[rank]
     with contextlib.suppress(CheckFailed):
         try:
             if choice is not None:
                 check_ranks_agree(rank, 2, choice, wait_s=3 if None in choices else 60)
-            found[rank] = "went on"
+            Path(folder, str(rank)).write_text("went on")
         except CheckFailed as error:
-            found[rank] = str(error)
+            Path(folder, str(rank)).write_text(str(error))
             raise
     dist.barrier()
     dist.destroy_process_group()
@@ -220,15 +220,8 @@ def run_rank(rank: int, folder: str, choices: tuple[str | None, str | None], fou
 def test_11_the_environment_reached_one_rank_only(
     tmp_path: Path, choices: tuple[str | None, str | None], expected: tuple[str, str]
 ) -> None:
-    context = get_context("spawn")
-    with context.Manager() as manager:
-        found = manager.dict()
-        processes = [context.Process(target=run_rank, args=(rank, str(tmp_path), choices, found)) for rank in range(2)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(90)
-        assert [found[rank].splitlines()[0] for rank in range(2)] == list(expected)
+    run_ranks(run_rank, str(tmp_path), choices)
+    assert [(tmp_path / str(rank)).read_text().splitlines()[0] for rank in range(2)] == list(expected)
 
 
 def test_11_and_where_no_rank_notices_the_proof_does(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +34,7 @@ from tests.support.loss_examples import (
     make_logits,
     train_once,
 )
+from tests.support.ranks import run_ranks
 
 CASES = ["as trained", "peaked"]
 NUM_ROWS = make_logits().shape[1]
@@ -319,13 +319,7 @@ def run_rank(rank: int, folder: str, is_short: bool) -> None:
 
 @pytest.mark.parametrize("is_short", [False, True])
 def test_ranks_that_share_a_vocabulary_compare_together_or_not_at_all(tmp_path: Path, is_short: bool) -> None:
-    context = get_context("spawn")
-    processes = [context.Process(target=run_rank, args=(rank, str(tmp_path), is_short)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    run_ranks(run_rank, str(tmp_path), is_short)
     log = read_ops(TrialDir(tmp_path))
     assert [[shadow.case for shadow in rank.shadows] for rank in log.ranks] == [CASES, CASES]
     shadows = [shadow for rank in log.ranks for shadow in rank.shadows]

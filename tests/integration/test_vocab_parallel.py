@@ -10,7 +10,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ from tests.support.later_rl_kernel import (
     write_package,
 )
 from tests.support.loss_examples import load_loss_module, make_args, train_once
+from tests.support.ranks import run_ranks
 
 
 @pytest.fixture
@@ -237,13 +237,7 @@ def run_rank(rank: int, folder: str, source: str) -> None:
 
 
 def test_over_a_split_vocabulary_all_is_the_same(later: str, tmp_path: Path) -> None:
-    context = get_context("spawn")
-    processes = [context.Process(target=run_rank, args=(rank, str(tmp_path), later)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    run_ranks(run_rank, str(tmp_path), later)
 
 
 def install(folder: Path, mode: Mode, case: Case = CPU) -> Any:
