@@ -6,13 +6,13 @@ import json
 import os
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rlk_repro.analysis.proof import prove
 from rlk_repro.base import proc
@@ -26,6 +26,7 @@ from rlk_repro.rundir.results import ProofStatus
 from rlk_repro.schedule import LETTERS
 from tests import ROOT, SUPPORT
 from tests.support.loss_examples import load_loss_module, make_args, train_once
+from tests.support.ranks import run_ranks
 
 SCHEDULE = "bebeebs"
 PLANNED = [LETTERS[letter] for letter in SCHEDULE]
@@ -245,28 +246,18 @@ def test_what_torch_counts_is_written_with_the_step(tmp_path: Path, monkeypatch:
     assert [log.counts_in(step)["recompile_limit_hits"] for step in range(4)] == [0, 0, 1, 0]
 
 
-RANK = """
-import sys
-from pathlib import Path
-
-import torch.distributed as dist
-
-from rlk_repro.base.errors import CheckFailed
-from tests.integration.test_sessions import make_session
-
-rank, folder, schedule, steps = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
-dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
-trained = []
-try:
-    _, installation = make_session(folder / str(rank), schedule)
-    for step in map(int, steps):
-        installation.begin_step(step)
-        trained.append(step)
-except CheckFailed as error:
-    print(trained, str(error).splitlines()[0])
-else:
-    print(trained, "agreed")
-"""
+def run_rank(rank: int, folder: Path, schedules: tuple[str, str], steps: tuple[str, str]) -> None:
+    """Begin steps until the ranks disagree, and write down which were begun and what was said."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    begun, said = [], "agreed"
+    try:
+        _, installation = make_session(folder / str(rank), schedules[rank])
+        for step in map(int, steps[rank]):
+            installation.begin_step(step)
+            begun.append(step)
+    except CheckFailed as error:
+        said = str(error).splitlines()[0]
+    (folder / f"said-{rank}").write_text(f"{begun} {said}")
 
 
 @pytest.mark.parametrize(
@@ -283,14 +274,10 @@ else:
 def test_ranks_that_disagree_are_refused_before_the_step(
     tmp_path: Path, schedules: tuple[str, str], steps: tuple[str, str], expected: list[str]
 ) -> None:
-    def run(rank: int) -> proc.Completed:
-        command = [sys.executable, "-c", RANK, str(rank), str(tmp_path), schedules[rank], steps[rank]]
-        return proc.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout_s=120)
-
-    with ThreadPoolExecutor(2) as pool:
-        completed = list(pool.map(run, range(2)))
-    for item, beginning in zip(completed, expected, strict=True):
-        assert item.stdout.startswith(beginning), item.stdout + item.stderr
+    run_ranks(run_rank, tmp_path, schedules, steps)
+    for rank, beginning in enumerate(expected):
+        said = (tmp_path / f"said-{rank}").read_text()
+        assert said.startswith(beginning), said
 
 
 def test_a_session_s_step_must_have_begun(tmp_path: Path) -> None:

@@ -89,14 +89,14 @@ def write_planted(run_dir: RunDir, name: str, path: str) -> bool:
 
 def check(what: str, *texts: str) -> None:
     for text in texts:
-        raw = {char for char in text if not (char.isprintable() or char == "\n")}
+        raw = {char for char in set(text) if not (char.isprintable() or char == "\n")}
         assert not raw, f"{what}: {raw!r} in {text!r}"
         assert "\nrlk-repro: FORGED" not in text, what  # rich wraps long texts below their start
 
 
 def check_report(what: str, folder: Path) -> None:
     for path in folder.glob("report.*"):
-        found = {char for char in path.read_text() if not (char.isprintable() or char in "\n\N{NO-BREAK SPACE}")}
+        found = {char for char in set(path.read_text()) if not (char.isprintable() or char in "\n\N{NO-BREAK SPACE}")}
         assert not found, f"{what}: {path.name}: {found!r}"
 
 
