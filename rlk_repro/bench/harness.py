@@ -132,10 +132,8 @@ def _describe_cell(implementation: BenchedImplementation, cell: BoundCell | Fail
 
 def _describe_timing(timing: Timing | Failure) -> dict[str, Any]:
     if isinstance(timing, Failure):
-        numbers: dict[str, Any] = {"samples_s": (), "peak_extra_bytes": None}
-        return {"status": timing.status.value, "reason": timing.reason, **numbers}
-    numbers = {"samples_s": timing.samples_s, "peak_extra_bytes": timing.peak_extra_bytes}
-    return {"status": OperatorStatus.PASSED.value, "reason": "", **numbers}
+        return {"status": timing.status.value, "reason": timing.reason, "samples_s": (), "peak_extra_bytes": None}
+    return {"status": OperatorStatus.PASSED.value, "reason": "", **asdict(timing)}
 
 
 def _describe_check(check: Accuracy | Failure | None, kernels: tuple[str, ...]) -> dict[str, Any]:

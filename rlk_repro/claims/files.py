@@ -256,13 +256,10 @@ def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem
             yield ("rows", str(index), "shape"), what, sorted(row.shape), expected
 
 
-def _comparison_problems(
-    claim: Claim, measurable: Measurable, comparison: SpeedComparison | MemoryComparison
-) -> Iterator[PathProblem]:
+def _comparison_problems(claim: Claim, measurable: Measurable, comparison: Comparison) -> Iterator[PathProblem]:
     quantity = claim.quantities.get(comparison.quantity)
     if quantity is None:
-        menu = _one_of(claim.quantities)
-        yield ("quantity",), "no such quantity", comparison.quantity, menu
+        yield ("quantity",), "no such quantity", comparison.quantity, _one_of(claim.quantities)
         return
     units = BYTES if isinstance(comparison, MemoryComparison) else {*SECONDS, "x"}
     if quantity.unit not in units:
@@ -272,12 +269,11 @@ def _comparison_problems(
         yield ("quantity",), what, quantity.pass_, ", ".join(measurable.passes)
     for name in comparison.implementations:
         if name not in measurable.implementations:
-            menu = _one_of(measurable.implementations)
-            yield (), "the operator has no such implementation", name, menu
+            yield (), "the operator has no such implementation", name, _one_of(measurable.implementations)
     yield from _chosen_rows_problems(claim, comparison)
 
 
-def _chosen_rows_problems(claim: Claim, comparison: SpeedComparison | MemoryComparison) -> Iterator[PathProblem]:
+def _chosen_rows_problems(claim: Claim, comparison: Comparison) -> Iterator[PathProblem]:
     names = [row.row for row in claim.rows]
     for name in comparison.rows:
         if name not in names:
@@ -287,11 +283,11 @@ def _chosen_rows_problems(claim: Claim, comparison: SpeedComparison | MemoryComp
         yield ("quantity",), what, comparison.quantity, "published values of the compared implementations"
 
 
-def chosen_rows(claim: Claim, comparison: SpeedComparison | MemoryComparison) -> list[Row]:
+def chosen_rows(claim: Claim, comparison: Comparison) -> list[Row]:
     return [row for row in claim.rows if not comparison.rows or row.row in comparison.rows]
 
 
-def find_published(claim: Claim, row: Row, comparison: SpeedComparison | MemoryComparison) -> float | None:
+def find_published(claim: Claim, row: Row, comparison: Comparison) -> float | None:
     """Return the published value of a comparison (a ratio, or memory in the printed unit), or None."""
     if isinstance(comparison, MemoryComparison):
         return row.find(comparison.implementation, comparison.quantity)

@@ -10,6 +10,7 @@ from typing import Final
 from rlk_repro.claims.files import (
     BYTES,
     Claim,
+    Comparison,
     MeasureCheck,
     MemoryComparison,
     Row,
@@ -62,7 +63,7 @@ def list_cells(claim: Claim) -> list[Cell]:
     return list(cells)
 
 
-def _comparisons_of(claim: Claim, check: MeasureCheck, row: Row) -> list[SpeedComparison | MemoryComparison]:
+def _comparisons_of(claim: Claim, check: MeasureCheck, row: Row) -> list[Comparison]:
     return [
         comparison
         for comparison in check.compare
@@ -70,7 +71,7 @@ def _comparisons_of(claim: Claim, check: MeasureCheck, row: Row) -> list[SpeedCo
     ]
 
 
-def _cells_of(claim: Claim, row: Row, comparison: SpeedComparison | MemoryComparison) -> Iterator[Cell]:
+def _cells_of(claim: Claim, row: Row, comparison: Comparison) -> Iterator[Cell]:
     pass_ = claim.quantities[comparison.quantity].pass_
     for implementation in comparison.implementations:
         yield Cell(row=row.row, implementation=implementation, pass_=pass_)
@@ -124,7 +125,7 @@ def _list_gaps(compared: tuple[Compared, ...]) -> Iterator[str]:
             yield COMPUTED
 
 
-def _list_ignored(row: Row, comparisons: Sequence[SpeedComparison | MemoryComparison]) -> Iterator[str]:
+def _list_ignored(row: Row, comparisons: Sequence[Comparison]) -> Iterator[str]:
     used = {(name, comparison.quantity) for comparison in comparisons for name in comparison.implementations}
     for implementation, values in row.published.items():
         for quantity in values:

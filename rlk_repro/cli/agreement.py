@@ -27,23 +27,17 @@ def agreement(
     as_json: AsJson = False,
 ) -> None:
     """Check whether training and rollout compute the same numbers for the same tokens; name the first difference."""
-    from rlk_repro.analysis.checks import has_other_contract
     from rlk_repro.base.findings import has_blocking
-    from rlk_repro.bundle.seal import open_bundle
-    from rlk_repro.plan import Plan
+    from rlk_repro.cli.answers import EnginesCompared
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report.markdown import render_checks
     from rlk_repro.rundir.agreement import describe_checks
 
     unwanted = {WORDS[word] for word in read_fail_on(fail_on, WORDS, "word")}
     analysis, context = load_result(bundle, is_linked=False)
-    checks = analysis.checks
-    with open_bundle(bundle) as run_dir:
-        is_other_contract = has_other_contract(Plan.load(run_dir.plan), run_dir)
+    checks, is_other_contract = analysis.checks, context.is_other_contract
+    summary = describe_checks(checks)
     if as_json:
-        from rlk_repro.cli.answers import EnginesCompared
-
-        summary = describe_checks(checks)
         say_json(EnginesCompared(summary=summary, checks=checks, is_other_contract=is_other_contract))
     elif not checks:
         say(f"{bundle}: this run compared no engines; submit one with --set workload.what_for=agreement --pairs 1")
@@ -51,7 +45,7 @@ def agreement(
         say_text(render_checks(analysis, context))
         if is_other_contract:
             say("the results were judged by the bundle's own contract, which differs from this version's contract")
-        say(describe_checks(checks))
+        say(summary)
     is_doubtful = has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
     found = {item.word.value for item in checks} or {"not measured"}
     if is_doubtful or found & unwanted:

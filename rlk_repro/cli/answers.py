@@ -1,4 +1,4 @@
-"""Define answers that commands print with ``--json``; commands import this module only when they print JSON."""
+"""Define answers that commands print with ``--json``."""
 
 from __future__ import annotations
 

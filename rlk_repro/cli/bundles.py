@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say, say_findings, say_json
+from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say, say_answer, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.bundle.verify import Verification
@@ -62,11 +62,7 @@ def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
     from rlk_repro.bundle.seal import inspect_bundle
 
     info = inspect_bundle(bundle)
-    if as_json:
-        say_json(info)
-        return
-    for line in info.lines():
-        say(line)
+    say_answer(info, *info.lines(), as_json=as_json)
 
 
 def diff(
@@ -127,9 +123,6 @@ def _judge_gate(reference: Path, later: Path, *, as_json: bool) -> None:
     from rlk_repro.replay.gate import judge_gate
 
     gate = judge_gate(reference, later)
-    if as_json:
-        say_json(gate)
-    else:
-        say(gate.line)
+    say_answer(gate, gate.line, as_json=as_json)
     if not gate.is_open:
         raise typer.Exit(1)

@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.commands import new_group
-from rlk_repro.cli.output import AsJson, note, say, say_json
+from rlk_repro.cli.commands import add_group
+from rlk_repro.cli.output import AsJson, note, say_answer
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of claims; default: all claims.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(app, "claims", "Measure published figures about RL-Kernel again.")
-    group.command("list")(list_claims)
-    group.command("check")(check)
+    purpose = "Measure published figures about RL-Kernel again."
+    add_group(app, "claims", purpose, {"list": list_claims, "check": check})
 
 
 def list_claims(as_json: AsJson = False) -> None:
@@ -25,11 +24,8 @@ def list_claims(as_json: AsJson = False) -> None:
     from rlk_repro.claims.text import list_lines
 
     claims = load_claims()
-    if as_json:
-        say_json([claim.model_dump(mode="json", by_alias=True) for claim in claims])
-        return
-    for line in list_lines(claims):
-        say(line)
+    plain = [claim.model_dump(mode="json", by_alias=True) for claim in claims]
+    say_answer(plain, *list_lines(claims), as_json=as_json)
 
 
 def check(
@@ -64,11 +60,7 @@ def check(
         write_json(output, found.to_json())
     elif output is not None:
         note(f"{output}: not written, because no claim could be checked by a measurement here")
-    if as_json:
-        say_json(found)
-    else:
-        for text in check_lines(found):
-            say(text)
+    say_answer(found, *check_lines(found), as_json=as_json)
     if found.count()[Word.NOT_REPRODUCED]:
         raise typer.Exit(CheckFailed.exit_code)
     if not found.has_measured:

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,10 +76,11 @@ class CommandGroup(TyperGroup):
         return options
 
 
-def new_group(app: typer.Typer, name: str, purpose: str) -> typer.Typer:
+def add_group(app: typer.Typer, name: str, purpose: str, commands: Mapping[str, Callable[..., None]]) -> None:
     group = typer.Typer(cls=CommandGroup, help=purpose, no_args_is_help=True)
     app.add_typer(group, name=name)
-    return group
+    for command, function in commands.items():
+        group.command(command)(function)
 
 
 def _hide_values_of_flags(options: Iterable[Any]) -> None:

@@ -7,21 +7,17 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.commands import new_group
+from rlk_repro.cli.commands import add_group
 from rlk_repro.cli.completion import StackName
-from rlk_repro.cli.output import AsJson, say, say_json
+from rlk_repro.cli.output import AsJson, say_answer
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the environment.")]
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64 or cuda-arm64; default: this machine's.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(
-        app, "env", "Stacks as virtual environments, for hosts without containers: create, check, export."
-    )
-    group.command("create")(create)
-    group.command("check")(check)
-    group.command("export")(export)
+    purpose = "Stacks as virtual environments, for hosts without containers: create, check, export."
+    add_group(app, "env", purpose, {"create": create, "check": check, "export": export})
 
 
 def create(
@@ -72,9 +68,6 @@ def export(
 
 
 def _answer(folder: Path, words: str, as_json: bool, *, is_ok: bool = True) -> None:
-    if as_json:
-        from rlk_repro.cli.answers import Environment
+    from rlk_repro.cli.answers import Environment
 
-        say_json(Environment(folder=str(folder), is_ok=is_ok))
-    else:
-        say(f"{folder}: {words}")
+    say_answer(Environment(folder=str(folder), is_ok=is_ok), f"{folder}: {words}", as_json=as_json)

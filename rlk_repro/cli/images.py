@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.commands import new_group
+from rlk_repro.cli.commands import add_group
 from rlk_repro.cli.completion import StackName
-from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json
+from rlk_repro.cli.output import AsJson, note, say, say_answer, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.base.findings import Finding
@@ -25,14 +25,9 @@ RuntimeName = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(app, "images", "Container images of stacks: list, pull, build, check, pin, export, import.")
-    group.command("list")(list_)
-    group.command("pull")(pull)
-    group.command("build")(build)
-    group.command("check")(check)
-    group.command("pin")(pin)
-    group.command("export")(export)
-    group.command("import")(import_)
+    purpose = "Container images of stacks: list, pull, build, check, pin, export, import."
+    add_group(app, "images", purpose, {"list": list_, "pull": pull, "build": build, "check": check, "pin": pin,
+                                       "export": export, "import": import_})  # fmt: skip
 
 
 def list_(
@@ -97,6 +92,7 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Build a stack's image from this checkout; no GPU is needed."""
+    from rlk_repro.cli.answers import Built
     from rlk_repro.images.build import bake_variables, make_build, run_build
     from rlk_repro.images.stacks import get_stack
 
@@ -107,12 +103,8 @@ def build(
     made = make_build(get_stack(stack), platform, engine=engine, tag=tag, base=base)  # type: ignore[arg-type]
     if not is_dry_run:
         run_build(made)
-    if as_json:
-        from rlk_repro.cli.answers import Built
-
-        say_json(Built(argv=tuple(made.argv), tag=made.tag, is_built=not is_dry_run))
-    else:
-        say(str(made) if is_dry_run else f"built {made.tag}")
+    built = Built(argv=tuple(made.argv), tag=made.tag, is_built=not is_dry_run)
+    say_answer(built, str(made) if is_dry_run else f"built {made.tag}", as_json=as_json)
 
 
 def check(
@@ -153,6 +145,7 @@ def pin(
     """Resolve a stack's tags and refs and print the difference; without -o nothing is written."""
     from rlk_repro.base.files import write_text
     from rlk_repro.base.resources import display_name, find_yaml, stack_folders
+    from rlk_repro.cli.answers import Pinned
     from rlk_repro.images.pin import diff, renew
     from rlk_repro.spec.load import load_stack
 
@@ -163,14 +156,9 @@ def pin(
     lines = list(diff(before, after, display_name(path)))
     if output is not None:
         write_text(output, after)
-    if as_json:
-        from rlk_repro.cli.answers import Pinned
-
-        say_json(Pinned(stack=known.stack, is_changed=bool(lines), diff=tuple(lines)))
-        return
-    for line in lines or [f"stack {known.stack}: no pin has changed"]:
-        say(line)
-    if lines and output is None:
+    pinned = Pinned(stack=known.stack, is_changed=bool(lines), diff=tuple(lines))
+    say_answer(pinned, *(lines or [f"stack {known.stack}: no pin has changed"]), as_json=as_json)
+    if lines and output is None and not as_json:
         note(f"review the difference, then write the updated stack: -o {display_name(path)}")
 
 
@@ -187,10 +175,8 @@ def export(
     known = get_stack(stack)
     chosen, image = get_image(known, platform)
     checked = export_image(image, folder, known, chosen)
-    if as_json:
-        say_json(checked)
-    else:
-        say(f"{folder}: {checked.digest}; check the folder anywhere with sha256sum -c SHA256SUMS")
+    told = f"{folder}: {checked.digest}; check the folder anywhere with sha256sum -c SHA256SUMS"
+    say_answer(checked, told, as_json=as_json)
 
 
 def import_(
@@ -207,10 +193,7 @@ def import_(
     from rlk_repro.images.transport import import_image
 
     checked = import_image(folder, target, None if stack is None else get_stack(stack), platform)
-    if as_json:
-        say_json(checked)
-    else:
-        say(f"{target}: {checked.digest}")
+    say_answer(checked, f"{target}: {checked.digest}", as_json=as_json)
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:

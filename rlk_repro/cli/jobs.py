@@ -9,7 +9,7 @@ import typer
 from rlk_repro.base.console import silence
 from rlk_repro.cli.commands import as_typed
 from rlk_repro.cli.completion import complete_id
-from rlk_repro.cli.output import AsJson, note, say, say_json, say_text
+from rlk_repro.cli.output import AsJson, note, say, say_answer, say_json, say_text
 
 if TYPE_CHECKING:
     from rlk_repro.clusters.api import JobState
@@ -57,20 +57,19 @@ def status(
         if is_watching:
             sending.wait(launched, silence if as_json else note, is_quiet=as_json)
         answer = sending.poll(launched)
-    is_waiting = answer is not None and answer.state is JobState.PENDING
+    state = None if answer is None else answer.state
     # While a requeued run waits, its recorded progress still describes the earlier attempt.
-    progress = None if is_waiting else read_state(run_dir)
-    is_over = answer is not None and answer.state.is_final
-    is_done = answer is not None and answer.state is JobState.DONE
+    progress = None if state is JobState.PENDING else read_state(run_dir)
+    is_over = state is not None and state.is_final
     if is_over and progress is not None:
         # A DONE job has been through phase ENDED; if its recorded progress shows another phase, the record is outdated.
-        is_outdated = is_done and progress.phase is not Phase.ENDED
+        is_outdated = state is JobState.DONE and progress.phase is not Phase.ENDED
         progress = None if is_outdated else drop_forecast(progress)
     if as_json:
         say_json(
             Status(
                 id=run_dir.run_id,
-                state=None if answer is None else answer.state.value,
+                state=None if state is None else state.value,
                 reason=unasked if answer is None else answer.reason,
                 is_sealed=run_dir.is_sealed,
                 progress=progress,
@@ -154,11 +153,9 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     sending.require_own(run_dir)
     submission = sending.load_submission(run_dir)
     is_stopping = submission is not None and get_backend(submission.cluster).cancel(submission, run_dir)
-    if as_json:
-        say_json(Cancelled(id=run_dir.run_id, is_submitted=submission is not None, is_stopping=is_stopping))
-        return
-    answer = "asked to stop" if is_stopping else "has ended already" if submission is not None else STAGED
-    say(f"{run_dir.run_id}: {answer}")
+    found = Cancelled(id=run_dir.run_id, is_submitted=submission is not None, is_stopping=is_stopping)
+    told = "asked to stop" if is_stopping else "has ended already" if submission is not None else STAGED
+    say_answer(found, f"{run_dir.run_id}: {told}", as_json=as_json)
 
 
 def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
@@ -175,7 +172,6 @@ def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     if submission is None:
         raise CheckFailed(Problem(run_dir.run_id, "was never submitted", expected="a submitted run"))
     path = get_backend(submission.cluster).collect(submission, run_dir, silence if as_json else note)
-    if as_json:
-        say_json(Collected(id=run_dir.run_id, bundle=str(path), is_sealed=run_dir.is_sealed))
-        return
-    say(f"bundle: {path}{'' if run_dir.is_sealed else '  (not sealed: the run has not finished)'}")
+    found = Collected(id=run_dir.run_id, bundle=str(path), is_sealed=run_dir.is_sealed)
+    told = f"bundle: {path}{'' if run_dir.is_sealed else '  (not sealed: the run has not finished)'}"
+    say_answer(found, told, as_json=as_json)

@@ -45,6 +45,22 @@ def say_json(value: Any) -> None:
     _write(escape_json(dump_json(to_plain(value)).decode()))
 
 
+def say_answer(value: Any, *lines: str, as_json: bool) -> None:
+    """Print the answer of a command: as JSON if ``as_json`` is set, otherwise these lines."""
+    if as_json:
+        say_json(value)
+        return
+    for line in lines:
+        say(line)
+
+
+def say_yaml(name: str, value: Any) -> None:
+    import yaml
+
+    say(f"# {name}, defaults filled in")
+    say_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
+
+
 def show(print_on: Callable[[Console], None]) -> None:
     """Call ``print_on`` and write its output, coloured only on a terminal; ``print_on`` must escape text of bundles."""
     from rich.console import Console

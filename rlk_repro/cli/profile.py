@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlk_repro.base.escapes import printable
-from rlk_repro.cli.commands import as_typed, new_group
+from rlk_repro.cli.commands import add_group, as_typed
 from rlk_repro.cli.completion import complete_profile, complete_run
-from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_text
+from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_yaml
 
 if TYPE_CHECKING:
     from rlk_repro.spec import Profile
@@ -22,10 +22,8 @@ Cluster = Annotated[str, typer.Option(help="local, slurm or k8s.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(app, "profile", "Site profiles: write one for a cluster, show it, check it.")
-    group.command("init")(init)
-    group.command("show")(show)
-    group.command("check")(check)
+    purpose = "Site profiles: write one for a cluster, show it, check it."
+    add_group(app, "profile", purpose, {"init": init, "show": show, "check": check})
 
 
 def init(
@@ -42,6 +40,8 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Write a profile from what the cluster reports."""
+    from rlk_repro.base.errors import CheckFailed, Problem
+    from rlk_repro.base.files import write_text
     from rlk_repro.clusters.profiles import make_name, render_profile, take_likeliest
     from rlk_repro.clusters.registry import get_backend
 
@@ -54,7 +54,9 @@ def init(
     else:
         # Commands find a profile by its file's name.
         proposal.values["profile"] = make_name(output.stem) if output.stem else proposal.name
-    _write(output, render_profile(proposal, origin))
+    if output.exists():
+        raise CheckFailed(Problem(str(output), "already exists", hint="name another file with -o, or remove it"))
+    write_text(output, render_profile(proposal, origin))
     if as_json:
         from rlk_repro.cli.answers import NewProfile
 
@@ -77,15 +79,6 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
             return choices[int(answer) - 1]
 
 
-def _write(output: Path, text: str) -> None:
-    from rlk_repro.base.errors import CheckFailed, Problem
-    from rlk_repro.base.files import write_text
-
-    if output.exists():
-        raise CheckFailed(Problem(str(output), "already exists", hint="name another file with -o, or remove it"))
-    write_text(output, text)
-
-
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show a profile with all default values, and what each preflight check does on failure."""
     from rlk_repro.agent.preflight.checks import default_policies
@@ -97,11 +90,8 @@ def show(name: Name, as_json: AsJson = False) -> None:
     value["preflight"] = dict(profile.preflight) | {"policy": {str(key): str(item) for key, item in policies.items()}}
     if as_json:
         say_json(value)
-        return
-    import yaml
-
-    say(f"# {profile.profile}, defaults filled in")
-    say_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    else:
+        say_yaml(profile.profile, value)
 
 
 def _load(name: str) -> Profile:

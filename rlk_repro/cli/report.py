@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say, say_json, say_text, show
+from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say_answer, say_json, say_text, show
 
 
 def register(app: typer.Typer) -> None:
@@ -78,6 +78,7 @@ def index(
     from rlk_repro.base.disk import writing
     from rlk_repro.base.errors import CheckFailed, Problem
     from rlk_repro.base.units import count
+    from rlk_repro.cli.answers import Index
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report.index import Entry, write_index
 
@@ -91,12 +92,8 @@ def index(
         entries.append(Entry(analysis=analysis, context=context))
     with writing(output, hint=OTHER_FOLDER):
         page = write_index(entries, output)
-    if as_json:
-        from rlk_repro.cli.answers import Index
-
-        say_json(Index(page=str(page), bundles=tuple(entry.context.bundle_id for entry in entries)))
-    else:
-        say(f"{page}: {count(len(entries), 'bundle')}")
+    made = Index(page=str(page), bundles=tuple(entry.context.bundle_id for entry in entries))
+    say_answer(made, f"{page}: {count(len(entries), 'bundle')}", as_json=as_json)
 
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:

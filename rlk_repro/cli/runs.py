@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.commands import new_group
+from rlk_repro.cli.commands import add_group
 from rlk_repro.cli.completion import RunName
-from rlk_repro.cli.output import AsJson, say, say_json, say_text
+from rlk_repro.cli.output import AsJson, say, say_json, say_yaml
 
 if TYPE_CHECKING:
     from rlk_repro.cli.answers import SubmittedRow
@@ -20,9 +20,7 @@ _SUBMITTED: Final = "{:<31} {:<22} {:<7} {:<10} {:<9} {}"
 
 
 def register(app: typer.Typer) -> None:
-    group = new_group(app, "runs", "Run definitions: list them, show one.")
-    group.command("list")(list_runs)
-    group.command("show")(show_run)
+    add_group(app, "runs", "Run definitions: list them, show one.", {"list": list_runs, "show": show_run})
 
 
 def list_runs(
@@ -110,20 +108,13 @@ def _read_verdict(run_dir: RunDir) -> str:
         return ""
 
 
-def show_run(
-    name: RunName,
-    as_json: AsJson = False,
-) -> None:
+def show_run(name: RunName, as_json: AsJson = False) -> None:
     """Show one run, with default values for the keys that its file leaves out."""
     from rlk_repro.base.resources import find_yaml, run_folders
     from rlk_repro.spec.load import load_run
 
-    loaded = load_run(name)
-    value = loaded.model.model_dump(mode="json", by_alias=True)
+    value = load_run(name).model.model_dump(mode="json", by_alias=True)
     if as_json:
         say_json(value)
-        return
-    import yaml
-
-    say(f"# {find_yaml('run', name, run_folders()).name}, defaults filled in")
-    say_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    else:
+        say_yaml(find_yaml("run", name, run_folders()).name, value)

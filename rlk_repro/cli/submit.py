@@ -210,9 +210,9 @@ def _show_result(launched: Launched, *, as_json: bool) -> None:
     else:
         from rlk_repro.report.terminal import print_answer, print_summary
 
-        context = finishing.report_context(launched.run_dir, result.bundle)
-        show(lambda console: print_summary(result.analysis, console, context))
+        analysis, context, report = result.analysis, result.context, str(result.report)
+        show(lambda console: print_summary(analysis, console, context))
         bundle = f"{result.bundle}  (id {result.bundle_id[:12]})"
-        show(lambda console: print_answer(result.analysis, console, context, bundle=bundle, report=str(result.report)))
+        show(lambda console: print_answer(analysis, console, context, bundle=bundle, report=report))
     if not result.is_ok:
         raise typer.Exit(1)

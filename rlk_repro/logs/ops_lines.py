@@ -56,18 +56,6 @@ class Install:
 
 
 @record(**RECORD)
-class Dispatch:
-    """What RL-Kernel itself reports about the backend that it chose for an operator."""
-
-    requested_backend: str
-    actual_backend: str
-    backend_enum: str
-    platform: str
-    fallback: bool
-    prior_rejections: tuple[str, ...]
-
-
-@record(**RECORD)
 class Decided:
     event: Literal["decision"]
     op: str
@@ -75,7 +63,6 @@ class Decided:
     version: str
     reason: str
     is_rl_kernel: bool
-    provenance: Dispatch | None = None
 
 
 Classes: TypeAlias = Annotated[tuple[Count, ...], Field(min_length=NUM_CLASSES, max_length=NUM_CLASSES)]

@@ -148,9 +148,9 @@ def _make_headline(level: Match, meaning: str, margin: float, num_cautions: int)
 
 
 def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
-    speed = _compare_speed(recorded, new)
+    speed = compare_speed(recorded, new)
     text = "losses and rewards are identical, step by step"
-    return Match.BITWISE, text if speed is None else f"{text}; {speed[1]}"
+    return Match.BITWISE, text if speed is None else f"{text}; {_describe_ratios(*speed)}"
 
 
 def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:
@@ -159,10 +159,10 @@ def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], mar
         return (Match.REPRODUCED if apart is None else Match.DIFFERENT), matches[0].text
     if recorded.microbatches:
         return _compare_microbatches(recorded, new)
-    speed = _compare_speed(recorded, new)
+    speed = compare_speed(recorded, new)
     if speed is None:
         return None
-    difference, text = speed
+    difference, text = speed[0], _describe_ratios(*speed)
     if apart is not None:
         return Match.DIFFERENT, f"{apart}; {text}"
     if difference.is_within(margin):
@@ -182,13 +182,17 @@ def _compare_microbatches(recorded: Analysis, new: Analysis) -> tuple[Match, str
     return Match.DIFFERENT, f"recorded: {was}; now: {now}"
 
 
-def _compare_speed(recorded: Analysis, new: Analysis) -> tuple[RatioDifference, str] | None:
-    old, now = recorded.effect(STEP_TIME), new.effect(STEP_TIME)
+def compare_speed(first: Analysis, second: Analysis) -> tuple[RatioDifference, str, str] | None:
+    """Return the difference of two results' step time ratios, and both ratios as text; None without an interval."""
+    old, now = first.effect(STEP_TIME), second.effect(STEP_TIME)
     difference = None if old is None or now is None else find_difference(old, now)
     if old is None or now is None or difference is None:
         return None
-    was, is_now = (format_number(effect.ratio or 0.0) for effect in (old, now))
-    return difference, f"step time ratio {was} recorded, {is_now} now; {difference}"
+    return difference, format_number(old.ratio or 0.0), format_number(now.ratio or 0.0)
+
+
+def _describe_ratios(difference: RatioDifference, was: str, now: str) -> str:
+    return f"step time ratio {was} recorded, {now} now; {difference}"
 
 
 def _percent(fraction: float) -> str:

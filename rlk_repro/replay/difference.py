@@ -77,13 +77,7 @@ def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
 
 
 def _standard_error(effect: Effect) -> float | None:
-    if effect.n < 2:
-        return None
-    if effect.sd_log is not None:
-        return effect.sd_log / math.sqrt(effect.n)
-    if effect.low is None or effect.high is None or effect.low <= 0:
-        return None
-    return math.log(effect.high / effect.low) / 2 / t_quantile(effect.confidence, effect.n - 1)
+    return None if effect.sd_log is None or effect.n < 2 else effect.sd_log / math.sqrt(effect.n)
 
 
 def compare_fabric(recorded: Analysis, new: Analysis) -> tuple[tuple[str, ...], bool]:

@@ -17,12 +17,10 @@ from rlk_repro.base.findings import Level, diff_values
 from rlk_repro.base.units import format_number
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
-from rlk_repro.replay.compare import find_other_hardware
-from rlk_repro.replay.difference import find_difference
+from rlk_repro.replay.compare import compare_speed, find_other_hardware
 from rlk_repro.replay.recorded import require_intact
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import dump_model
-from rlk_repro.statistics.stats import STEP_TIME
 
 SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "gc_freeze", "rl_kernel", "switch", "workload")
 """Keys that must be equal in both runs."""
@@ -67,12 +65,11 @@ def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Seque
 
 
 def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
-    old, new = was.effect(STEP_TIME), now.effect(STEP_TIME)
-    difference = None if old is None or new is None else find_difference(old, new)
-    if old is None or new is None or difference is None:
+    speed = compare_speed(was, now)
+    if speed is None:
         return False, "the results cannot be judged: a step time ratio has no interval"
-    ratios = [format_number(effect.ratio or 0.0) for effect in (old, new)]
-    figures = f"step time ratio {ratios[0]} in the reference, {ratios[1]} in the later result; {difference}"
+    difference, old, new = speed
+    figures = f"step time ratio {old} in the reference, {new} in the later result; {difference}"
     limit = f"{format_number(100 * margin)} %"
     if difference.estimate > 0 and difference.is_beyond(margin):
         return False, f"the later result is worse by more than {limit}: {figures}"

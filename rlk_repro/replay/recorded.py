@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rlk_repro import __version__
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.analysis.checks import has_other_contract
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, shorten
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, parse_json, read_limited
@@ -31,17 +32,12 @@ from rlk_repro.submit.finishing import report_context
 _OUR_CODE: Final = ("version", "package_tree", "commit")
 
 
-def require_verified(source: Path) -> None:
-    """Raise CheckFailed if the seal of a bundle or run directory is missing, or a file differs from it."""
-    _refuse(verify(source).findings)
-
-
 def require_intact(source: Path) -> str | None:
     """Return the bundle's id, or None without a seal; raise CheckFailed if a file differs from the seal."""
     verification = verify(source)
     if verification.bundle_id is None:
         return None
-    _refuse(verification.findings)
+    refuse_blocking(verification.findings)
     return verification.bundle_id
 
 
@@ -68,11 +64,8 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     return lines
 
 
-def require_as_authored(plan: Plan, run_dir: RunDir) -> None:
-    _refuse(find_rewritten(plan, run_dir), "differs from the bundled files and the recorded flags")
-
-
-def _refuse(findings: Iterable[Finding], what: str = "differs from what was sealed") -> None:
+def refuse_blocking(findings: Iterable[Finding], what: str = "differs from what was sealed") -> None:
+    """Raise CheckFailed that names every blocking finding."""
     problems = [
         Problem(f"bundle: {item.where}", what, got=item.found, expected=item.expected)
         for item in findings
@@ -94,15 +87,21 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     bundle_id = require_intact(source)
     with open_bundle(source) as run_dir:
         analysis = analyse(run_dir)
+        plan = Plan.load(run_dir.plan)
         context = report_context(run_dir, source, is_linked=is_linked)
-        found = find_rewritten(Plan.load(run_dir.plan), run_dir)
+        found = find_rewritten(plan, run_dir)
+        is_other_contract = bool(analysis.checks) and has_other_contract(plan, run_dir)
         difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
         expected = "the values computed from the logs, as in this report"
         found.append(Finding(Level.BLOCKING, run_dir.analysis.name, expected, difference))
     findings = (*context.findings, *found)
     return analysis, dataclasses.replace(
-        context, findings=findings, bundle_id=bundle_id or "", is_folder=is_folder(source)
+        context,
+        findings=findings,
+        bundle_id=bundle_id or "",
+        is_folder=is_folder(source),
+        is_other_contract=is_other_contract,
     )
 
 

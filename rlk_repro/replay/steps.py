@@ -12,6 +12,7 @@ from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecEr
 from rlk_repro.base.files import sha256_file
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.bundle.verify import verify
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
@@ -19,7 +20,7 @@ from rlk_repro.probes.node import PROBES, probe_node
 from rlk_repro.replay.answers import Reanalysis
 from rlk_repro.replay.compare import Comparison, compare_analyses
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
-from rlk_repro.replay.recorded import find_difference, has_same_bytes, require_as_authored, require_verified
+from rlk_repro.replay.recorded import find_difference, has_same_bytes, refuse_blocking
 from rlk_repro.rundir.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
@@ -27,6 +28,7 @@ from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import Loaded
 from rlk_repro.submit import finishing, planning, sending
+from rlk_repro.submit.authored import find_rewritten
 from rlk_repro.submit.stage import AuthorFiles
 from rlk_repro.workloads import list_run_folders
 from rlk_repro.workloads.checkouts import trainer_path
@@ -86,12 +88,12 @@ def reanalyse(bundle: Path) -> Recorded:
     Raises:
         CheckFailed: a file was changed, the logs give another analysis, or the author's files give another plan.
     """
-    require_verified(bundle)
+    refuse_blocking(verify(bundle).findings)
     with open_bundle(bundle) as run_dir:
         analysis = _require_same_analysis(run_dir)
         plan = Plan.load(run_dir.plan)
         inputs = _read_inputs(run_dir)
-        require_as_authored(plan, run_dir)
+        refuse_blocking(find_rewritten(plan, run_dir), "differs from the bundled files and the recorded flags")
         return Recorded(
             bundle_id=sha256_file(run_dir.checksums),
             plan=plan,
@@ -126,9 +128,9 @@ def prepare(
     return PreparedReplay(recorded=recorded, launch=rendered, drift=drift, parts=parts, missing=missing)
 
 
-def check_drift(drift: tuple[Finding, ...] | None, *, is_accepted: bool) -> None:
+def check_drift(drift: tuple[Finding, ...], *, is_accepted: bool) -> None:
     """Raise CheckFailed if this machine has blocking differences and the user did not accept them."""
-    blocking = [item for item in drift or () if item.level is Level.BLOCKING]
+    blocking = [item for item in drift if item.level is Level.BLOCKING]
     if blocking and not is_accepted:
         problems = [Problem(item.where, "differs from the recorded machine", got=item.found, expected=item.expected)
                     for item in blocking]  # fmt: skip
@@ -152,15 +154,11 @@ def run(
     tell(f"run directory: {launched.run_dir.root}")
     sending.wait(launched, tell, is_quiet=is_quiet)
     result = finishing.finish(launched, tell)
-    drift = prepared.drift
-    if drift is None:
-        here = load_manifests(launched.run_dir)
-        drift = _find_drift(prepared.recorded, here[0]) if here else ()
+    if prepared.drift is None and (here := load_manifests(launched.run_dir)):
+        prepared = dataclasses.replace(prepared, drift=_find_drift(prepared.recorded, here[0]))
     code = compare_identities(prepared.recorded.identity, read_identity(launched.run_dir, prepared.launch.plan))
-    found = (*prepared.missing, *prepared.parts, *drift)
-    margin = prepared.recorded.plan.run.measure.replay_margin
-    comparison = compare_analyses(_translate(prepared), result.analysis, drift=found, code=code, margin=margin)
-    return comparison, result
+    margin, drift = prepared.recorded.plan.run.measure.replay_margin, prepared.known_drift
+    return compare_analyses(_translate(prepared), result.analysis, drift=drift, code=code, margin=margin), result
 
 
 def _find_parts_drift(recorded: Recorded, here: planning.Prepared) -> tuple[Finding, ...]:

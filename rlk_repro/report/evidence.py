@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from rlk_repro.base.units import format_percent
 from rlk_repro.report.blocks import Column, Table, TableCell, Tone, make_columns, make_row
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
-from rlk_repro.report.sections import pair_ratio
+from rlk_repro.report.sections import make_pair_cells
 from rlk_repro.report.view import View, describe_lines, describe_source
 from rlk_repro.rundir.results import Series, Summary, TrialResult
 
@@ -57,15 +56,15 @@ def _trial_row(view: View, metric: str, trial: TrialResult) -> tuple[TableCell, 
         log = TableCell(text=NOT_RECORDED, tone=Tone.FAINT)
     else:
         log = view.file_cell(series.source, series.source + describe_lines(series))
+    name = TableCell(text=trial.name, target=f"#{view.trial_anchor(trial.name)}", is_code=True)
     cells = _summary_cells(view, metric, summary) if summary else ["0", NOT_RECORDED, *[""] * 7]
-    return make_row(view.trial_cell(trial.name), *cells, log)
+    return make_row(name, *cells, log)
 
 
 def _summary_cells(view: View, metric: str, summary: Summary) -> list[str | TableCell]:
     values = (summary.mean, summary.median, summary.stdev, summary.minimum, summary.maximum)
-    shown = [_or_na(view, metric, value, summary.n) for value in values]
-    percentiles = [_or_na(view, metric, value, summary.n) for value in (summary.p90, summary.p99)]
-    return [str(summary.n), *shown, *percentiles, str(summary.num_outliers)]
+    shown = (_or_na(view, metric, value, summary.n) for value in (*values, summary.p90, summary.p99))
+    return [str(summary.n), *shown, str(summary.num_outliers)]
 
 
 def _or_na(view: View, metric: str, value: float | None, n: int) -> str:
@@ -75,20 +74,16 @@ def _or_na(view: View, metric: str, value: float | None, n: int) -> str:
 def _pair_table(view: View, metric: str) -> Table:
     numbers = ("first", "second", "change")
     columns = make_columns(view.analysis.unit, "kind", "status", *numbers, numbers=numbers)
-    rows = []
-    for pair in view.analysis.pairs:
-        found, ratio = pair.metric(metric), pair_ratio(pair, metric)
-        rows.append(
-            make_row(
-                pair.pair,
-                "control" if pair.is_control else "comparison",
-                pair.status.value,
-                view.value_cell(metric, view.find_trial(pair.first), found.first if found else None),
-                view.value_cell(metric, view.find_trial(pair.second), found.second if found else None),
-                NOT_RECORDED if ratio is None else format_percent(ratio),
-            )
+    rows = tuple(
+        make_row(
+            pair.pair,
+            "control" if pair.is_control else "comparison",
+            pair.status.value,
+            *make_pair_cells(view, pair, metric),
         )
-    return Table(title=f"{start_sentence(view.analysis.unit)}s", columns=columns, rows=tuple(rows))
+        for pair in view.analysis.pairs
+    )
+    return Table(title=f"{start_sentence(view.analysis.unit)}s", columns=columns, rows=rows)
 
 
 def make_step_table(view: View, metric: str) -> Table:

@@ -213,17 +213,22 @@ def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second
 
 
 def _pair_row(view: View, pair: PairResult, metric: str) -> tuple[TableCell, ...]:
-    found = pair.metric(metric)
-    first, second, ratio = (found.first, found.second, pair_ratio(pair, metric)) if found else (None, None, None)
     return make_row(
         pair.pair,
         pair.order,
         TableCell(text=pair.status.value, tone=PAIR_TONES[pair.status]),
-        view.value_cell(metric, view.find_trial(pair.first), first),
-        view.value_cell(metric, view.find_trial(pair.second), second),
-        NOT_RECORDED if ratio is None else format_percent(ratio),
+        *make_pair_cells(view, pair, metric),
         "; ".join(part for part in (pair.reason, pair.control_reason) if part),
     )
+
+
+def make_pair_cells(view: View, pair: PairResult, metric: str) -> tuple[TableCell, ...]:
+    """Return the values of the pair's first and second trial, and the change."""
+    found, ratio = pair.metric(metric), pair_ratio(pair, metric)
+    values = (found.first, found.second) if found else (None, None)
+    trials = map(view.find_trial, (pair.first, pair.second))
+    cells = (view.value_cell(metric, trial, value) for trial, value in zip(trials, values, strict=True))
+    return (*cells, TableCell(text=NOT_RECORDED if ratio is None else format_percent(ratio)))
 
 
 def pair_ratio(pair: PairResult, metric: str) -> float | None:

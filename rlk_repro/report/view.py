@@ -45,6 +45,7 @@ class Context:
         setting: the settings in which runs with the same name may differ.
         rule_changes: how the rules of the run differ from those of the shipped run.
         differences: how the arguments and environments of variants differ: planned if ``is_as_planned``, else recorded.
+        is_other_contract: whether the checks of engines were judged by a contract that is not this version's.
         own_work: sentences that name the part of the enabled variant's gain that comes from rlk-repro's own code.
     """
 
@@ -62,6 +63,7 @@ class Context:
     is_sealed: bool = True
     own_work: tuple[str, ...] = ()
     is_folder: bool = False
+    is_other_contract: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,6 @@ class View:
         if value is None or trial is None or trial.get_series(measured_metric(metric)) is None:
             return TableCell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)
         return TableCell(text=text, target=f"#{self.steps_anchor(metric, trial)}")
-
-    def trial_cell(self, name: str) -> TableCell:
-        return TableCell(text=name, target=f"#{self.trial_anchor(name)}", is_code=True)
 
     def find_trial(self, name: str) -> TrialResult | None:
         return self._trials[name][1] if name in self._trials else None

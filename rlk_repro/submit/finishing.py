@@ -51,6 +51,7 @@ class Result:
     bundle: Path
     bundle_id: str
     report: Path
+    context: Context
     is_ok: bool
 
     def describe(self) -> Finished:
@@ -104,12 +105,13 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
         raise _explain_end(launched)
     bundle = backend.collect(launched.submission, run_dir)
     analysis = Analysis.from_json(load_json(run_dir.analysis, max_bytes=MAX_ANALYSIS_BYTES), str(run_dir.analysis))
-    report = write_report(analysis, run_dir.report, report_context(run_dir, Path(bundle.name)))
+    context = report_context(run_dir, bundle)
+    report = write_report(analysis, run_dir.report, context)
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
     if analysis.microbatches:  # these trials end when memory runs out
         is_ok = all(result.largest is not None for result in analysis.microbatches)
     return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),
-                  report=report, is_ok=is_ok)  # fmt: skip
+                  report=report, context=context, is_ok=is_ok)  # fmt: skip
 
 
 def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:

@@ -59,7 +59,6 @@ class Dispatched:
     op: Any
     implementation: str
     contract: Any
-    num_tiles: int
     provenance: Provenance
 
 
@@ -78,9 +77,7 @@ def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Di
     implementation = OPERATORS[NAME].find_implementation(case.platform, provenance.actual_backend)
     if implementation is None or implementation.class_name != name:
         return Refusal(Reason.NOT_ACCEPTED, f"{name}, which calls itself {provenance.actual_backend}")
-    return Dispatched(
-        op=result.op, implementation=name, contract=contract, num_tiles=shape.num_tiles, provenance=provenance
-    )
+    return Dispatched(op=result.op, implementation=name, contract=contract, provenance=provenance)
 
 
 def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
@@ -143,7 +140,8 @@ class VocabParallelLogp:
 
         RL-Kernel's own validation runs in the first call only, because it waits for the device and compares the ranks.
         """
-        found, tokens = self._dispatch(Shape.of(logits, shard)), call["tokens"]
+        shape, tokens = Shape.of(logits, shard), call["tokens"]
+        found = self._dispatch(shape)
         assert isinstance(found, Dispatched)
         ask = functools.partial(
             found.op,
@@ -151,7 +149,7 @@ class VocabParallelLogp:
             tokens,
             contract=found.contract,
             tp_group=shard.group,
-            num_vocab_tiles=found.num_tiles,
+            num_vocab_tiles=shape.num_tiles,
         )
         if not self._is_validated:
             with torch.no_grad():  # save no tensors: recomputing the loss skips this call, and torch would miss them
