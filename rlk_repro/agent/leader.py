@@ -26,6 +26,7 @@ from rlk_repro.agent.node import (
     wait_for,
     write_preflight,
 )
+from rlk_repro.agent.outcome import is_good_end
 from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.parts import record_prepared
@@ -335,5 +336,5 @@ class Leader:
         if phase.error is not None:
             return phase.exit_code, f"seal: {phase.error}"
         records = [read_exit(self._run_dir.trial(trial.name)) for trial in self._plan.trials]
-        num_ok = sum(record.status is TrialStatus.OK for record in records)
+        num_ok = sum(is_good_end(self._plan, record.status) for record in records)
         return int(num_ok < len(records)), f"sealed, {num_ok} of {len(records)} trials ok"

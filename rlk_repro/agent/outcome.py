@@ -10,6 +10,7 @@ from typing import Final
 from rlk_repro.agent.process import Cause, Ended
 from rlk_repro.base.escapes import COLOUR
 from rlk_repro.base.units import format_duration
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.results import TrialStatus
 
 # messages of torch, of the CUDA and HIP runtimes, and of NCCL and RCCL
@@ -32,6 +33,12 @@ def count_oom_kills() -> int | None:
         if found is not None:
             return int(found[1])
     return None
+
+
+def is_good_end(plan: Plan, status: TrialStatus) -> bool:
+    """Tell whether a trial ended as its run intends: well, or out of memory in a run that fills the GPU's memory."""
+    is_full = plan.run.workload.fills_memory and status is TrialStatus.OUT_OF_MEMORY
+    return status is TrialStatus.OK or is_full
 
 
 def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlk_repro.agent.outcome import is_good_end
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import dump_json, dump_json_line, write_json, write_text
 from rlk_repro.plan import Plan, Trial, make_record
@@ -19,7 +20,7 @@ from rlk_repro.report.markdown import render_markdown
 from rlk_repro.report.view import make_view
 from rlk_repro.rundir.microbatch import describe_microbatches
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, VerdictWord
+from rlk_repro.rundir.results import Analysis, TrialStatus, VerdictWord
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.workloads import vime
 from tests.support.make_run import CLASSES, make_exit, write_records
@@ -159,6 +160,21 @@ def test_a_replay_reproduces_equal_limits(tmp_path: Path) -> None:
 def test_a_plan_that_could_not_answer_is_refused(setting: str, problem: str) -> None:
     plan = make_run_plan("qwen3-4b-memory", "h200", setting)
     assert any(problem in str(found) for found in vime.find_problems(plan))
+
+
+@pytest.mark.parametrize(
+    ("run", "status", "is_good"),
+    [
+        ("qwen3-4b-memory", TrialStatus.OUT_OF_MEMORY, True),
+        ("qwen3-4b-memory", TrialStatus.OK, True),
+        ("qwen3-4b-memory", TrialStatus.FAILED, False),
+        ("qwen3-4b-random", TrialStatus.OUT_OF_MEMORY, False),
+    ],
+)
+def test_out_of_memory_is_a_good_end_only_where_the_run_fills_the_memory(
+    run: str, status: TrialStatus, is_good: bool
+) -> None:
+    assert is_good_end(make_run_plan(run, "h200"), status) is is_good
 
 
 def test_running_out_of_memory_on_purpose_is_no_warning() -> None:
