@@ -289,9 +289,12 @@ def test_a_long_line_takes_time_in_proportion_to_its_length(unit: str) -> None:
     """
     took = []
     for size in (10_000, 200_000):
-        begin = time.process_time()
-        lint_text(unit * (size // len(unit)))
-        took.append(time.process_time() - begin)
+        times = []
+        for _ in range(3):  # the shortest of three: Python's garbage collector may fall into any one of them
+            begin = time.process_time()
+            lint_text(unit * (size // len(unit)))
+            times.append(time.process_time() - begin)
+        took.append(min(times))
     assert took[1] < 100 * max(took[0], 0.002)
 
 
