@@ -18,10 +18,9 @@ from packaging.utils import parse_wheel_filename
 
 from rlk_repro.base import proc
 from rlk_repro.base.disk import temporary_folder
-from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.base.errors import CheckFailed, Problem, finish
 from rlk_repro.base.files import sha256_bytes, write_text
 from rlk_repro.images.lock import Locked, lock_path
-from tools import finish
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "requirements"
 PYTHON: Final = (3, 12)
@@ -98,4 +97,4 @@ def _tags(machine: str) -> Iterator[Tag]:
 
 
 if __name__ == "__main__":
-    sys.exit(finish(lambda: lock(sys.argv[1])))
+    sys.exit(finish(lambda: lock(sys.argv[1]), has_title=False))

@@ -89,12 +89,12 @@ class BundleUnreadable(RlkReproError):
     title = "bundle"
 
 
-def finish(work: Callable[[], int | None]) -> int:
+def finish(work: Callable[[], int | None], *, has_title: bool = True) -> int:
     """Run ``work`` and return its exit code (0 for None); after an RlkReproError, print it and return its exit code."""
     try:
         return work() or 0
     except RlkReproError as error:
-        sys.stderr.write(f"{error.title}: {error}\n")
+        sys.stderr.write(f"{error.title}: {error}\n" if has_title else f"{error}\n")
         return error.exit_code
 
 

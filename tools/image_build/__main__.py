@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rlk_repro.base.errors import finish
 from rlk_repro.probes.container import LOCK
-from tools import finish
 from tools.image_build import inputs as arguments
 from tools.image_build.inputs import Inputs
 
@@ -100,4 +100,4 @@ def run_step(step: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(finish(lambda: run_step(sys.argv[1])))
+    sys.exit(finish(lambda: run_step(sys.argv[1]), has_title=False))

@@ -9,13 +9,12 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from rlk_repro.base.errors import CheckFailed
+from rlk_repro.base.errors import CheckFailed, finish
 from rlk_repro.operators import Platform
 from rlk_repro.probes.extension import build_variables
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec.load import load_stack
-from tools import finish
 from tools.rl_kernel import build, proof, record
 from tools.rl_kernel.repair import apply_repairs
 from tools.rl_kernel.source import Sources, get_sources
@@ -27,7 +26,7 @@ def main() -> int:
     parser.add_argument("--source", type=Path, help="use this git checkout or unpacked archive; download nothing")
     parser.add_argument("--sm90", action="store_true", help="also build the Hopper operators, repaired for CUDA 13")
     options = parser.parse_args()
-    return finish(lambda: install(options.stack, options.source, is_sm90=options.sm90))
+    return finish(lambda: install(options.stack, options.source, is_sm90=options.sm90), has_title=False)
 
 
 def install(stack: str, origin: Path | None, *, is_sm90: bool = False) -> None:

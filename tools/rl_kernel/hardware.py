@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.base.errors import EnvironmentMissing, Problem, finish
 from rlk_repro.base.resources import hardware_folders, list_names
 from rlk_repro.spec import Hardware
 from rlk_repro.spec.load import load_hardware
-from tools import finish
 from tools.rl_kernel.proof import ask
 
 
@@ -35,4 +34,4 @@ def print_hardware() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(finish(print_hardware))
+    sys.exit(finish(print_hardware, has_title=False))
