@@ -18,6 +18,8 @@ from rlk_repro.spec import Run, VimeWorkload
 RECIPE: Final = 1
 """Increase this version when the same settings no longer give the same rollouts."""
 MODULE: Final = "rlk_repro.refengine.random_rollouts"
+# The number of rollouts and these lengths follow from the list of response lengths that the module gets.
+_OF_LENGTHS: Final = frozenset({"num_files", "response_len", "growth"})
 _TIME_LIMIT_S: Final = 3600.0
 _BYTES_PER_TOKEN: Final = 5
 _BYTES_PER_EXPERT: Final = 4
@@ -73,8 +75,11 @@ class RandomRollouts:
 
     def write(self, folder: Path) -> None:
         """Write the rollouts in torch's format; raise EnvironmentMissing if torch is not installed."""
-        sizes = [word for name, value in asdict(self).items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        done = proc.run([sys.executable, "-m", MODULE, *sizes, str(folder)], timeout_s=_TIME_LIMIT_S)
+        sizes = {name: value for name, value in asdict(self).items() if name not in _OF_LENGTHS}
+        words = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        lengths = [str(self.find_response_len(rollout)) for rollout in range(self.num_files)]
+        command = [sys.executable, "-m", MODULE, str(folder), *words, "--response-lens", *lengths]
+        done = proc.run(command, timeout_s=_TIME_LIMIT_S)
         if not done.is_ok:
             raise EnvironmentMissing(
                 Problem("random rollouts", f"could not be written ({done.last_words})", expected="a Python with torch",

@@ -1,8 +1,7 @@
 """Write rollouts of random tokens as vime's ``--save-debug-rollout-data`` does; `prepare` calls this module.
 
-Tokens are uniform over the vocabulary, rewards over 256 values.  Samples of the last rollout have the full length, and
-samples of each other rollout are ``--growth`` tokens shorter than those of the next one.  With experts,
-each token goes to distinct experts, and every set of experts is equally likely.  SHAKE-256 gives the bits, so
+Tokens are uniform over the vocabulary, rewards over 256 values, and all samples of a rollout have one length.  With
+experts, each token goes to distinct experts, and every set of experts is equally likely.  SHAKE-256 gives the bits, so
 equal arguments give equal values.  No rollout engine runs, so there are no log-probs of an engine.
 """
 
@@ -17,8 +16,8 @@ from typing import Any, Final
 import torch
 
 _SIZES: Final = (
-    *("seed", "num-files", "num-samples", "prompt-len", "response-len", "vocab-size"),
-    *("num-layers", "num-experts", "num-experts-per-token", "growth"),
+    *("seed", "num-samples", "prompt-len", "vocab-size"),
+    *("num-layers", "num-experts", "num-experts-per-token"),
 )
 
 
@@ -26,15 +25,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m rlk_repro.refengine.random_rollouts", description=__doc__)
     for name in _SIZES:
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--response-lens", type=int, nargs="+", required=True, help="one length for each rollout")
     parser.add_argument("folder", type=Path)
     sizes = parser.parse_args(argv)
-    for number in range(sizes.num_files):
-        content = {"rollout_id": number, "samples": list(_list_samples(sizes, number))}
+    for number, response_len in enumerate(sizes.response_lens):
+        content = {"rollout_id": number, "samples": list(_list_samples(sizes, number, response_len))}
         torch.save(content, sizes.folder / f"{number}.pt")
 
 
-def _list_samples(sizes: argparse.Namespace, rollout: int) -> Iterator[dict[str, Any]]:
-    response_len = sizes.response_len - sizes.growth * (sizes.num_files - 1 - rollout)
+def _list_samples(sizes: argparse.Namespace, rollout: int, response_len: int) -> Iterator[dict[str, Any]]:
     num_tokens = sizes.prompt_len + response_len
     for number in range(sizes.num_samples):
         what = f"{sizes.seed}/{rollout}/{number}"
