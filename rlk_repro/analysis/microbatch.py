@@ -6,30 +6,27 @@ The samples of each step are longer than those of the step before, until a step 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
+from rlk_repro.analysis.gates import PEAK_MEMORY, RESPONSE_LENGTH
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.microbatch import Microbatch, MicrobatchResult
 from rlk_repro.rundir.results import ProofStatus, TrialResult, TrialStatus
 from rlk_repro.workloads import list_microbatches
 
-_LENGTH: Final = "response_length_mean"
-_PEAK: Final = "peak_memory_bytes"
-
 
 def find_largest(plan: Plan, trials: Sequence[TrialResult]) -> Iterator[MicrobatchResult]:
     """Yield each trial's result; a run with another purpose has none."""
     planned = list_microbatches(plan)
+    lengths, sizes = [length for length, _ in planned], [size for _, size in planned]
     for trial in trials if planned else ():
         number = trial.num_steps_found
-        sizes = [size for _, size in planned]
         is_full = trial.status is TrialStatus.OUT_OF_MEMORY and number < len(sizes)
         yield MicrobatchResult(
             trial=trial.name,
             variant=trial.variant,
-            trained=tuple(map(Microbatch, sizes[:number], _read(trial, _PEAK, number))),
+            trained=tuple(map(Microbatch, sizes[:number], _read(trial, PEAK_MEMORY, number))),
             refused=sizes[number] if is_full else None,
-            reason=_find_obstacle(plan, trial, [length for length, _ in planned[:number]]),
+            reason=_find_obstacle(plan, trial, lengths[:number]),
         )
 
 
@@ -40,7 +37,7 @@ def _find_obstacle(plan: Plan, trial: TrialResult, lengths: Sequence[int]) -> st
         return "the first rollout ran out of memory"
     if plan.run.has_rl_kernel(trial.variant) and trial.proof is not ProofStatus.PROVED:
         return f"RL-Kernel is not proved to have run: {trial.proof_reason or trial.proof}"
-    for step, (planned, found) in enumerate(zip(lengths, _read(trial, _LENGTH, len(lengths)), strict=False)):
+    for step, (planned, found) in enumerate(zip(lengths, _read(trial, RESPONSE_LENGTH, len(lengths)), strict=False)):
         if planned != found:
             return f"step {step} was planned with responses of {planned} tokens, and its log says {found}"
     return ""

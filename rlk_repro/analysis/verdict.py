@@ -145,17 +145,17 @@ def decline(
     is_exploratory: bool = False,
 ) -> Judgement:
     """Return the verdict ``no comparison``; the headline says what the ``checks`` or the ``microbatches`` found."""
-    trials = evidence.trials.values()
+    bad = [trial for trial in evidence.trials.values() if trial.status is not TrialStatus.OK]
     lost = [pair for pair in evidence.pairs if pair.status is not PairStatus.SCORED]
-    headline, reasons = NOTHING_COMPARED, []
+    failures = [
+        *(f"{trial.name}: {trial.status} ({trial.reason})" for trial in bad),
+        *(f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost),
+    ]
+    headline, reasons = NOTHING_COMPARED, failures
     if checks:
-        headline, reasons = f"{AGREEMENT_WORDS[choose_word(checks)]}: {describe_checks(checks)}", [NO_TIME]
-    elif microbatches:
+        headline, reasons = f"{AGREEMENT_WORDS[choose_word(checks)]}: {describe_checks(checks)}", [NO_TIME, *failures]
+    elif microbatches:  # which name the trials that ran out of memory, as they should
         headline, reasons = describe_microbatches(microbatches), [*map(str, microbatches), NO_SPEED]
-    if not microbatches:
-        bad = [trial for trial in trials if trial.status is not TrialStatus.OK]
-        reasons += [f"{trial.name}: {trial.status} ({trial.reason})" for trial in bad]
-        reasons += [f"pair {pair.pair} {pair.status}: {pair.reason}" for pair in lost]
     smallest = evidence.measure.smallest_effect_pct / 100
     verdict = Verdict(
         word=VerdictWord.NO_COMPARISON,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rlk_repro.analysis.gates import PEAK_MEMORY
 from rlk_repro.logs.metrics import ABS_DIFF
 from rlk_repro.report.agreement import plot_agreement
 from rlk_repro.report.checks import plot_drift
@@ -43,10 +44,10 @@ PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
 
 def make_figures(view: View) -> tuple[Figure, ...]:
     if view.analysis.microbatches:
-        return plot_steps(view, "peak_memory_bytes"), plot_steps(view, PASSES_MEMORY)
+        return plot_steps(view, PEAK_MEMORY), plot_steps(view, PASSES_MEMORY)
     if not view.is_comparison:
         return (*plot_drift(view), *plot_agreement(view), *plot_speedups(view))
-    of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, "peak_memory_bytes"]
+    of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, PEAK_MEMORY]
     of_steps = [STEP_TIME, *(metric for metric in ("raw_reward", ABS_DIFF) if metric in view.metrics)]
     trials = [plot_trials(view, metric) for metric in of_trials]
     steps = [plot_steps(view, metric) for metric in of_steps]

@@ -11,7 +11,7 @@ import pytest
 
 from rlk_repro.agent.outcome import is_good_end
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.base.files import dump_json, dump_json_line, write_json, write_text
+from rlk_repro.base.files import dump_json, write_json, write_text
 from rlk_repro.plan import Plan, Trial, make_record
 from rlk_repro.replay.compare import Match, compare_analyses
 from rlk_repro.report.answer import describe_answer, describe_word
@@ -21,9 +21,8 @@ from rlk_repro.report.view import make_view
 from rlk_repro.rundir.microbatch import describe_microbatches
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus, VerdictWord
-from rlk_repro.spec.values import ENABLED
 from rlk_repro.workloads import vime
-from tests.support.make_run import CLASSES, make_exit, write_records
+from tests.support.make_run import PREFIX, list_ops_lines, make_exit, write_records
 from tests.support.run_plans import make_run_plan
 
 SIZES = [16 * (64 + length) for length in range(2240, 3521, 64)]
@@ -54,26 +53,15 @@ def make_memory_run(root: Path, ends: Mapping[str, End]) -> Analysis:
 
 
 def write_trial(run_dir: RunDir, plan: Plan, trial: Trial, end: End) -> None:
-    folder, is_enabled = run_dir.trial(trial.name), trial.variant == ENABLED
-    lines = ["2026-11-20T13:00:00.000Z [2026-11-20 13:00:00] x.py:1 - Timer train start"]
-    ops = [{"event": "install", "schema": 1, "mode": "require" if is_enabled else "off", "is_requested": is_enabled,
-            "ops": list(plan.ops) if is_enabled else [], "rank": 0, "world_size": 1, "trainer": "vime",
-            "platform": "cuda"}]  # fmt: skip
-    for op in plan.ops if is_enabled and end.is_routed else ():
-        implementation = CLASSES["cuda", op]
-        ops.append({"event": "decision", "reason": "", "op": op, "implementation": implementation, "version": "1",
-                    "is_rl_kernel": True})  # fmt: skip
-    for step in range(end.num_steps):
-        length = end.response_len or SIZES[step] // 16 - 64
-        prefix = "2026-11-20T13:00:00.000Z [2026-11-20 13:00:00] x.py:1 - "
-        lines += [f"{prefix}rollout {step}: {{'rollout/response_lengths': {float(length)}}}",
-                  f"{prefix}perf {step}: {{'perf/step_time': 2.0, 'perf/train_time': 1.5}}"]  # fmt: skip
-        calls = {"calls": 4, "tokens": 100, "fallbacks": 0}
-        ops.append({"event": "step", "step": step, "timers": {"log_probs_forward": 0.1},
-                    "memory": {"peak_allocated_bytes": PEAK_PER_TOKEN * SIZES[step]},
-                    "calls": dict.fromkeys(plan.ops, calls) if is_enabled else {}})  # fmt: skip
+    folder, sizes = run_dir.trial(trial.name), SIZES[: end.num_steps]
+    lines = [f"{PREFIX}Timer train start"]
+    for step, size in enumerate(sizes):
+        length = end.response_len or size // 16 - 64
+        lines += [f"{PREFIX}rollout {step}: {{'rollout/response_lengths': {float(length)}}}",
+                  f"{PREFIX}perf {step}: {{'perf/step_time': 2.0, 'perf/train_time': 1.5}}"]  # fmt: skip
+    ops_lines = list_ops_lines(plan, trial, [PEAK_PER_TOKEN * size for size in sizes], is_routed=end.is_routed)
     write_text(folder.stdout, "\n".join(lines) + "\n")
-    write_text(folder.ops_file(0), "\n".join(map(dump_json_line, ops)) + "\n")
+    write_text(folder.ops_file(0), "\n".join(ops_lines) + "\n")
     write_json(folder.exit, make_exit(trial, end.status))
 
 

@@ -30,6 +30,7 @@ CLASSES = {
 BEGIN_S = 1_795_179_600.0
 SPACING_S = 20.0
 FALLBACK = "RL-Kernel cannot be imported"
+PREFIX = "2026-11-20T13:00:00.000Z [2026-11-20 13:00:00] x.py:1 - "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,8 @@ def _write_trial(folder: TrialDir, plan: Plan, trial: Trial, recipe: Recipe) -> 
     status = recipe.failed.get(trial.name, "ok")
     num_steps = plan.num_steps if status == "ok" else 2
     write_text(folder.stdout, "\n".join(_log_lines(trial, recipe, num_steps)) + "\n")
-    write_text(folder.ops_file(0), "\n".join(_ops_lines(plan, trial, recipe, num_steps)) + "\n")
+    ops_lines = list_ops_lines(plan, trial, [10**9] * num_steps, is_routed=recipe.is_routed)
+    write_text(folder.ops_file(0), "\n".join(ops_lines) + "\n")
     write_json(folder.command, {"schema": 1, "argv": ["python", "-m", "trainer", "--seed", str(trial.seed)]})
     write_json(
         folder.env, {"schema": 1, "env": {"RLK_REPRO_OPS_DIR": f"trials/{trial.name}/ops", "NCCL_DEBUG": "WARN"}}
@@ -133,39 +135,37 @@ def _log_lines(trial: Trial, recipe: Recipe, num_steps: int) -> Iterable[str]:
     rng = random.Random(f"{trial.seed}-{trial.variant}-{trial.index}")
     is_enabled = trial.variant == ENABLED and recipe.is_routed
     level = (1 + trial.seed % 7 / 100) * (1 + rng.gauss(0, recipe.noise)) / (recipe.speedup if is_enabled else 1)
-    prefix = "2026-11-20T13:00:00.000Z [2026-11-20 13:00:00] x.py:1 - "
-    yield f"{prefix}Timer train start"
+    yield f"{PREFIX}Timer train start"
     for step in range(num_steps):
         step_time = level * (1 + rng.gauss(0, recipe.noise))
         reward = 0.5 + 0.01 * step - (recipe.reward_drop if is_enabled else 0) + rng.gauss(0, 0.001)
-        yield f"{prefix}perf {step}: {{'rollout/response_len/mean': 5.0, 'perf/rollout_time': {step_time * 0.4}}}"
-        yield f"{prefix}rollout {step}: {{'rollout/raw_reward': {reward}, 'rollout/response_lengths': 5.0}}"
+        yield f"{PREFIX}perf {step}: {{'rollout/response_len/mean': 5.0, 'perf/rollout_time': {step_time * 0.4}}}"
+        yield f"{PREFIX}rollout {step}: {{'rollout/raw_reward': {reward}, 'rollout/response_lengths': 5.0}}"
         yield (
-            f"{prefix}step {step}: {{'train/loss': 0.1, 'train/grad_norm': 1.5, 'train/kl_loss': 0.0, "
+            f"{PREFIX}step {step}: {{'train/loss': 0.1, 'train/grad_norm': 1.5, 'train/kl_loss': 0.0, "
             f"'train/train_rollout_logprob_abs_diff': {0.01 + rng.gauss(0, 1e-5)}, 'train/step': {step}}}"
         )
         yield (
-            f"{prefix}perf {step}: {{'perf/actor_train_time': {step_time * 0.5}, 'perf/train_time': {step_time * 0.6}, "
+            f"{PREFIX}perf {step}: {{'perf/actor_train_time': {step_time * 0.5}, 'perf/train_time': {step_time * 0.6}, "
             f"'perf/train_wait_time': {step_time * 0.4}, 'perf/update_weights_time': 0.01, "
             f"'perf/actor_train_tok_per_s': 1000.0, 'perf/step_time': {step_time}}}"
         )
 
 
-def _ops_lines(plan: Plan, trial: Trial, recipe: Recipe, num_steps: int) -> Iterable[str]:
+def list_ops_lines(plan: Plan, trial: Trial, peaks: Iterable[int], *, is_routed: bool) -> Iterable[str]:
+    """The ops file of a trial with one step for each peak of memory."""
     platform, ops = plan.hardware.platform, plan.ops
     is_enabled = trial.variant == ENABLED
     yield dump_json_line({"event": "install", "schema": 1, "mode": "auto" if is_enabled else "off",
                           "is_requested": is_enabled, "ops": list(ops) if is_enabled else [], "rank": 0,
                           "world_size": 1, "trainer": "reference", "platform": platform})  # fmt: skip
     for op in ops if is_enabled else ():
-        implementation = CLASSES[platform, op] if recipe.is_routed else "rlk_repro.refengine.core"
-        decision = {"op": op, "implementation": implementation, "version": "1", "is_rl_kernel": recipe.is_routed}
-        yield dump_json_line({"event": "decision", "reason": "" if recipe.is_routed else FALLBACK, **decision})
-    calls = (
-        {"calls": 4, "tokens": 100, "fallbacks": 0} if recipe.is_routed else {"calls": 0, "tokens": 0, "fallbacks": 4}
-    )
-    for step in range(num_steps):
+        implementation = CLASSES[platform, op] if is_routed else "rlk_repro.refengine.core"
+        decision = {"op": op, "implementation": implementation, "version": "1", "is_rl_kernel": is_routed}
+        yield dump_json_line({"event": "decision", "reason": "" if is_routed else FALLBACK, **decision})
+    calls = {"calls": 4, "tokens": 100, "fallbacks": 0} if is_routed else {"calls": 0, "tokens": 0, "fallbacks": 4}
+    for step, peak in enumerate(peaks):
         yield dump_json_line({"event": "step", "step": step, "timers": {"log_probs_forward": 0.1},
-                              "memory": {"peak_allocated_bytes": 10**9},
+                              "memory": {"peak_allocated_bytes": peak},
                               "calls": dict.fromkeys(ops, calls) if is_enabled else {}})  # fmt: skip
     yield dump_json_line({"event": "end"})
