@@ -53,7 +53,11 @@ SURVIVORS = {
             "layouts.HARDWARE.num_nodes",
             *("measure.pairs", "measure.warmup_steps", "measure.scored_steps"),
             *("measure.design", "entropy_metric", "gc_freeze", "measure.sessions", "measure.blocks"),
-            *("measure.shadow_steps", "workload.what_for"),  # without what_for, an agreement run is a timing run
+            *(
+                "measure.shadow_steps",
+                "measure.period_steps",
+                "workload.what_for",
+            ),  # without what_for, an agreement run is a timing run
             *("expected_session_minutes.HARDWARE", REWARD_MARGIN),
             *("measure.expected_pair_sd_pct", "measure.expected_block_sd_pct"),
             *("rl_kernel.mode", "rl_kernel.ops", "rl_kernel.ops_on.HARDWARE"),
