@@ -35,6 +35,7 @@ PAGE = (FOLDER / "README.md").read_text()
 BUNDLES = sorted(FOLDER.glob("*.tgz"))
 FROZEN = "A step of training at Qwen3-4B's sizes"
 FIVE = "Five sessions at Qwen3-4B's sizes"
+TWO_GPUS = "Qwen3-4B's sizes over two GPUs"
 EXPERTS = "Eight layers of Qwen3-30B-A3B with R3"
 ENTROPY = "A step with vime's entropy metric"
 NARROW = (FIVE, ENTROPY)  # results whose interval is narrow enough to exclude what the parts save
@@ -43,11 +44,11 @@ COLLECTING = "The step with vime's garbage collection"
 VIME = {
     FROZEN: "qwen3-4b-random-gc-freeze-h200.tgz",
     FIVE: "qwen3-4b-random-five-h200.tgz",
+    TWO_GPUS: "qwen3-4b-random-tp2-h100.tgz",
     EXPERTS: "qwen3-30b-a3b-random-8l-h200.tgz",
     ENTROPY: "qwen3-4b-random-entropy-h200.tgz",
     COLLECTING: "qwen3-4b-random-h200.tgz",
     "vime end to end": "vime-live-h200.tgz",
-    "Live over two GPUs": "vime-tp2-live-h200.tgz",
 }
 ROWS = {
     "step": ("step_time_s", 1, "s"),
@@ -68,6 +69,7 @@ REPAIRED = (
     "qwen3-4b-random-gc",
     "qwen3-4b-random-e",
     "qwen3-4b-random-f",
+    "qwen3-4b-random-tp2",
     "qwen3-30b",
     "qwen3-4b-agreement",
 )
@@ -211,7 +213,7 @@ def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, na
     }
 
 
-@pytest.mark.parametrize("title", [FROZEN, FIVE, EXPERTS, ENTROPY, COLLECTING])
+@pytest.mark.parametrize("title", [FROZEN, FIVE, TWO_GPUS, EXPERTS, ENTROPY, COLLECTING])
 def test_the_parts_of_a_step_at_real_sizes_save_what_the_page_says(title: str) -> None:
     """What the parts save lies in the interval of the step, except in two narrow ones, and the page gives both."""
     section = " ".join(find_section(title).split())
@@ -251,7 +253,7 @@ def test_the_narrow_result_saves_less_than_its_parts_and_the_page_says_where_not
         assert abs(means[0] - means[1]) < 1.5
 
 
-@pytest.mark.parametrize("title", [FROZEN, FIVE, EXPERTS, ENTROPY])
+@pytest.mark.parametrize("title", [FROZEN, FIVE, TWO_GPUS, EXPERTS, ENTROPY])
 def test_a_step_at_real_sizes_spreads_and_needs_energy_as_the_page_says(title: str) -> None:
     section = " ".join(find_section(title).split())
     analysis = analyse(VIME[title])
@@ -271,10 +273,12 @@ def test_training_alone_takes_less_time_with_vimes_garbage_collection() -> None:
 
 def test_the_gpu_is_as_busy_and_as_short_of_power_as_the_page_says() -> None:
     """Over the samples of telemetry in which a session holds more than 60 GB of the GPU."""
-    samples = {title: list_samples(VIME[title]) for title in (FIVE, EXPERTS)}
+    samples = {title: list_samples(VIME[title]) for title in (FIVE, TWO_GPUS, EXPERTS)}
     busy = {title: statistics.mean(gpu["utilization_percent"] for gpu in found) for title, found in samples.items()}
     told = f"the GPU was busy for {busy[EXPERTS]:.0f} % of the time, against {busy[FIVE]:.0f} % at Qwen3-4B's sizes"
     assert told in " ".join(find_section(EXPERTS).split())
+    told = f"the first GPU was busy for {busy[TWO_GPUS]:.0f} % of the time"
+    assert told in " ".join(find_section(TWO_GPUS).split())
     capped = statistics.mean("sw_power_cap" in gpu["throttle_reasons"] for gpu in samples[FIVE])
     assert f"power limit in {100 * capped:.0f} % of the samples" in " ".join(find_section(FIVE).split())
 
@@ -295,19 +299,19 @@ def test_the_command_of_a_run_of_vime_asks_for_what_ran(title: str, name: str) -
 
 
 def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back() -> None:
-    name = VIME["Live over two GPUs"]
+    name = VIME[TWO_GPUS]
+    sessions = [trial for trial in analyse(name).trials if trial.variant == "enabled"]
+    assert len(sessions) == 4
     with open_bundle(FOLDER / name) as run_dir:
-        assert Plan.load(run_dir.plan).run.layouts["h200"].tensor_parallel == 2
-        enabled = [trial for trial in analyse(name).trials if trial.variant == "enabled"]
-        for trial in enabled:
-            first, second = read_ops(run_dir.trial(trial.name)).ranks
-            decided, others = (rank.decisions for rank in (first, second))
-            assert decided == others
-            assert {item.implementation for item in decided} == {"FusedLogpGenericOp", "TritonRatioKLOp"}
-            assert {step: found.calls for step, (_, found) in first.steps.items()} == {
-                step: found.calls for step, (_, found) in second.steps.items()
-            }
-    decisions = [found for trial in enabled for found in trial.decisions]
+        assert Plan.load(run_dir.plan).run.layouts["h100"].tensor_parallel == 2
+        for session in sessions:
+            first, second = read_ops(run_dir.trial(session.name.partition(":")[0])).ranks
+            assert first.decisions == second.decisions
+            assert {item.implementation for item in first.decisions} == {"FusedLogpGenericOp", "TritonRatioKLOp"}
+            calls = [{step: found.calls for step, (_, found) in rank.steps.items()} for rank in (first, second)]
+            assert calls[0] == calls[1]
+            assert len(calls[0]) == 56
+    decisions = [found for session in sessions for found in session.decisions]
     assert {found.op for found in decisions} == {"logp", "ratio_kl"}
     assert all(found.is_rl_kernel and found.calls and not found.fallbacks for found in decisions)
 
@@ -375,7 +379,7 @@ def test_the_readme_gives_the_saving_of_each_bundle_whose_section_it_links() -> 
     lines = (ROOT / "README.md").read_text().splitlines()
     found = [(line, anchor) for line in lines for anchor in re.findall(r"evidence/README\.md#([\w-]+)", line)]
     told = [(line, bundles[anchor]) for line, anchor in found if anchor in bundles]
-    assert len(told) == 6
+    assert len(told) == 7
     for line, name in told:
         less, low, high = find_interval(analyse(name), "step_time_s")
         assert f"{less:.2f} %" in line
