@@ -30,7 +30,7 @@ def require_ray_around_every_trial(run_dir: RunDir, trials: Mapping[str, str]) -
         log = run_dir.trial(trial).stdout.read_text()
         for node in NODES:
             assert f"task on {node} host={ADDRESSES[node]} switch={switch}\n" in log
-            assert (run_dir.node(node).ray_logs(trial) / "raylet.out").is_file()
+            assert not run_dir.node(node).ray_logs(trial).exists()
     events = [json.loads(line) for line in run_dir.agent_log.read_text().splitlines()]
     ups_and_downs = [(item["event"], item["use"]) for item in events if item["event"] in {"ray up", "ray down"}]
     assert ups_and_downs == [(event, trial) for trial in trials for event in ("ray up", "ray down")]

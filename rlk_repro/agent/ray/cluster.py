@@ -25,6 +25,7 @@ from rlk_repro.agent.trial import Outcome, TrialWatch
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
@@ -126,6 +127,8 @@ class _Cluster:
     def settle(self, outcome: Outcome) -> Outcome:
         """Name a lost node in the outcome, because the trainer's log seldom names the node."""
         self.find_trouble()
+        # most of a bundle's files would be Ray's logs, and the trainer's log already has what the workers print
+        self._order = dataclasses.replace(self._order, keeps_logs=outcome.status is not TrialStatus.OK)
         self.take_down()
         return outcome.with_trouble(self._describe_trouble(), is_interrupted=bool(self.lost))
 

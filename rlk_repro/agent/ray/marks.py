@@ -48,7 +48,7 @@ class Use:
 @dataclass(frozen=True, kw_only=True)
 class RayOrder:
     """The leader's order; ``number`` counts the allocation's Ray clusters, and ``head`` is the address:port of Ray's
-    head.
+    head.  Without ``keeps_logs``, the nodes delete Ray's logs, because the command ended well.
     """
 
     allocation: str
@@ -56,6 +56,7 @@ class RayOrder:
     want: Want
     use: Use
     head: str
+    keeps_logs: bool = True
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RayOrder:

@@ -64,10 +64,12 @@ class RayMember:
         return render_env(seat, str(self.run_dir.ray_token.absolute()), command.address_names)
 
     def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
-        """Stop Ray on this node, collect its logs, and return the GPUs that are still busy after ``idle_s``."""
+        """Stop Ray on this node, collect its logs if wanted, and return the GPUs that are busy after ``idle_s``."""
         node.end()
-        scrubber = Scrubber.from_environment(named=self.find_command(order.use).from_env.values())
-        node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)
+        if order.keeps_logs:
+            scrubber = Scrubber.from_environment(named=self.find_command(order.use).from_env.values())
+            node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)
+        node.delete()
         if self.plan.num_gpus == 0:
             return ()
         busy = preflight.wait_until_idle(self.parts.busy_gpus, self.stop.wait, self.parts.deadlines.idle_s)

@@ -79,11 +79,14 @@ class RayNode:
             self._guarded = None
 
     def collect(self, folder: Path, scrub: Callable[[bytes], bytes]) -> None:
-        """Move the logs to ``folder`` (only the end of a long log), then delete Ray's temporary folder."""
+        """Copy the logs to ``folder``, and only the end of a long log."""
         for source, name in self._find_logs():
             data = scrub(_read_end(source))
             if data:
                 write_bytes(folder / name, data, is_durable=False)
+
+    def delete(self) -> None:
+        """Delete Ray's temporary folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)

@@ -148,7 +148,7 @@ def test_every_trial_gets_a_fresh_ray_on_all_nodes_with_its_own_environment(make
         log = run_dir.trial(trial).stdout.read_text()
         for node, address in (("a", "127.0.0.2"), ("b", "127.0.0.3")):
             assert f"task on {node} host={address} switch={switch} proxy=none\n" in log
-            assert (run_dir.node(node).ray_logs(trial) / "raylet.out").is_file()
+            assert not run_dir.node(node).ray_logs(trial).exists()
         assert "RAY_ADDRESS" not in load_json(run_dir.trial(trial).env)["env"]
     assert len(list(nodes.pids.iterdir())) == 4
     nodes.require_nothing_left()
@@ -201,6 +201,10 @@ def test_ray_that_ends_on_a_node_fails_the_trial_and_the_next_one_gets_a_new_one
     assert nodes.wait() == {"a": 1, "b": 0}, nodes.output.read_text()
     assert statuses(nodes.run_dir) == {"00-p1-baseline": "failed", "01-p1-enabled": "ok"}
     assert f"Ray ended on node {node}: ray start ended with 1: " in exit_of(nodes.run_dir, "00-p1-baseline")["reason"]
+    for name in NODES:
+        logs = nodes.run_dir.node(name).ray_logs
+        assert (logs("00-p1-baseline") / "raylet.out").is_file()
+        assert not logs("01-p1-enabled").exists()
     assert nodes.run_dir.is_sealed
     nodes.require_nothing_left()
 
