@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from rlk_repro.base.files import sha256_file
+from rlk_repro.base.units import GIB
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.plan import Plan
@@ -27,6 +28,7 @@ from rlk_repro.report.setting import describe_setting
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus
 from rlk_repro.spec.load import load_run
+from rlk_repro.workloads.vime.memory import estimate_memory
 from tests import ROOT
 from tests.docs.test_docs import make_anchor
 
@@ -269,6 +271,14 @@ def test_a_step_at_real_sizes_spreads_and_needs_energy_as_the_page_says(title: s
 def test_training_alone_takes_less_time_with_vimes_garbage_collection() -> None:
     train = "{:.2f} % less time ({:.2f} to {:.2f} %)".format(*find_interval(analyse(VIME[COLLECTING]), "train_time_s"))
     assert f"Training alone takes {train}" in " ".join(find_section(COLLECTING).split())
+
+
+@pytest.mark.parametrize("title", [FROZEN, FIVE, TWO_GPUS, EXPERTS, ENTROPY, COLLECTING])
+def test_the_estimate_of_a_full_microbatch_is_close_to_the_measured_peak(title: str) -> None:
+    with open_bundle(FOLDER / VIME[title]) as run_dir:
+        estimate = estimate_memory(Plan.load(run_dir.plan))
+    peak_gib = find_mean(analyse(VIME[title]), "peak_memory_bytes", "baseline") / GIB
+    assert estimate.training_gib == pytest.approx(peak_gib, rel=0.02)
 
 
 def test_the_gpu_is_as_busy_and_as_short_of_power_as_the_page_says() -> None:
