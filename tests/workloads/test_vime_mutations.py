@@ -30,7 +30,10 @@ SURVIVORS = {
     "negative": {},
     "in one variant": {},
     "a list": {},
-    "wrong type": {"workload.model.arguments.moe-layer-freq": "a pattern of layers may be a number as well"},
+    "wrong type": {
+        "workload.model.arguments.moe-layer-freq": "a pattern of layers may be a number as well",
+        "workload.arguments.vllm-compilation-config": "vLLM converts the value by a function of its own",
+    },
     "too large": {
         MARGIN: "memory that vime leaves free: no bound of ours",
         REWARD_MARGIN: "rewards have no scale of ours",
@@ -40,6 +43,7 @@ SURVIVORS = {
         REWARD_MARGIN: "a reward must not fall at all",
         "measure.pairs": "sessions are run, and no pairs",
         "measure.shadow_steps": "the trainer's own functions were not compared",
+        "measure.control_blocks": "no blocks run the baseline in every period",
         "measure.warmup_steps": "every step is scored",
         "workload.rollouts_seed": "a seed like any other",
         "workload.model.arguments.moe-aux-loss-coeff": "as upstream's scripts have it",
@@ -52,12 +56,16 @@ SURVIVORS = {
             *(f"layouts.HARDWARE.{name}_parallel" for name in ("tensor", "pipeline", "expert")),
             "layouts.HARDWARE.num_nodes",
             *("measure.pairs", "measure.warmup_steps", "measure.scored_steps"),
-            *("measure.design", "entropy_metric", "gc_freeze", "measure.sessions", "measure.blocks"),
             *(
-                "measure.shadow_steps",
-                "measure.period_steps",
-                "workload.what_for",
-            ),  # without what_for, an agreement run is a timing run
+                "measure.design",
+                "entropy_metric",
+                "gc_freeze",
+                "measure.sessions",
+                "measure.blocks",
+                "measure.control_blocks",
+            ),
+            *(f"measure.{name}" for name in ("blocks", "control_blocks", "period_steps", "shadow_steps")),
+            "workload.what_for",  # without it, an agreement run is a timing run
             *("expected_session_minutes.HARDWARE", REWARD_MARGIN),
             *("measure.expected_pair_sd_pct", "measure.expected_block_sd_pct"),
             *("rl_kernel.mode", "rl_kernel.ops", "rl_kernel.ops_on.HARDWARE"),
