@@ -30,10 +30,7 @@ SURVIVORS = {
     "negative": {},
     "in one variant": {},
     "a list": {},
-    "wrong type": {
-        "workload.model.arguments.moe-layer-freq": "a pattern of layers may be a number as well",
-        "workload.arguments.vllm-compilation-config": "vLLM converts the value by a function of its own",
-    },
+    "wrong type": {"workload.model.arguments.moe-layer-freq": "a pattern of layers may be a number as well"},
     "too large": {
         MARGIN: "memory that vime leaves free: no bound of ours",
         REWARD_MARGIN: "rewards have no scale of ours",
