@@ -12,7 +12,7 @@ from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.report.blocks import Tone
 from rlk_repro.report.operators import find_speedup
-from rlk_repro.report.setting import FROZEN
+from rlk_repro.report.setting import FROZEN, ONE_GPU
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word, describe_checks
 from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
@@ -156,10 +156,17 @@ def _apply(view: View, metric: str, ratio: float) -> str:
     return f", {' → '.join(ends)} {view.label(metric).unit}".rstrip()
 
 
-def describe_ground(analysis: Analysis) -> str:
-    """Return the number of pairs or sessions and the hardware, like ``4 sessions on NVIDIA H200``."""
-    facts = (analysis.facts.get(name) for name in ("GPU", "driver"))
-    place = ", ".join(("driver " if number else "") + fact for number, fact in enumerate(facts) if fact)
+def describe_ground(view: View) -> str:
+    """Return the number of pairs or sessions and the hardware, like ``4 sessions on NVIDIA H200, driver 580.159.04``.
+
+    If a trial uses several GPUs, the layout follows the name of the GPU.
+    """
+    analysis = view.analysis
+    gpu, driver = (analysis.facts.get(name, "") for name in ("GPU", "driver"))
+    layout = dict(view.context.setting).get("layout", ONE_GPU)
+    if gpu and not layout.startswith(ONE_GPU):
+        gpu += f" ({layout})"
+    place = ", ".join(filter(None, (gpu, driver and f"driver {driver}")))
     number = f"{count(analysis.verdict.num_pairs, analysis.unit)} on " if analysis.verdict.num_pairs else ""
     return f"{number}{place or analysis.hardware}"
 
@@ -194,7 +201,7 @@ def describe_publishing(view: View) -> str:
     analysis, bundle_id = view.analysis, view.context.bundle_id
     if not bundle_id or analysis.verdict.word not in DECIDED:
         return ""
-    ground = describe_ground(analysis)
+    ground = describe_ground(view)
     return f"Publish together: the bundle, its id {bundle_id}, this result with its interval, and its basis: {ground}."
 
 

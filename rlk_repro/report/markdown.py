@@ -56,7 +56,7 @@ def _render_summary(view: View) -> Iterator[str]:
     analysis, context = view.analysis, view.context
     yield from (f"### {escape_markdown(analysis.run)}: {describe_words(analysis)}", "")
     yield from (f"**{escape_markdown(describe_answer(view))}**", "")
-    yield escape_markdown(f"{describe_subject(view)}: {describe_ground(analysis)}.")
+    yield escape_markdown(f"{describe_subject(view)}: {describe_ground(view)}.")
     yield from ("", *(escape_markdown(caution) for caution in make_cautions(view)[:MOST_CAUTIONS]), "")
     if view.is_comparison:
         yield from (*_cut(make_effects(view), MOST_EFFECTS), "")

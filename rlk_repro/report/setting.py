@@ -14,6 +14,7 @@ from rlk_repro.workloads import WORKLOADS, find_words
 
 Workload = Mapping[str, Any]
 
+ONE_GPU: Final = "1 node, 1 GPU a node"
 AS_WRITTEN: Final = "none: all values are those of the run definition"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (

@@ -71,7 +71,7 @@ def _list_answers(view: View) -> Iterable[tuple[str, TableCell]]:
     analysis = view.analysis
     yield "verdict", TableCell(text=describe_words(analysis), tone=choose_tone(analysis))
     yield "answer", TableCell(text=describe_answer(view).removeprefix("Result: "))
-    yield "rests on", TableCell(text=describe_ground(analysis))
+    yield "rests on", TableCell(text=describe_ground(view))
     yield "bundle", TableCell(text=view.context.bundle_id[:SHOWN_HASH] or "not sealed", is_code=True)
 
 

@@ -71,7 +71,7 @@ def print_answer(
     _print_word(analysis, console)
     place = bundle or view.context.bundle
     rows = (
-        ("rests on", describe_ground(analysis)),
+        ("rests on", describe_ground(view)),
         ("replay", replay),
         ("bundle", bundle),
         ("report", report),

@@ -61,7 +61,21 @@ def test_the_answer_is_one_plain_sentence(
 def test_the_answer_names_what_was_timed() -> None:
     analysis = change(VerdictWord.FASTER, low=0.2, high=0.3, workload="module")
     assert "vime's loss functions alone take 75.00 % less time" in describe_answer(make_view(analysis))
-    assert describe_ground(analysis).startswith("6 pairs on ")
+    assert describe_ground(make_view(analysis)).startswith("6 pairs on ")
+
+
+@pytest.mark.parametrize(
+    ("layout", "place"),
+    [
+        ("1 node, 1 GPU a node, TP 1", "NVIDIA H100"),
+        ("1 node, 2 GPUs a node, TP 2", "NVIDIA H100 (1 node, 2 GPUs a node, TP 2)"),
+    ],
+)
+def test_a_result_of_several_gpus_names_their_layout(layout: str, place: str) -> None:
+    facts = {"GPU": "NVIDIA H100", "driver": "580.159.04"}
+    analysis = replace(change(VerdictWord.FASTER, low=0.2, high=0.3), facts=facts)
+    view = make_view(analysis, Context(setting=(("layout", layout),)))
+    assert describe_ground(view) == f"6 pairs on {place}, driver 580.159.04"
 
 
 @pytest.mark.parametrize(
