@@ -64,6 +64,9 @@ ASTRAY: Final = frozenset(
     | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
 )
 
+# Many containers set this variable. With it, every process of every trial compiles all files that it imports.
+UNCOMPILED: Final = "PYTHONDONTWRITEBYTECODE"
+
 _SWITCH: Final = r"[01]"
 _NUMBER: Final = r"\d{1,9}"
 _WORDS: Final = r"[A-Za-z0-9^,_]{1,100}"
@@ -183,7 +186,7 @@ def resolve_env(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
                 for name in absent
             )
         )
-    left_out = DECLARED | ASTRAY if command.needs_ray else DECLARED
+    left_out = DECLARED | {UNCOMPILED} | (ASTRAY if command.needs_ray else frozenset())
     inherited = {name: value for name, value in environ.items() if name not in left_out}
     named = {name: environ[source] for name, source in command.from_env.items()}
     return inherited | dict(command.env) | named

@@ -106,6 +106,11 @@ def test_the_profiles_variables_reach_every_trainer_and_secrets_stay_names() -> 
         assert resolve_env(command, {"MY_TOKEN": "x"})["HF_TOKEN"] == "x"
 
 
+def test_trainers_may_write_compiled_files_although_the_shell_forbids_it() -> None:
+    for command in commands(make_example_plan()[0]).values():
+        assert "PYTHONDONTWRITEBYTECODE" not in resolve_env(command, {"PYTHONDONTWRITEBYTECODE": "1"})
+
+
 def test_an_interface_of_the_profile_is_nccl_s_and_gloo_s_unless_the_profile_says_otherwise() -> None:
     profile = PROFILE + b"ray: {interface: ib0}\nenv: {GLOO_SOCKET_IFNAME: eth1}\n"
     for command in commands(make_example_plan(profile=profile)[0]).values():
