@@ -29,7 +29,7 @@ def press_tab(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rlk-repro submit qwen3-30b-a3b-ra", ["qwen3-30b-a3b-random-8l"]),
+        ("rlk-repro submit qwen3-30b-a3b-random-8", ["qwen3-30b-a3b-random-8l"]),
         ("rlk-repro submit smoke --hardware h", ["h100", "h200"]),
         ("rlk-repro prepare qwen3-4b --stack vime", ["vime-host"]),
         ("rlk-repro profile show generic-a", ["generic-a100"]),
