@@ -43,6 +43,7 @@ ENTROPY = "A step with vime's entropy metric"
 NARROW = (FIVE, ENTROPY)  # results whose interval is narrow enough to exclude what the parts save
 RECORD = "What the record of tokens costs"
 COLLECTING = "The step with vime's garbage collection"
+REAL_SIZES = (FROZEN, FIVE, TWO_GPUS, EXPERTS, ENTROPY, COLLECTING)
 VIME = {
     FROZEN: "qwen3-4b-random-gc-freeze-h200.tgz",
     FIVE: "qwen3-4b-random-five-h200.tgz",
@@ -215,7 +216,7 @@ def test_the_numbers_and_the_verdict_of_a_run_of_vime_are_its_own(title: str, na
     }
 
 
-@pytest.mark.parametrize("title", [FROZEN, FIVE, TWO_GPUS, EXPERTS, ENTROPY, COLLECTING])
+@pytest.mark.parametrize("title", REAL_SIZES)
 def test_the_parts_of_a_step_at_real_sizes_save_what_the_page_says(title: str) -> None:
     """What the parts save lies in the interval of the step, except in two narrow ones, and the page gives both."""
     section = " ".join(find_section(title).split())
@@ -255,7 +256,7 @@ def test_the_narrow_result_saves_less_than_its_parts_and_the_page_says_where_not
         assert abs(means[0] - means[1]) < 1.5
 
 
-@pytest.mark.parametrize("title", [FROZEN, FIVE, TWO_GPUS, EXPERTS, ENTROPY])
+@pytest.mark.parametrize("title", [title for title in REAL_SIZES if title != COLLECTING])
 def test_a_step_at_real_sizes_spreads_and_needs_energy_as_the_page_says(title: str) -> None:
     section = " ".join(find_section(title).split())
     analysis = analyse(VIME[title])
@@ -273,7 +274,7 @@ def test_training_alone_takes_less_time_with_vimes_garbage_collection() -> None:
     assert f"Training alone takes {train}" in " ".join(find_section(COLLECTING).split())
 
 
-@pytest.mark.parametrize("title", [FROZEN, FIVE, TWO_GPUS, EXPERTS, ENTROPY, COLLECTING])
+@pytest.mark.parametrize("title", REAL_SIZES)
 def test_the_estimate_of_a_full_microbatch_is_close_to_the_measured_peak(title: str) -> None:
     with open_bundle(FOLDER / VIME[title]) as run_dir:
         estimate = estimate_memory(Plan.load(run_dir.plan))
@@ -315,7 +316,7 @@ def test_over_two_gpus_both_ranks_called_rl_kernel_and_nothing_fell_back() -> No
     with open_bundle(FOLDER / name) as run_dir:
         assert Plan.load(run_dir.plan).run.layouts["h100"].tensor_parallel == 2
         for session in sessions:
-            first, second = read_ops(run_dir.trial(session.name.partition(":")[0])).ranks
+            first, second = read_ops(run_dir.trial(session.folder)).ranks
             assert first.decisions == second.decisions
             assert {item.implementation for item in first.decisions} == {"FusedLogpGenericOp", "TritonRatioKLOp"}
             calls = [{step: found.calls for step, (_, found) in rank.steps.items()} for rank in (first, second)]

@@ -53,14 +53,7 @@ SURVIVORS = {
             *(f"layouts.HARDWARE.{name}_parallel" for name in ("tensor", "pipeline", "expert")),
             "layouts.HARDWARE.num_nodes",
             *("measure.pairs", "measure.warmup_steps", "measure.scored_steps"),
-            *(
-                "measure.design",
-                "entropy_metric",
-                "gc_freeze",
-                "measure.sessions",
-                "measure.blocks",
-                "measure.control_blocks",
-            ),
+            *("measure.design", "entropy_metric", "gc_freeze", "measure.sessions"),
             *(f"measure.{name}" for name in ("blocks", "control_blocks", "period_steps", "shadow_steps")),
             "workload.what_for",  # without it, an agreement run is a timing run
             *("expected_session_minutes.HARDWARE", REWARD_MARGIN),
