@@ -96,11 +96,16 @@ def replay(
 
 
 def _say_end(bundle: Path, recorded: Recorded, replay: str, next_command: str) -> None:
+    from rlk_repro.report.setting import describe_setting
     from rlk_repro.report.terminal import print_answer
+    from rlk_repro.report.view import Context
 
     where = f"{bundle}  (id {recorded.bundle_id[:12]})"
+    context = Context(setting=describe_setting(recorded.plan))
     show(
-        lambda console: print_answer(recorded.analysis, console, bundle=where, replay=replay, next_command=next_command)
+        lambda console: print_answer(
+            recorded.analysis, console, context, bundle=where, replay=replay, next_command=next_command
+        )
     )
 
 
@@ -114,6 +119,7 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
         lambda console: print_answer(
             result.analysis,
             console,
+            result.context,
             bundle=f"{result.bundle}  (id {result.bundle_id[:12]})",
             report=str(result.report),
             replay=comparison.headline,

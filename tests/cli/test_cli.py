@@ -10,6 +10,7 @@ from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.store import remember
+from tests import ROOT
 from tests.support.make_run import Recipe, finish_run, make_run
 
 MENU = ", ".join(list_names(run_folders()))
@@ -106,6 +107,15 @@ def test_replay_of_the_analysis_names_its_level(call, sealed: RunDir) -> None:
     assert code == 0
     assert "(level: re-analysis, exact)" in out
     assert json.loads(call("replay", str(sealed.bundle), "--analyze-only", "--json")[1])["is_ok"]
+
+
+def test_replay_and_report_end_with_the_same_basis_of_a_result(call, tmp_path: Path) -> None:
+    bundle = str(ROOT / "docs" / "evidence" / "qwen3-4b-random-tp2-h100.tgz")
+    for words in (("replay", bundle, "--analyze-only"), ("report", bundle, "-o", str(tmp_path))):
+        code, out, _ = call(*words)
+        assert code == 0
+        told = "4 sessions on NVIDIA H100 80GB HBM3 (1 node, 2 GPUs a node, TP 2), driver 580.159.04"
+        assert told in " ".join(out.split())
 
 
 def test_a_report_is_rebuilt_and_may_set_the_exit_code(call, sealed: RunDir, tmp_path: Path) -> None:
