@@ -154,6 +154,11 @@ def _check_tokens(plan: Plan, division: Division) -> Iterator[Problem]:
         yield Problem(_where(plan, "workload.arguments.vllm-max-model-len"), what, got=model_len,
                       expected=f"a number from {least} to {MOST_TOKENS}")  # fmt: skip
 
+    padding, most = _written(plan, "data-pad-size-multiplier"), division.placement.max_tokens_per_gpu
+    if padding is not None and not (isinstance(padding, int) and 1 <= padding <= most):
+        yield Problem(_where(plan, "workload.arguments.data-pad-size-multiplier"), "does not fit a microbatch",
+                      got=padding, expected=f"a number from 1 to {most}")  # fmt: skip
+
 
 def _check_engines(plan: Plan, division: Division) -> Iterator[Problem]:
     if not vime_of(plan).generates(plan.run.lane):
