@@ -35,7 +35,7 @@ def make_agreement(view: View) -> Section:
     words = [f"{item.variant}: {item.reason}" for item in found.values() if item.reason]
     blocks: tuple[Block, ...] = (
         Text(text="The table counts tokens by the difference between the log-probs of training and rollout."),
-        Table(columns=columns, rows=tuple(rows), note=note.strip()),
+        Table(columns=columns, rows=tuple(rows), note=note.strip(), is_folded=view.is_comparison),
         *(Text(text=f"Steps without a record: {'; '.join(words)}.") for _ in words[:1]),
     )
     return Section(key=KEY, title=TITLE, blocks=blocks)

@@ -189,7 +189,8 @@ def _make_block_tables(view: View) -> Iterable[Table]:
         for variant, item in view.analysis.pooled.items()
     )  # fmt: skip
     note = "These numbers cover all scored steps; no verdict uses them, because a session's steps depend on each other."
-    yield Table(title=f"Percentiles of {view.name_with_unit(metric)}", columns=columns, rows=rows, note=note)
+    title = f"Percentiles of {view.name_with_unit(metric)}"
+    yield Table(title=title, columns=columns, rows=rows, note=note, is_folded=True)
 
 
 def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second: str) -> Table:
