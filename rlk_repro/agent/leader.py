@@ -55,6 +55,7 @@ from rlk_repro.rundir.state import Phase
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import profile_env, resolve_env
 
+PREFLIGHT_HINT: Final = "docs/preflight.md says what each check needs, and how a profile turns a check into a warning"
 MAX_FAILED_FIRST: Final = 4
 """The run stops when its first 4 trials (each variant twice) fail, because later trials would very likely fail too."""
 
@@ -165,10 +166,11 @@ class Leader:
         blocking = self._find_blocking(others)
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
             self._lost_early = self._list_ended()
-            raise EnvironmentMissing(
-                *(Problem(item.where, "preflight check failed", got=item.found, expected=item.expected)
-                  for item in blocking)
-            )  # fmt: skip
+            *problems, last = (
+                Problem(item.where, "preflight check failed", got=item.found, expected=item.expected)
+                for item in blocking
+            )
+            raise EnvironmentMissing(*problems, replace(last, hint=PREFLIGHT_HINT))
 
     def _find_blocking(self, others: list[Finding]) -> list[Finding]:
         return [finding for finding in (*others, *self._findings) if finding.level is Level.BLOCKING]

@@ -384,7 +384,8 @@ def test_the_leader_waits_for_followers_and_a_missing_one_blocks(tmp_path: Path)
     place = make_place("a", ("a", "b"), "job-7")
     assert run_agent(run_dir, place, is_resuming=False, parts=make_parts()) == 3
     assert message(run_dir) == (
-        "preflight: nodes.b: preflight check failed, got 'no record', expected a preflight record within 0.1 s"
+        "preflight: nodes.b: preflight check failed, got 'no record', expected a preflight record within 0.1 s\n"
+        "  hint: docs/preflight.md says what each check needs, and how a profile turns a check into a warning"
     )
 
 

@@ -33,6 +33,7 @@ MODULES: Final = ("torch",)
 ADVICE: Final[Mapping[str, str]] = {
     "governor": "to make step times vary less: sudo cpupower frequency-set -g performance",
     "numa_balancing": "sudo sysctl kernel.numa_balancing=0",
+    "other_runs": "wait until the other run has ended, or give each run its own GPUs (docs/preflight.md)",
     "shared_memory": "start the container with --ipc=host",
     "open_files": "Ray and vLLM open many sockets: raise the hard limit, ulimit -Hn 65536",
     "clock_source": "boot with clocksource=tsc: the current clock source makes every reading of the time slow",
