@@ -25,7 +25,7 @@ from rlk_repro.workloads import vime
 from tests.support.make_run import PREFIX, list_ops_lines, make_exit, write_records
 from tests.support.run_plans import make_run_plan
 
-SIZES = [16 * (64 + length) for length in range(2240, 3521, 64)]
+SIZES = [16 * (64 + length) for length in range(2496, 3521, 64)]
 PEAK_PER_TOKEN = 1_500_000
 BASELINE_TRIAL, ENABLED_TRIAL = "00-p1-baseline", "01-p1-enabled"
 
@@ -66,7 +66,7 @@ def write_trial(run_dir: RunDir, plan: Plan, trial: Trial, end: End) -> None:
 
 
 def test_the_answer_is_the_largest_microbatch_that_fitted_in_each_variant(tmp_path: Path) -> None:
-    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12)})
+    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(8)})
     assert analysis.verdict.word is VerdictWord.NO_COMPARISON
     assert analysis.verdict.headline == (
         "largest microbatch that trained: 46,080 tokens in baseline, 48,128 tokens in enabled"
@@ -88,7 +88,7 @@ def test_the_answer_is_the_largest_microbatch_that_fitted_in_each_variant(tmp_pa
 
 
 def test_a_trial_that_trained_every_rollout_gives_a_lower_bound(tmp_path: Path) -> None:
-    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(20), ENABLED_TRIAL: End(21, "ok")})
+    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(16), ENABLED_TRIAL: End(17, "ok")})
     assert describe_microbatches(analysis.microbatches) == (
         "largest microbatch that trained: 56,320 tokens in baseline, 57,344 tokens or more in enabled"
     )
@@ -100,12 +100,12 @@ def test_a_trial_that_trained_every_rollout_gives_a_lower_bound(tmp_path: Path) 
     [
         (End(5, "failed"), "failed: made to end with failed"),
         (End(0), "the first rollout ran out of memory"),
-        (End(5, response_len=512), "step 0 was planned with responses of 2240 tokens, and its log says 512"),
+        (End(5, response_len=512), "step 0 was planned with responses of 2496 tokens, and its log says 512"),
         (End(5, is_routed=False), "RL-Kernel is not proved to have run: "),
     ],
 )
 def test_a_trial_without_proof_gives_no_number(tmp_path: Path, end: End, reason: str) -> None:
-    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(10), ENABLED_TRIAL: end})
+    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(6), ENABLED_TRIAL: end})
     assert describe_microbatches(analysis.microbatches) == (
         "largest microbatch that trained: 46,080 tokens in baseline, unknown in enabled"
     )
@@ -113,19 +113,19 @@ def test_a_trial_without_proof_gives_no_number(tmp_path: Path, end: End, reason:
 
 
 def test_several_pairs_give_a_range(tmp_path: Path) -> None:
-    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12)})
+    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(8)})
     first, second = analysis.microbatches
-    again = make_memory_run(tmp_path / "again", {BASELINE_TRIAL: End(11), ENABLED_TRIAL: End(12)}).microbatches
+    again = make_memory_run(tmp_path / "again", {BASELINE_TRIAL: End(7), ENABLED_TRIAL: End(8)}).microbatches
     assert describe_microbatches([first, second, *again]) == (
         "largest microbatch that trained: 46,080 to 47,104 tokens in baseline, 48,128 tokens in enabled"
     )
 
 
 def test_a_replay_reproduces_equal_limits(tmp_path: Path) -> None:
-    recorded = make_memory_run(tmp_path / "a", {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12)})
-    again = make_memory_run(tmp_path / "b", {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12)})
-    other = make_memory_run(tmp_path / "c", {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(11)})
-    failed = make_memory_run(tmp_path / "d", {BASELINE_TRIAL: End(10), ENABLED_TRIAL: End(12, "failed")})
+    recorded = make_memory_run(tmp_path / "a", {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(8)})
+    again = make_memory_run(tmp_path / "b", {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(8)})
+    other = make_memory_run(tmp_path / "c", {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(7)})
+    failed = make_memory_run(tmp_path / "d", {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(8, "failed")})
     same, different = compare_analyses(recorded, again), compare_analyses(recorded, other)
     assert (same.level, same.is_ok) == (Match.REPRODUCED, True)
     assert different.level is Match.DIFFERENT
@@ -138,8 +138,8 @@ def test_a_replay_reproduces_equal_limits(tmp_path: Path) -> None:
     [
         ("workload.placements.h200.max_tokens_per_gpu=9216",
          "does not hold the longest samples of a step, got 9216, expected 57344 or more"),
-        ("workload.rollouts_growth=200",
-         "is too large for 21 rollouts of at most 3520 tokens a response, got 200, expected at most 175"),
+        ("workload.rollouts_growth=220",
+         "is too large for 17 rollouts of at most 3520 tokens a response, got 220, expected at most 219"),
         ("lane=live", "lane: does not fit what_for: largest-microbatch, whose rollouts prepare makes, got 'live', "
          "expected train-only"),
         ("measure.pairs=6", "measures no time, got 6, expected at most 5 pairs"),

@@ -19,7 +19,7 @@ from tools.schemas import ANSWERS
 Call = Callable[..., tuple[int, str, str]]
 EVIDENCE = ROOT / "docs" / "evidence"
 OPERATORS, MODULE, VIME = (
-    str(EVIDENCE / f"{name}-h200.tgz") for name in ("operators", "module-qwen3-4b-pairs", "vime-live")
+    str(EVIDENCE / f"{name}-h200.tgz") for name in ("operators", "module-qwen3-4b-pairs", "qwen3-4b-random-live")
 )
 SMALL = ("--set", "measure.pairs=1", "--set", "workload.grpo.rollout_batch_size=2", "--pairs", "1")
 ALONE = (

@@ -125,7 +125,7 @@ def test_only_a_shown_loss_beyond_the_margin_closes_the_gate(
 def test_the_differences_to_another_machine_fit_a_screen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for source in FLAGS:
         monkeypatch.delenv(source.variable, raising=False)
-    code, out, err = call("replay", str(EVIDENCE / "vime-live-h200.tgz"))
+    code, out, err = call("replay", str(EVIDENCE / "qwen3-4b-random-live-h200.tgz"))
     assert code == 3
     assert "python module vime: missing" in err
     assert len(out.splitlines()) <= 45

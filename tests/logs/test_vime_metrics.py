@@ -96,11 +96,11 @@ def test_the_log_of_a_failed_trainer_has_its_metrics(tmp_path: Path) -> None:
 
 
 def test_the_logs_of_the_evidence_have_the_metrics_of_the_table() -> None:
-    with open_bundle(ROOT / "docs" / "evidence" / "vime-live-h200.tgz") as run_dir:
+    with open_bundle(ROOT / "docs" / "evidence" / "qwen3-4b-random-live-h200.tgz") as run_dir:
         logs = sorted(run_dir.root.glob("trials/*/stdout.log"))
-        assert len(logs) == 12
+        assert len(logs) == 4
         for log in logs:
-            check_log(log, "live", 16)
+            check_log(log, "live", 31)
         assert not list(run_dir.root.glob("rollouts/*/stdout.log"))
 
 

@@ -91,7 +91,7 @@ def test_the_first_screen_of_operators_holds_their_sizes_and_a_plot(width: int, 
 
 @pytest.mark.parametrize(("width", "height"), SCREENS)
 def test_the_first_screen_of_the_index_holds_verdict_size_and_interval(width: int, height: int, tmp_path: Path) -> None:
-    found = map(load, ("qwen3-4b-random-h200", "vime-live-h200"))
+    found = map(load, ("qwen3-4b-random-h200", "qwen3-4b-random-live-h200"))
     entries = [Entry(analysis=analysis, context=context) for analysis, context in found]
     page = render_index(entries)
     assert "-2.37 % (-3.22 % to -1.52 %)" in page.replace("\u00a0", " ")
@@ -99,7 +99,9 @@ def test_the_first_screen_of_the_index_holds_verdict_size_and_interval(width: in
     require_seen(measure(page, tmp_path, width, height, wanted)[1], width, height)
 
 
-@pytest.mark.parametrize("name", ["vime-live-h200", "qwen3-4b-agreement-h200", "module-qwen3-4b-sessions-h200"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-4b-random-live-h200", "qwen3-4b-agreement-h200", "module-qwen3-4b-sessions-h200"]
+)
 def test_a_folded_page_is_short(name: str, tmp_path: Path) -> None:
     height, boxes = measure(render_html(*load(name)), tmp_path, 1280, 800)
     assert height <= 8000

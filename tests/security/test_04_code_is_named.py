@@ -122,7 +122,7 @@ def bundle(tmp_path: Path) -> Path:
 
     folder = tmp_path / "theirs"
     folder.mkdir()
-    with tarfile.open(EVIDENCE / "vime-live-h200.tgz") as archive:
+    with tarfile.open(EVIDENCE / "qwen3-4b-random-live-h200.tgz") as archive:
         archive.extractall(folder, filter="data")
     run_dir = RunDir(folder)
     plan = with_workload(Plan.load(run_dir.plan), data={"custom_rm_path": "evil.reward", "rm_type": None})
