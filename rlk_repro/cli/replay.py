@@ -220,7 +220,8 @@ def _say_warnings(warnings: Sequence[Finding]) -> None:
     for finding in warnings:
         by_part.setdefault(".".join(finding.where.split(".")[:-1][:2]), []).append(finding)
     for part, found in by_part.items():
-        if len(found) <= MOST_IN_FULL:
+        is_unknown = len(found) > 1 and all(finding.found.startswith("unknown") for finding in found)
+        if len(found) <= MOST_IN_FULL and not is_unknown:
             say_findings(found)
         else:
             names = [finding.where.removeprefix(f"{part}.") for finding in found]

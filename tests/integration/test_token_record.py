@@ -158,7 +158,7 @@ def make_result(variant: str, **changes: Any) -> AgreementResult:
 def test_the_report_has_a_column_for_each_variant_and_two_drawings(run: Any) -> None:
     _, run_dir = run
     analysis = analyse(run_dir)
-    view: Any = SimpleNamespace(analysis=analysis)
+    view: Any = SimpleNamespace(analysis=analysis, is_comparison=True)
     table = next(block for block in make_agreement(view).blocks if isinstance(block, Table))
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     assert rows["all tokens"] == [f"{item.num_tokens:,}" for item in analysis.agreement]
@@ -169,7 +169,7 @@ def test_the_report_has_a_column_for_each_variant_and_two_drawings(run: Any) -> 
 def test_the_report_says_which_steps_have_no_record_and_draws_nothing_of_them() -> None:
     nothing = {"num_tokens": 0, "beyond": (0,) * len(LADDER), "mean_abs": None, "mean_by_position": ()}
     found = (make_result("baseline"), make_result("enabled", reason="context parallel size 2", **nothing))
-    view: View | Any = SimpleNamespace(analysis=SimpleNamespace(agreement=found))
+    view: View | Any = SimpleNamespace(analysis=SimpleNamespace(agreement=found), is_comparison=True)
     section = make_agreement(view)
     assert any("enabled: context parallel size 2" in getattr(block, "text", "") for block in section.blocks)
     assert [figure.svg.count("dot enabled") for figure in plot_agreement(view)] == [0, 0]
