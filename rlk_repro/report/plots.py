@@ -48,7 +48,8 @@ def make_figures(view: View) -> tuple[Figure, ...]:
     if not view.is_comparison:
         return (*plot_drift(view), *plot_agreement(view), *plot_speedups(view))
     of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, PEAK_MEMORY]
-    compared = (ABS_DIFF,) if view.analysis.blocks else ("raw_reward", ABS_DIFF)  # a session's variants share a policy
+    # both variants of a session train one policy, so their rewards are not compared
+    compared = (ABS_DIFF,) if view.analysis.is_crossover else ("raw_reward", ABS_DIFF)
     of_steps = [STEP_TIME, *(metric for metric in compared if metric in view.metrics)]
     trials = [plot_trials(view, metric) for metric in of_trials]
     steps = [plot_steps(view, metric) for metric in of_steps]
