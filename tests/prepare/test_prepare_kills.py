@@ -159,7 +159,9 @@ for number in range(8):
     (save / "release").mkdir(parents=True, exist_ok=True)
     (save / "release" / f"__{number}_0.distcp").write_bytes(bytes([number]) * 50000)
     time.sleep(float(pathlib.Path(__file__).with_name("mode").read_text() or 0))
-(save / "release" / "words.json").write_text(json.dumps([model, os.environ["PYTHONPATH"].split(os.pathsep)[:2]]))
+ranks = [os.environ[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")]
+(save / "release" / "words.json").write_text(
+    json.dumps([model, os.environ["PYTHONPATH"].split(os.pathsep)[:2], ranks]))
 (save / "latest_checkpointed_iteration.txt").write_text("release")
 """
 
@@ -195,14 +197,19 @@ def convert(hub: HubServer, tmp_path: Path, *more: str) -> subprocess.Popen[str]
         text=True)  # fmt: skip
 
 
-def test_a_conversion_is_recorded_with_its_command_and_commits(hub: HubServer, tmp_path: Path, tool: Path) -> None:
+def test_a_conversion_is_recorded_with_its_command_and_commits(
+    hub: HubServer, tmp_path: Path, tool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "12355")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
     answer = finish(convert(hub, tmp_path))
     part = answer["parts"][-1]
     assert (part["kind"], part["num_files"]) == ("checkpoint", 10)
     folder = Path(part["folder"])
-    model, path = json.loads((folder / "release" / "words.json").read_text())
+    model, path, ranks = json.loads((folder / "release" / "words.json").read_text())
     assert model[:4] == ["--swiglu", "--num-layers", "2", "--hidden-size"]
     assert path == [str(tmp_path / "sources" / name) for name in ("megatron_lm", "vime")]
+    assert ranks == ["1", "0", "0", "0"], "one process on a free port, whatever Slurm or another conversion has"
     contents = load_contents(folder)
     assert contents is not None
     assert contents.source["arguments"] == model

@@ -142,6 +142,9 @@ def _require_pinned(stack: Stack) -> dict[str, str]:
 def _make_env(vime: Path, megatron: Path) -> dict[str, str]:
     path = [str(megatron), str(vime), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    # vime's tool takes these from Slurm's variables and a fixed port, where two conversions on a host collide.
+    # torchrun replaces them; for one process, torch takes a free port where it is given port 0.
+    own |= {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(path)}
 
 
