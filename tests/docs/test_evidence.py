@@ -517,6 +517,24 @@ def test_the_largest_microbatches_are_those_of_their_bundle() -> None:
     assert f"that trains has {enabled.largest:,} instead of {baseline.largest:,} tokens" in readme
 
 
+def test_the_replay_found_the_same_largest_microbatches() -> None:
+    section = " ".join(find_section(MEMORY).split())
+    recorded, replayed = FOLDER / "qwen3-4b-memory-h200.tgz", FOLDER / "qwen3-4b-memory-replay-h200.tgz"
+    assert analyse(replayed.name).microbatches == analyse(recorded.name).microbatches
+    baseline, enabled = analyse(replayed.name).microbatches
+    assert f"{baseline.largest:,} tokens in baseline and {enabled.largest:,} with RL-Kernel, with the same" in section
+    gpus = []
+    for bundle in (recorded, replayed):
+        with open_bundle(bundle) as run_dir:
+            (manifest,) = load_manifests(run_dir)
+        gpu: Any = manifest.sections["gpu"]
+        gpus.append(gpu["devices"][0]["uuid"])
+    assert len(set(gpus)) == len(gpus)
+    comparison = diff_bundles(recorded, replayed).comparison
+    assert comparison is not None
+    assert f"The level is *{comparison.level} within {comparison.margin_pct:g} %*" in section
+
+
 def list_set_flags(command: str) -> dict[str, str]:
     words = shlex.split(command.replace("--pairs ", "--set measure.pairs="))
     return dict(value.split("=", 1) for flag, value in itertools.pairwise(words) if flag == "--set")
