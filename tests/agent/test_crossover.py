@@ -141,8 +141,8 @@ def test_planted_slow_downs_of_0_2_and_10_percent_are_found(tmp_path: Path) -> N
         # the intervals are of 95 %: three of them and the double's own route, up to 1 %, need some room
         assert abs(math.log(effect.ratio / find_planted(found, share))) <= 1.5 * half_width + 0.01
         assert half_width < 0.15
-        # an idle machine of 2 cores reaches 0.7 to 2.1 %; other tests beside this one widen the intervals
-        assert (effect.low > 1) or share < 0.75 * half_width + 0.01
+        # an idle machine of 2 cores reaches 0.7 to 2.1 %, so it finds 10 %; other tests beside this one widen intervals
+        assert (effect.low > 1) or share < 2 * half_width
 
 
 def find_half_width(effect: Effect) -> float:
