@@ -100,7 +100,7 @@ def test_the_logs_of_the_evidence_have_the_metrics_of_the_table() -> None:
         logs = sorted(run_dir.root.glob("trials/*/stdout.log"))
         assert len(logs) == 4
         for log in logs:
-            check_log(log, "live", 31)
+            check_log(log, "live", 27)
         assert not list(run_dir.root.glob("rollouts/*/stdout.log"))
 
 
