@@ -50,6 +50,8 @@ SHOWN: Final = (VerdictWord.FASTER, VerdictWord.SLOWER)
 NOTHING_COMPARED: Final = (
     "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
 )
+TOO_NOISY: Final = "too noisy to tell whether the change is within or beyond"
+"""How a headline begins, after its word, if nothing but the width of the interval prevents a verdict."""
 NO_TIME: Final = "an agreement run measures no time, so it does not compare the speed of the variants"
 NO_SPEED: Final = "the steps have different numbers of tokens, so this run does not compare the speed of the variants"
 
@@ -270,7 +272,7 @@ def _why_inconclusive(case: _Case) -> str:
         return (
             f"the interval is not wholly beyond {_show_threshold(case)}, nor wholly within {_show_size(case.smallest)}"
         )
-    return f"too noisy to tell whether the change is within or beyond {_show_size(case.smallest)}"
+    return f"{TOO_NOISY} {_show_size(case.smallest)}"
 
 
 def _show_noise(case: _Case) -> str:

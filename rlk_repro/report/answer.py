@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
+from rlk_repro.analysis.verdict import TOO_NOISY
 from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
@@ -100,12 +101,15 @@ def describe_answer(view: View) -> str:
         return f"Result: nothing was compared. {_first(analysis)}"
     if word is VerdictWord.NOT_COMPARABLE:
         return f"Result: the variants are not comparable. {_first(analysis)}"
-    if word is VerdictWord.INCONCLUSIVE:
-        return f"Result: no answer yet. {_first(analysis)}{_range(effect)}"
     what, subject = find_words(analysis.workload).takes, analysis.switch or "RL-Kernel"
+    share = format_number(100 * analysis.verdict.smallest_effect, 3)
+    if word is VerdictWord.INCONCLUSIVE:
+        side = _find_side(analysis, effect)
+        same = f"or the same within {share} %: the run was too noisy to tell which"
+        found = f"with {subject} {what} {side} time, {same}." if side else f"no answer yet. {_first(analysis)}"
+        return f"Result: {found}{_range(effect)}"
     memory = MEMORY[judge_memory(analysis).word]
     if word is VerdictWord.EQUIVALENT:
-        share = format_number(100 * analysis.verdict.smallest_effect, 3)
         return f"Result: with {subject} {what} the same time within {share} %: {_size(view, effect)}{memory}."
     return f"Result: with {subject} {what} {_size(view, effect)}{memory}."
 
@@ -127,6 +131,16 @@ def _first(analysis: Analysis) -> str:
     text = analysis.verdict.headline.removeprefix("exploratory: ").removeprefix(f"{analysis.verdict.word}: ")
     reason = text.split("; ")[0]
     return f"{reason[:1].upper()}{reason[1:]}."
+
+
+def _find_side(analysis: Analysis, effect: Effect) -> str:
+    """Return ``less`` or ``more`` if only noise prevents a verdict, and the interval excludes the other word."""
+    if f": {TOO_NOISY} " not in analysis.verdict.headline or effect.low is None or effect.high is None:
+        return ""
+    factor = 1 + analysis.verdict.smallest_effect
+    if effect.high < factor:
+        return "less"
+    return "more" if effect.low > 1 / factor else ""
 
 
 def _range(effect: Effect) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
+from rlk_repro.analysis.verdict import TOO_NOISY
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, list_suspects, suggest_next
 from rlk_repro.report.setting import FROZEN
@@ -56,6 +57,25 @@ def test_the_answer_is_one_plain_sentence(
 ) -> None:
     analysis = change(word, low=ends[0], high=ends[1], memory=memory)
     assert describe_answer(make_view(analysis)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ends", "side"),
+    [
+        ((0.97, 0.993), "less time, or the same within 1 %"),
+        ((0.97, 1.005), "less time, or the same within 1 %"),
+        ((0.995, 1.02), "more time, or the same within 1 %"),
+        ((0.98, 1.02), ""),
+    ],
+)
+def test_a_noisy_answer_names_the_side_that_is_left(ends: tuple[float, float], side: str) -> None:
+    analysis = change(VerdictWord.INCONCLUSIVE, low=ends[0], high=ends[1])
+    assert describe_answer(make_view(analysis)).startswith("Result: no answer yet. Because. ")
+    headline = f"inconclusive: {TOO_NOISY} 1 %; step time"
+    noisy = replace(analysis, verdict=replace(analysis.verdict, headline=headline))
+    answer = describe_answer(make_view(noisy))
+    assert (side in answer) if side else answer.startswith("Result: no answer yet. Too noisy ")
+    assert " The change lies between " in answer
 
 
 def test_the_answer_names_what_was_timed() -> None:
