@@ -49,7 +49,7 @@ def busy_gpus(root: Path = Path("/")) -> list[GpuUse] | Unknown:
     return [gpu for gpu in use if gpu.is_busy]
 
 
-def find_on_bus(root: Path) -> list[str]:
+def find_on_bus(root: Path = Path("/")) -> list[str]:
     """Return the vendor of every GPU on the PCI bus, with or without a driver."""
     functions = [f"{PCI}/{name}" for name in list_names(root, PCI)]
     ids = (

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base import proc
+from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.spec import Run, VimeWorkload
 from rlk_repro.spec.load import load_hardware, load_run, load_stack
+from rlk_repro.workloads.vime import conversion as conversion_module
 from rlk_repro.workloads.vime.conversion import ONE_PROCESS_BYTES, TOOL, Conversion
 from tests import ROOT
 
@@ -50,6 +52,16 @@ def test_processes_are_as_many_as_the_weights_need_and_the_tool_takes(run: Run, 
     words = conversion.command(Path("tool.py"), Path("/out"), ONE_PROCESS_BYTES + 1)
     assert ("--nproc-per-node" in words) is (many > 1)
     assert words[-4:] == ["--hf-checkpoint", "/models/x", "--save", "/out"]
+
+
+@pytest.mark.parametrize(("gpus", "hint"), [([], "run the same command on a GPU node"), (["nvidia"], "the log names")])
+def test_a_failed_tool_sends_only_a_machine_without_gpus_elsewhere(
+    gpus: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion_module, "find_on_bus", lambda: gpus)
+    with pytest.raises(CheckFailed, match="the conversion failed") as caught:
+        conversion_module._run_tool([sys.executable, "-c", "raise SystemExit(2)"], {}, tmp_path / "log")
+    assert hint in str(caught.value)
 
 
 def patch_megatron(folder: Path) -> Path:

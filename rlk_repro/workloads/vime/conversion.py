@@ -22,6 +22,7 @@ from rlk_repro.prepare.contents import load_contents, record_files
 from rlk_repro.prepare.making import Made, Tell, WorkDir
 from rlk_repro.probes import code
 from rlk_repro.probes.code import find_package
+from rlk_repro.probes.gpu import find_on_bus
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.sources import MEGATRON, VIME, CodeSource
 from rlk_repro.spec import Hardware, Layout, Stack, VimeModel
@@ -33,6 +34,8 @@ RELEASE: Final = "release"
 TIME_LIMIT_S: Final = 4 * 3600.0
 # Weights up to this size fit on one GPU of any supported hardware, with everything else that the conversion needs.
 ONE_PROCESS_BYTES: Final = 30 << 30
+AGAIN: Final = "the log names the cause; the same command begins the conversion again and keeps finished folders"
+ELSEWHERE: Final = "this machine has no GPU: run the same command on a GPU node, in the stack's image"
 _LOG: Final = "convert.log"
 # The tool does not train.  Without this flag Megatron-LM needs an extension of apex to build the model.
 _WORDS: Final = ("--no-gradient-accumulation-fusion",)
@@ -164,7 +167,7 @@ def _run_tool(argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         tail = " | ".join(line.strip() for line in lines if line.strip())[-600:]
         raise CheckFailed(
             Problem(str(log), f"the conversion failed ({end}): {tail}", expected="exit code 0",
-                    hint="on a node without GPUs, run the same command on a GPU node, in the stack's image")
+                    hint=AGAIN if find_on_bus() else ELSEWHERE)
         )  # fmt: skip
 
 
