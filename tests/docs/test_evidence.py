@@ -401,7 +401,7 @@ def test_the_readme_gives_the_saving_of_each_bundle_whose_section_it_links() -> 
 
 
 def test_the_readme_rounds_the_largest_differences_of_log_probs_up() -> None:
-    (line,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "no log-prob of [training]" in line)
+    (line,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "no log-prob of training" in line)
     told = re.search(r"by more than (\S+)\. .* by up to (\S+) with routing replay, and by up to (\S+) without it", line)
     assert told is not None
     largest = [
