@@ -2,4 +2,5 @@
 
 from rlk_repro.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

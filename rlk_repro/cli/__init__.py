@@ -85,6 +85,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal's encoding lacks must not end a run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    _refuse_worker()
     try:
         make_command()(prog_name="rlk-repro")
     except SystemExit as end:
@@ -102,6 +103,16 @@ def main() -> None:
         sys.exit(found.exit_code)
     except Exception:  # noqa: BLE001  every unknown error is a bug
         sys.exit(_report_bug())
+
+
+def _refuse_worker() -> None:
+    """End a worker process that imports its parent's script: it would run the script's command again and wait for it.
+
+    multiprocessing makes the same check where an importing worker starts a process.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and getattr(process.current_process(), "_inheriting", False):
+        sys.exit("rlk-repro: a worker process ran the script again; call main() under: if __name__ == '__main__':")
 
 
 def _show_example() -> None:

@@ -214,7 +214,7 @@ class Piece:
 
 
 def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_processes: int | None = None) -> None:
-    """Write a safetensors file; raise EnvironmentMissing if a process that generates weights was killed."""
+    """Write a safetensors file; raise EnvironmentMissing if a process that generates weights ended early."""
     start = make_header(list_tensors(sizes))
     path.write_bytes(start)
     write = partial(_write_piece, path, seed, _quantile_tables(std))
@@ -230,8 +230,8 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
                 pass
     except BrokenProcessPool:
         raise EnvironmentMissing(
-            Problem(str(path), "a process that generates weights was killed", expected="40 MiB of memory for each CPU",
-                    hint="prepare the model on a machine with more memory")
+            Problem(str(path), "a process that generates weights ended early", expected="40 MiB of memory for each CPU",
+                    hint="read the messages above, or prepare the model on a machine with more memory")
         ) from None  # fmt: skip
 
 
