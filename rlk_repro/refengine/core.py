@@ -1,7 +1,8 @@
 """Compute the numeric core of the loss: selected log-probs, entropy, KL estimates, clipped policy loss, reduction.
 
-Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules.  Callers
-look these functions up in this module at each call, so a function put in their place is used from the next call on.
+Names, arguments and shapes are those of vime's loss module, so that one timer or route works in both modules; arguments
+of features that this trainer does not have must be None.  Callers look these functions up in this module at each call,
+so a function put in their place is used from the next call on.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def calculate_log_probs_and_entropy(
     tp_group: object,
     with_entropy: bool = False,
     chunk_size: int = -1,
-    log_prob_keep_mask: torch.Tensor | None = None,
+    log_prob_keep_mask: None = None,
     with_entropy_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the log-probability of each row's token and, if requested, each row's entropy.
@@ -43,27 +44,20 @@ def calculate_log_probs_and_entropy(
     Args:
         logits: [T, V], already divided by the temperature.  Float64 logits are computed in float64, others in float32.
         tokens: [T] int64.
-        tp_group: None; the vocabulary is never split here.
         chunk_size: number of rows computed at a time; 0 or less computes all rows at once.
-        log_prob_keep_mask: [T, V] bool.  The log-prob is normalised over the row's own token and the columns
-            where the mask is True.  The entropy is computed over all columns.
         with_entropy_grad: whether the entropy has a gradient.
 
     Returns:
         [T, 1] log-probs and [T] entropy or None.
     """
     assert tp_group is None, "one process holds the whole vocabulary"
+    assert log_prob_keep_mask is None, "this trainer has no top-p sampling"
     rows = chunk_size if chunk_size > 0 else max(len(logits), 1)
-    chunks = torch.split(logits, rows)
-    masks = [None] * len(chunks) if log_prob_keep_mask is None else torch.split(log_prob_keep_mask, rows)
     log_probs, entropies = [], []
-    for chunk, targets, mask in zip(chunks, torch.split(tokens, rows), masks, strict=True):
+    for chunk, targets in zip(torch.split(logits, rows), torch.split(tokens, rows), strict=True):
         values = chunk if chunk.dtype == torch.float64 else chunk.float()
         full = values.log_softmax(dim=-1)
-        kept, own = full, targets.unsqueeze(-1)
-        if mask is not None:
-            kept = values.masked_fill(~mask.scatter(-1, own, value=True), -torch.inf).log_softmax(dim=-1)
-        log_probs.append(kept.gather(-1, own))
+        log_probs.append(full.gather(-1, targets.unsqueeze(-1)))
         if with_entropy:
             source = full if with_entropy_grad else full.detach()
             entropies.append(-(source.exp() * source).sum(dim=-1))
@@ -71,16 +65,14 @@ def calculate_log_probs_and_entropy(
 
 
 def compute_approx_kl(
-    log_probs: torch.Tensor,
-    log_probs_base: torch.Tensor,
-    kl_loss_type: str,
-    importance_ratio: torch.Tensor | None = None,
+    log_probs: torch.Tensor, log_probs_base: torch.Tensor, kl_loss_type: str, importance_ratio: None = None
 ) -> torch.Tensor:
     """Return an estimate of KL(policy || base) per token [N], from the tokens' log-probs [N] under policy and base.
 
     The estimators are Schulman's (joschu.net/blog/kl-approx.html); low_var_kl is k3 clamped to [-10, 10], which also
     stops the gradient outside this range.
     """
+    assert importance_ratio is None, "this trainer has no off-policy corrections"
     difference = log_probs - log_probs_base
     if kl_loss_type == "k1":
         kl = difference
@@ -90,30 +82,21 @@ def compute_approx_kl(
         kl = torch.exp(-difference) - 1 + difference
     else:
         raise ValueError(f"kl_loss_type {kl_loss_type!r}: unknown estimator")
-    if importance_ratio is not None:
-        kl = importance_ratio * kl
     return kl.clamp(-10, 10) if kl_loss_type == "low_var_kl" else kl
 
 
 def compute_policy_loss(
-    ppo_kl: torch.Tensor,
-    advantages: torch.Tensor,
-    eps_clip: float,
-    eps_clip_high: float,
-    eps_clip_c: float | None = None,
+    ppo_kl: torch.Tensor, advantages: torch.Tensor, eps_clip: float, eps_clip_high: float, eps_clip_c: None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return PPO's clipped loss per token, and a mask that is 1.0 where clipping makes the loss larger; both are [N].
 
-    ``ppo_kl`` is old minus current log-prob.  ``eps_clip_c`` > 1 bounds the loss of negative advantages (dual clip,
-    arxiv.org/abs/1912.09729).
+    ``ppo_kl`` is old minus current log-prob.
     """
+    assert eps_clip_c is None, "this trainer has no dual clip"
     ratio = torch.exp(-ppo_kl)
     unclipped = -ratio * advantages
     clipped = -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
     losses = torch.maximum(unclipped, clipped)
-    if eps_clip_c is not None:
-        assert eps_clip_c > 1, "dual clip needs a bound above 1"
-        losses = torch.where(advantages < 0, torch.minimum(losses, -eps_clip_c * advantages), losses)
     return losses, (clipped > unclipped).to(losses.dtype)
 
 

@@ -49,12 +49,9 @@ def test_log_probs_and_entropy_are_those_of_the_softmax_whatever_the_chunk(
 
 def test_gradients_are_the_numerical_ones() -> None:
     tokens = _tokens(4, 6)
-    keep = _random(4, 6, seed=5) > 0
 
     def compute(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs, entropy = core.calculate_log_probs_and_entropy(
-            logits, tokens, None, with_entropy=True, chunk_size=3, log_prob_keep_mask=keep
-        )
+        log_probs, entropy = core.calculate_log_probs_and_entropy(logits, tokens, None, with_entropy=True, chunk_size=3)
         assert entropy is not None
         return log_probs, entropy
 
@@ -78,23 +75,6 @@ def test_entropy_without_gradient_has_its_value_and_leaves_the_log_probs_gradien
     assert torch.equal(grads[0], grads[2])
 
 
-def test_columns_outside_the_keep_mask_leave_the_log_prob_but_not_the_entropy_and_not_the_token_itself() -> None:
-    logits, tokens = _random(3, 5), torch.tensor([0, 3, 4])
-    keep = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
-    kept_columns = [[0, 1], [0, 1, 3], [0, 1, 2, 3, 4]]
-    masked, entropy = core.calculate_log_probs_and_entropy(
-        logits, tokens, None, with_entropy=True, log_prob_keep_mask=keep
-    )
-    whole, whole_entropy = core.calculate_log_probs_and_entropy(logits, tokens, None, with_entropy=True)
-    for row, columns in enumerate(kept_columns):
-        normaliser = math.log(math.fsum(math.exp(logits[row, column].item()) for column in columns))
-        assert masked[row].item() == pytest.approx(logits[row, tokens[row]].item() - normaliser, rel=1e-12)
-    assert torch.equal(masked[2], whole[2])
-    assert entropy is not None
-    assert whole_entropy is not None
-    assert torch.equal(entropy, whole_entropy)
-
-
 def test_half_precision_logits_are_computed_in_float32() -> None:
     logits, tokens = _random(4, 9).bfloat16(), _tokens(4, 9)
     log_probs, _ = core.calculate_log_probs_and_entropy(logits, tokens, None)
@@ -110,19 +90,18 @@ def test_no_rows_give_no_values() -> None:
     assert (log_probs.numel(), entropy.numel()) == (0, 0)
 
 
-def _expected_kl(difference: float, kind: str, ratio: float) -> float:
+def _expected_kl(difference: float, kind: str) -> float:
     """Formula by formula from joschu.net/blog/kl-approx.html, with log(q/p) = -difference."""
-    value = {"k1": difference, "k2": difference**2 / 2}.get(kind, math.exp(-difference) - 1 + difference) * ratio
+    value = {"k1": difference, "k2": difference**2 / 2}.get(kind, math.exp(-difference) - 1 + difference)
     return min(max(value, -10.0), 10.0) if kind == "low_var_kl" else value
 
 
 @SMALL
-@given(difference=st.floats(-8, 8), kind=st.sampled_from(KL_TYPES), ratio=st.none() | st.floats(0.1, 3))
-def test_kl_estimates_follow_their_formulas(difference: float, kind: str, ratio: float | None) -> None:
+@given(difference=st.floats(-8, 8), kind=st.sampled_from(KL_TYPES))
+def test_kl_estimates_follow_their_formulas(difference: float, kind: str) -> None:
     log_probs, base = torch.tensor([difference - 1], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
-    weight = None if ratio is None else torch.tensor([ratio], dtype=torch.float64)
-    kl = core.compute_approx_kl(log_probs, base, kind, importance_ratio=weight)
-    assert kl.item() == pytest.approx(_expected_kl(difference, kind, 1.0 if ratio is None else ratio), abs=1e-9)
+    kl = core.compute_approx_kl(log_probs, base, kind)
+    assert kl.item() == pytest.approx(_expected_kl(difference, kind), abs=1e-9)
 
 
 def test_low_var_kl_stops_the_gradient_outside_its_bounds_and_k3_does_not() -> None:
@@ -139,25 +118,16 @@ def test_an_unknown_estimator_is_refused() -> None:
 
 
 @SMALL
-@given(
-    ppo_kl=st.floats(-1.5, 1.5),
-    advantage=st.floats(-2, 2),
-    low=st.floats(0.05, 0.5),
-    high=st.floats(0.05, 0.9),
-    dual=st.none() | st.floats(1.5, 4),
-)
+@given(ppo_kl=st.floats(-1.5, 1.5), advantage=st.floats(-2, 2), low=st.floats(0.05, 0.5), high=st.floats(0.05, 0.9))
 def test_policy_loss_is_the_larger_of_clipped_and_unclipped(
-    ppo_kl: float, advantage: float, low: float, high: float, dual: float | None
+    ppo_kl: float, advantage: float, low: float, high: float
 ) -> None:
     losses, clipfrac = core.compute_policy_loss(
-        torch.tensor([ppo_kl], dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64), low, high, dual
+        torch.tensor([ppo_kl], dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64), low, high
     )
     ratio = math.exp(-ppo_kl)
     unclipped, clipped = -ratio * advantage, -min(max(ratio, 1 - low), 1 + high) * advantage
-    expected = max(unclipped, clipped)
-    if dual is not None and advantage < 0:
-        expected = min(expected, -dual * advantage)
-    assert losses.item() == pytest.approx(expected, abs=1e-12)
+    assert losses.item() == pytest.approx(max(unclipped, clipped), abs=1e-12)
     assert clipfrac.item() == float(clipped > unclipped)
 
 
@@ -221,7 +191,7 @@ def _expected_loss(args: argparse.Namespace, batch: core.LossBatch, logits: torc
             term = -min(ratio * advantage, min(max(ratio, 1 - args.eps_clip), 1 + args.eps_clip_high) * advantage)
             term += args.entropy_coef * math.fsum(p * math.log(p) for p in probabilities)
             difference = log_prob - batch["ref_log_probs"][index][position].item()
-            term += args.kl_loss_coef * _expected_kl(difference, args.kl_loss_type, 1.0)
+            term += args.kl_loss_coef * _expected_kl(difference, args.kl_loss_type)
             terms.append(term * MASKS[index][position])
         loss += math.fsum(terms) / (1 if per_token else max(sum(MASKS[index]), 1))
         row += total
