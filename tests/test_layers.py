@@ -46,7 +46,7 @@ LAYERS = (
 # What runs inside a trainer, or is one: no layer imports these.
 ASIDE = {
     "integration": {"base", "operators", "refengine", "rundir", "schedule", "switches"},
-    "refengine": {"base"},
+    "refengine": {"base", "spec"},
     # the processes of the module and operator tiers
     "bench": {
         "base",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final
 
-from pydantic.fields import FieldInfo
-
+from rlk_repro.refengine.arguments import add_settings
 from rlk_repro.spec.workloads import ModuleBatch, ModuleLoss
 
 DESCRIPTION: Final = "Time vime's log-prob and policy loss functions on random batches."
@@ -35,18 +34,5 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lead-ms", type=float, default=0.0, help="time that the device is kept busy before each pass")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1, help="ranks that share the vocabulary")
     for settings in (ModuleBatch, ModuleLoss):
-        for name, field in settings.model_fields.items():
-            _add_setting(parser, f"--{name.replace('_', '-')}", field)
+        add_settings(parser, settings)
     return parser.parse_args(argv, argparse.Namespace(**FIXED))
-
-
-def _add_setting(parser: argparse.ArgumentParser, flag: str, field: FieldInfo) -> None:
-    kind: Any = field.annotation
-    choices = get_args(kind)
-    if kind is bool:
-        parser.add_argument(flag, action="store_true", help=field.description)
-    elif choices:
-        parser.add_argument(flag, choices=choices, default=field.default, help=field.description)
-    else:
-        default = None if field.is_required() else field.default
-        parser.add_argument(flag, type=kind, default=default, help=field.description)

@@ -31,7 +31,7 @@ class ModelConfig:
     is_head_tied: bool
     rotary_base: float
     norm_epsilon: float
-    init_std: float = 0.02
+    init_std: float = 0.1
     dtype: torch.dtype = torch.float32
 
 
@@ -47,7 +47,6 @@ def make_model_config(args: argparse.Namespace) -> ModelConfig:
         is_head_tied=not args.untie_embeddings_and_output_weights,
         rotary_base=args.rotary_base,
         norm_epsilon=args.norm_epsilon,
-        init_std=args.init_method_std,
         dtype=getattr(torch, args.dtype),
     )
 

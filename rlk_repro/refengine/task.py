@@ -10,7 +10,6 @@ from typing import Final
 SYMBOLS: Final = "0123456789+="
 PAD_ID: Final = 0
 END_ID: Final = 1
-NUM_TOKENS: Final = len(SYMBOLS) + 2
 PLACEHOLDER: Final = "{rollout_id}"
 END: Final = "$"
 UNKNOWN: Final = "?"
