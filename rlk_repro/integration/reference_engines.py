@@ -159,7 +159,7 @@ class _Step:
 
 
 def _widen_model(model: Transformer) -> Transformer:
-    config = dataclasses.replace(model.config, dtype=torch.float64)
+    config = model.config.model_copy(update={"dtype": "float64"})
     wide = Transformer(config).to(device=model.embedding.device, dtype=torch.float64)
     wide.load_state_dict(model.state_dict())
     return wide

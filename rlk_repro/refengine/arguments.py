@@ -20,7 +20,7 @@ PARTS: Final[dict[str, type[BaseModel]]] = {"model": ReferenceModel, "task": Ref
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the flags, and add the samples per optimizer step.
+    """Parse the flags, and add the model's sizes together and the samples per optimizer step.
 
     Raises:
         SpecError: flags contradict each other; the error lists all contradictions.
@@ -44,6 +44,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     problems = [*_find_setting_problems(workload), *_find_lane_problems(args)]
     if problems:
         raise SpecError(*problems)
+    args.model = workload.model
     args.debug_train_only = args.load_debug_rollout_data is not None
     args.global_batch_size = workload.grpo.num_samples // args.num_steps_per_rollout
     return args

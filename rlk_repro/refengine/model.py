@@ -5,50 +5,26 @@ The model works on packed rows [N] of many samples; the caller passes the functi
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from rlk_repro.spec.workloads import ReferenceModel
+
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """A function of layer, q [N, heads, D], and k and v [N, groups, D], which returns [N, heads, D]."""
+INIT_STD: Final = 0.1
+"""Standard deviation of the random weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Sizes of the model, and the ``dtype`` of its activations.  Logits are float64 if ``dtype`` is, else float32."""
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_groups: int
-    head_size: int
-    ffn_size: int
-    vocab_size: int
-    is_head_tied: bool
-    rotary_base: float
-    norm_epsilon: float
-    init_std: float = 0.1
-    dtype: torch.dtype = torch.float32
-
-
-def make_model_config(args: argparse.Namespace) -> ModelConfig:
-    return ModelConfig(
-        num_layers=args.num_layers,
-        hidden_size=args.hidden_size,
-        num_heads=args.num_attention_heads,
-        num_groups=args.num_query_groups,
-        head_size=args.kv_channels,
-        ffn_size=args.ffn_hidden_size,
-        vocab_size=args.vocab_size,
-        is_head_tied=not args.untie_embeddings_and_output_weights,
-        rotary_base=args.rotary_base,
-        norm_epsilon=args.norm_epsilon,
-        dtype=getattr(torch, args.dtype),
-    )
+def find_dtype(config: ReferenceModel) -> torch.dtype:
+    """Return the dtype of activations, and of the weights that generate rollouts."""
+    found = getattr(torch, config.dtype)
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 class RMSNorm(nn.Module):
@@ -76,15 +52,17 @@ class Linear(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ReferenceModel, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.head_size = config.head_size
-        self.num_heads, self.num_groups = config.num_heads, config.num_groups
-        self.qkv = Linear(config.hidden_size, (config.num_heads + 2 * config.num_groups) * config.head_size)
-        self.q_norm = RMSNorm(config.head_size, config.norm_epsilon)
-        self.k_norm = RMSNorm(config.head_size, config.norm_epsilon)
-        self.out = Linear(config.num_heads * config.head_size, config.hidden_size)
+        self.head_size = config.kv_channels
+        self.num_heads, self.num_groups = config.num_attention_heads, config.num_query_groups
+        self.qkv = Linear(
+            config.hidden_size, (config.num_attention_heads + 2 * config.num_query_groups) * config.kv_channels
+        )
+        self.q_norm = RMSNorm(config.kv_channels, config.norm_epsilon)
+        self.k_norm = RMSNorm(config.kv_channels, config.norm_epsilon)
+        self.out = Linear(config.num_attention_heads * config.kv_channels, config.hidden_size)
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor, attend: Attend) -> torch.Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_size))
@@ -95,10 +73,10 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ReferenceModel) -> None:
         super().__init__()
-        self.gate_up = Linear(config.hidden_size, 2 * config.ffn_size)
-        self.down = Linear(config.ffn_size, config.hidden_size)
+        self.gate_up = Linear(config.hidden_size, 2 * config.ffn_hidden_size)
+        self.down = Linear(config.ffn_hidden_size, config.hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
@@ -107,7 +85,7 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ReferenceModel, layer: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
         self.attention = Attention(config, layer)
@@ -123,21 +101,23 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """Computes logits [N, V] from tokens [N] and positions [N]; ``attend`` computes the attention."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ReferenceModel) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.blocks = nn.ModuleList(TransformerBlock(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
-        self.head = None if config.is_head_tied else Linear(config.hidden_size, config.vocab_size)
+        self.head = (
+            Linear(config.hidden_size, config.vocab_size) if config.untie_embeddings_and_output_weights else None
+        )
 
     @property
     def output_weight(self) -> nn.Parameter:
         return self.embedding if self.head is None else self.head.weight
 
     def find_hidden_states(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        x = F.embedding(tokens, self.embedding).to(self.config.dtype)
-        rotation = make_rotation(positions, self.config.head_size, self.config.rotary_base)
+        x = F.embedding(tokens, self.embedding).to(find_dtype(self.config))
+        rotation = make_rotation(positions, self.config.kv_channels, self.config.rotary_base)
         for block in self.blocks:
             x = block(x, rotation, attend)
         hidden: torch.Tensor = self.norm(x)
@@ -148,7 +128,7 @@ class Transformer(nn.Module):
         return widen(F.linear(x, self.output_weight.to(x.dtype)))
 
 
-def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transformer:
+def make_model(config: ReferenceModel, seed: int, device: torch.device, init_std: float = INIT_STD) -> Transformer:
     """Build a model with the same weights on every device: normal(0, init_std), block outputs scaled by depth."""
     with torch.device("cpu"):
         model = Transformer(config)
@@ -157,7 +137,7 @@ def make_model(config: ModelConfig, seed: int, device: torch.device) -> Transfor
         if weight.dim() > 1:
             is_residual = name.endswith(("attention.out.weight", "ffn.down.weight"))
             depth_scale = (2 * config.num_layers) ** -0.5 if is_residual else 1.0
-            nn.init.normal_(weight, std=config.init_std * depth_scale, generator=generator)
+            nn.init.normal_(weight, std=init_std * depth_scale, generator=generator)
     return model.to(device)
 
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from rlk_repro.refengine import task
 from rlk_repro.refengine.data import Sample
-from rlk_repro.refengine.model import ModelConfig, PackedLayout, Transformer
+from rlk_repro.refengine.model import PackedLayout, Transformer, find_dtype
+from rlk_repro.spec.workloads import ReferenceModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,9 @@ class Response:
 class KeyValueCache:
     """Keys and values [layer, sample, position, group, D]; the first ``lengths[b]`` positions of sample b are used."""
 
-    def __init__(self, config: ModelConfig, prompts: PackedLayout, lengths: torch.Tensor, capacity: int) -> None:
-        shape = (2, config.num_layers, len(lengths), capacity, config.num_groups, config.head_size)
-        self._keys, self._values = torch.zeros(shape, dtype=config.dtype, device=lengths.device)
+    def __init__(self, config: ReferenceModel, prompts: PackedLayout, lengths: torch.Tensor, capacity: int) -> None:
+        shape = (2, config.num_layers, len(lengths), capacity, config.num_query_groups, config.kv_channels)
+        self._keys, self._values = torch.zeros(shape, dtype=find_dtype(config), device=lengths.device)
         self._prompts, self._lengths = prompts, lengths
         self._samples = torch.arange(len(lengths), device=lengths.device)
         self._positions = torch.arange(capacity, device=lengths.device)
@@ -56,8 +57,8 @@ class KeyValueCache:
 class RolloutEngine:
     """Generates responses with its own copy of the policy's weights, in the dtype of the model's activations."""
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self.model = Transformer(config).to(device=device, dtype=config.dtype).requires_grad_(requires_grad=False)
+    def __init__(self, config: ReferenceModel, device: torch.device) -> None:
+        self.model = Transformer(config).to(device=device, dtype=find_dtype(config)).requires_grad_(requires_grad=False)
         self.device = device
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ from rlk_repro.refengine.data import (
     make_train_data,
     save_samples,
 )
-from rlk_repro.refengine.model import Transformer, make_model, make_model_config
+from rlk_repro.refengine.model import Transformer, make_model
 from rlk_repro.refengine.optimizer import NUM_GROUPS, AdamW
 from rlk_repro.refengine.rollout import RolloutEngine, make_samples
 from rlk_repro.refengine.timer import Timer
@@ -115,7 +115,7 @@ def load_function(path: str) -> Callable[[argparse.Namespace], object]:
 
 class Trainer:
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
-        config = make_model_config(args)
+        config = args.model
         self.args, self.device = args, device
         self.model = make_model(config, args.seed, device)
         self.reference = make_model(config, args.seed, device).requires_grad_(requires_grad=False)

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from rlk_repro.refengine.model import ModelConfig, PackedLayout, Transformer, make_model, make_rotation, rotate
+from rlk_repro.refengine.model import PackedLayout, Transformer, make_model, make_rotation, rotate
 from rlk_repro.refengine.rollout import RolloutEngine
 from rlk_repro.refengine.task import END_ID
+from rlk_repro.spec.workloads import ReferenceModel
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
+CONFIG = ReferenceModel(
     num_layers=2,
     hidden_size=24,
-    num_heads=4,
-    num_groups=2,
-    head_size=6,
-    ffn_size=20,
+    num_attention_heads=4,
+    num_query_groups=2,
+    kv_channels=6,
+    ffn_hidden_size=20,
     vocab_size=19,
-    is_head_tied=False,
+    untie_embeddings_and_output_weights=True,
     rotary_base=100.0,
-    norm_epsilon=1e-6,
-    init_std=0.4,
 )
 
 
-def _make_model(config: ModelConfig = CONFIG) -> Transformer:
+def _make_model(config: ReferenceModel = CONFIG) -> Transformer:
     """Weights large enough that every part shows, norm weights included."""
-    model = make_model(config, seed=3, device=CPU)
+    model = make_model(config, seed=3, device=CPU, init_std=0.4)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for weight in model.parameters():
@@ -55,7 +53,7 @@ def _turn(x: torch.Tensor, position: int) -> torch.Tensor:
 
 
 def _naive_attention(weights: dict[str, torch.Tensor], prefix: str, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    size, heads, groups = CONFIG.head_size, CONFIG.num_heads, CONFIG.num_groups
+    size, heads, groups = CONFIG.kv_channels, CONFIG.num_attention_heads, CONFIG.num_query_groups
     split = [(weights[f"{prefix}.qkv.weight"] @ row).view(-1, size) for row in rows]
     outputs = []
     for position in range(len(rows)):
@@ -87,13 +85,13 @@ def _naive_logits(model: Transformer, tokens: list[int]) -> torch.Tensor:
                 weights[f"{prefix}.ffn.gate_up.weight"] @ _norm(row, weights[f"{prefix}.ffn_norm.weight"])
             ).chunk(2)
             rows[index] = row + weights[f"{prefix}.ffn.down.weight"] @ (gate * gate.sigmoid() * up)
-    head = weights["embedding"] if model.config.is_head_tied else weights["head.weight"]
+    head = weights["embedding"] if not model.config.untie_embeddings_and_output_weights else weights["head.weight"]
     return torch.stack([head @ _norm(row, weights["norm.weight"]) for row in rows])
 
 
-@pytest.mark.parametrize("is_head_tied", [True, False])
-def test_packed_samples_have_the_logits_of_a_naive_transformer_run_alone(*, is_head_tied: bool) -> None:
-    model = _make_model(replace(CONFIG, is_head_tied=is_head_tied))
+@pytest.mark.parametrize("is_untied", [True, False])
+def test_packed_samples_have_the_logits_of_a_naive_transformer_run_alone(*, is_untied: bool) -> None:
+    model = _make_model(CONFIG.model_copy(update={"untie_embeddings_and_output_weights": is_untied}))
     samples = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
     layout = PackedLayout([len(sample) for sample in samples], CPU)
     packed = torch.tensor([token for sample in samples for token in sample])
@@ -122,13 +120,13 @@ def test_weights_depend_on_the_seed_alone() -> None:
     again, other = make_model(CONFIG, seed=8, device=CPU), make_model(CONFIG, seed=9, device=CPU)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     assert not torch.equal(first.embedding, other.embedding)
-    assert first.blocks[0].get_parameter("ffn.down.weight").std().item() == pytest.approx(0.4 / 2, rel=0.1)
+    assert first.blocks[0].get_parameter("ffn.down.weight").std().item() == pytest.approx(0.1 / 2, rel=0.1)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.2)])
 @torch.no_grad()
-def test_decoding_over_the_cache_gives_the_log_probs_of_teacher_forcing(dtype: torch.dtype, tolerance: float) -> None:
-    model = _make_model(replace(CONFIG, dtype=dtype))
+def test_decoding_over_the_cache_gives_the_log_probs_of_teacher_forcing(dtype: str, tolerance: float) -> None:
+    model = _make_model(CONFIG.model_copy(update={"dtype": dtype}))
     engine = RolloutEngine(model.config, CPU)
     engine.load_weights(model)
     prompts = [[3, 4, 5, 6], [7, 8], [2, 9, 3, 4, 5, 6, 7], [10]] * 3
