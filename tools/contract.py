@@ -4,8 +4,7 @@ The tool calls the real ``vime.utils.arguments.parse_args``, with Megatron-LM, v
 them.  It records every parser that this function builds, and reads no command line.  Nothing needs a GPU.
 
 VIME is a checkout.  MEGATRON is a checkout with vime's own patch applied (``git apply
-VIME/docker/patch/latest/megatron.patch``), as in images.  vLLM and the router must be those of the stack.  With
-``--without-vllm`` stand-ins replace vLLM and the router, and the contract says that their flags are missing.
+VIME/docker/patch/latest/megatron.patch``), as in images.  vLLM and the router must be those of the stack.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import importlib.metadata
 import json
 import math
 import sys
-import types
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +34,17 @@ class Done(Exception):
 def main() -> None:
     arguments = read_command_line()
     sys.path[:0] = [str(arguments.vime), str(arguments.megatron)]
-    if arguments.without_vllm:
-        install_stand_ins()
-    else:
-        name_platform()
+    name_platform()
     parsers, megatron = collect_parsers()
     contract: dict[str, Any] = {
         "schema": 1,
         "vime": arguments.vime_commit or find_commit(arguments.vime),
         "megatron_lm": arguments.megatron_commit or find_commit(arguments.megatron),
         "megatron_patch": check_patch(arguments.vime / PATCH, arguments.megatron),
-        "made_with": find_versions(arguments.without_vllm),
-        "missing": ["vllm", "router"] if arguments.without_vllm else [],
+        "made_with": find_versions(),
         "flags": [
-            describe(action, number, find_owner(action, megatron, own_text(arguments.vime)))
-            for number, parser in enumerate(parsers)
+            describe(action, find_owner(action, megatron, own_text(arguments.vime)))
+            for parser in parsers
             for action in sorted(parser._actions, key=lambda item: list(item.option_strings))
             if action.option_strings and not isinstance(action, argparse._HelpAction)
         ],
@@ -68,7 +61,6 @@ def read_command_line() -> argparse.Namespace:
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--vime-commit", help="commit of VIME, if VIME is an unpacked archive")
     parser.add_argument("--megatron-commit")
-    parser.add_argument("--without-vllm", action="store_true")
     return parser.parse_args()
 
 
@@ -98,7 +90,7 @@ def collect_parsers() -> tuple[list[argparse.ArgumentParser], frozenset[str]]:
     return found, frozenset(megatron)
 
 
-def describe(action: argparse.Action, number: int, owner: str) -> dict[str, Any]:
+def describe(action: argparse.Action, owner: str) -> dict[str, Any]:
     """Return the facts of one flag that one parser has; keys with their usual value are left out."""
     name = find_action_name(action)
     kind = find_kind(action.type)
@@ -115,10 +107,7 @@ def describe(action: argparse.Action, number: int, owner: str) -> dict[str, Any]
     kept = {
         key: value for key, value in described.items() if value != usual[key] or type(value) is not type(usual[key])
     }
-    if kind == "other":
-        kept["type_name"] = getattr(action.type, "__qualname__", type(action.type).__name__)
-    return {"flags": list(action.option_strings), "dest": action.dest, "owner": owner, "parser": number,
-            "action": name, **kept}  # fmt: skip
+    return {"flags": list(action.option_strings), "dest": action.dest, "owner": owner, "action": name, **kept}
 
 
 def find_kind(made: Any) -> str:
@@ -180,8 +169,8 @@ def find_commit(checkout: Path) -> str:
     return answer.stdout.strip()
 
 
-def find_versions(without_vllm: bool) -> dict[str, str]:
-    names = ["torch", "transformers", *([] if without_vllm else ["vllm", "vllm-router"])]
+def find_versions() -> dict[str, str]:
+    names = ("torch", "transformers", "vllm", "vllm-router")
     return {"python": sys.version.split()[0], **{name: importlib.metadata.version(name) for name in names}}
 
 
@@ -190,34 +179,6 @@ def name_platform() -> None:
     platforms = importlib.import_module("vllm.platforms")
     if platforms.current_platform.is_unspecified():
         platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()  # type: ignore[attr-defined]
-
-
-def install_stand_ins() -> None:
-    """Install empty modules under the names that vime imports from vLLM and the router."""
-
-    class Nothing:
-        @staticmethod
-        def add_cli_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            for name in ("data-parallel-size", "pipeline-parallel-size"):
-                if not args and not kwargs and f"--vllm-{name}" not in parser._option_string_actions:
-                    parser.add_argument(f"--{name}", type=int, default=1)
-            return parser
-
-    contents: dict[str, dict[str, Any]] = {
-        "vllm.engine.arg_utils": {"AsyncEngineArgs": Nothing},
-        "vllm.utils.argparse_utils": {"FlexibleArgumentParser": argparse.ArgumentParser},
-        "vllm.entrypoints.openai.cli_args": {"FrontendArgs": Nothing},
-        "vllm_router.launch_router": {"RouterArgs": Nothing},
-    }
-    for name, values in contents.items():
-        for part in _prefixes(name):
-            sys.modules.setdefault(part, types.ModuleType(part)).__path__ = []
-        vars(sys.modules[name]).update(values)
-
-
-def _prefixes(name: str) -> Iterable[str]:
-    parts = name.split(".")
-    return (".".join(parts[: number + 1]) for number in range(len(parts)))
 
 
 def render(contract: dict[str, Any]) -> str:

@@ -30,10 +30,8 @@ class Flag(BaseModel):
     flags: tuple[str, ...]
     dest: str
     owner: Literal["vime", "megatron", "vllm", "router"]
-    parser: int
     action: str
     kind: Kind = "text"
-    type_name: str | None = None
     nargs: Nargs = None
     choices: tuple[Any, ...] | None = None
     default: Any = None
@@ -42,7 +40,7 @@ class Flag(BaseModel):
 
 
 class Contract(BaseModel):
-    """All flags of one commit of vime; ``missing`` names the parsers that were absent when the contract was made."""
+    """All flags of one commit of vime; ``made_with`` holds the versions with which the contract was made."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -51,7 +49,6 @@ class Contract(BaseModel):
     megatron_lm: Commit
     megatron_patch: str = Field(description="sha256 of the patch to Megatron-LM in vime's images")
     made_with: dict[str, str]
-    missing: tuple[str, ...] = ()
     flags: tuple[Flag, ...]
 
     @cached_property
