@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from rlk_repro.bench.measure import Rates
+from rlk_repro.refengine.model import find_dtype
 from rlk_repro.rundir.operator_results import OperatorCase
 from rlk_repro.spec.workloads import Grid
 
@@ -54,12 +55,6 @@ def needs_grad(case: OperatorCase) -> bool:
 def clip_high(case: OperatorCase) -> float:
     """Return the upper clip; it equals the lower clip for ``grpo_loss``, because RL-Kernel clips symmetrically."""
     return CLIP if case.operator == "grpo_loss" else CLIP_HIGH
-
-
-def find_dtype(case: OperatorCase) -> torch.dtype:
-    found = getattr(torch, case.dtype)
-    assert isinstance(found, torch.dtype)
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +123,7 @@ def make_inputs(case: OperatorCase, device: torch.device, seed: int) -> CaseTens
     """Make the case's random tensors from the seed, equal for every implementation, sweep and process."""
     source = torch.Generator(device).manual_seed(seed)
     num_samples, _, _ = _split_rows(case)
-    dtype, num_tokens, vocab_size = find_dtype(case), case.num_tokens, case.vocab_size
+    dtype, num_tokens, vocab_size = find_dtype(case.dtype), case.num_tokens, case.vocab_size
     logits = hidden = weight = None
     if case.hidden_size is None:
         logits = torch.randn(num_tokens, vocab_size, device=device, dtype=dtype, generator=source).mul_(LOGIT_SPREAD)
@@ -179,7 +174,7 @@ def estimate_bytes(case: OperatorCase) -> int:
     The bytes are the sum of: the inputs; the fp32 logits, if the inputs are hidden states and weight; and for each pass
     (forward, backward) one fp32 tensor as large as the logits.
     """
-    size = find_dtype(case).itemsize
+    size = find_dtype(case.dtype).itemsize
     logits = 4 * case.num_tokens * case.vocab_size
     given = case.num_tokens * case.vocab_size * size
     if case.hidden_size is not None:
@@ -194,7 +189,7 @@ def find_floor_s(case: OperatorCase, rates: Rates) -> float:
     states and weight are read and written as often as logits; the arithmetic is 2 N D V operations forward and 4 N D V
     backward, where N is the number of wanted rows.
     """
-    size, width = find_dtype(case).itemsize, case.hidden_size
+    size, width = find_dtype(case.dtype).itemsize, case.hidden_size
     num_samples, _, num_wanted_each = _split_rows(case)
     num_wanted = num_samples * num_wanted_each
     if width is None:

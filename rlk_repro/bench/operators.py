@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from rlk_repro.base.errors import Problem, SpecError, finish
 from rlk_repro.base.files import write_json
-from rlk_repro.bench.cases import expand_grids, find_dtype
+from rlk_repro.bench.cases import expand_grids
 from rlk_repro.bench.harness import Harness, log_record
 from rlk_repro.bench.implementation import BenchedImplementation
 from rlk_repro.bench.measure import make_device, measure_rates
@@ -28,6 +28,7 @@ from rlk_repro.bench.references import list_references
 from rlk_repro.bench.rl_kernel import list_operators
 from rlk_repro.integration.measure.libraries import loaded_libraries
 from rlk_repro.refengine.__main__ import LOG_FORMAT, TIME_FORMAT
+from rlk_repro.refengine.model import find_dtype
 from rlk_repro.rundir.paths import libraries_file
 from rlk_repro.spec import OperatorsWorkload
 from rlk_repro.switches import LIBRARIES_DIR
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     implementations = list_implementations(args.suite)
     device = make_device(args.device)
     cases = expand_grids(args.suite.grids)
-    rates = measure_rates(device, (find_dtype(case) for case in cases if case.hidden_size is not None))
+    rates = measure_rates(device, (find_dtype(case.dtype) for case in cases if case.hidden_size is not None))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log_record("device", name=name, bytes_per_s=rates.bytes_per_s, flops_per_s=rates.flops_per_s)
     harness = Harness(args.suite, implementations, device, rates, args.seed)

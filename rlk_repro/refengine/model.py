@@ -20,9 +20,8 @@ INIT_STD: Final = 0.1
 """Standard deviation of the random weights."""
 
 
-def find_dtype(config: ReferenceModel) -> torch.dtype:
-    """Return the dtype of activations, and of the weights that generate rollouts."""
-    found = getattr(torch, config.dtype)
+def find_dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
     return found
 
@@ -116,7 +115,7 @@ class Transformer(nn.Module):
         return self.embedding if self.head is None else self.head.weight
 
     def find_hidden_states(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        x = F.embedding(tokens, self.embedding).to(find_dtype(self.config))
+        x = F.embedding(tokens, self.embedding).to(find_dtype(self.config.dtype))
         rotation = make_rotation(positions, self.config.kv_channels, self.config.rotary_base)
         for block in self.blocks:
             x = block(x, rotation, attend)

@@ -28,7 +28,7 @@ class KeyValueCache:
 
     def __init__(self, config: ReferenceModel, prompts: PackedLayout, lengths: torch.Tensor, capacity: int) -> None:
         shape = (2, config.num_layers, len(lengths), capacity, config.num_query_groups, config.kv_channels)
-        self._keys, self._values = torch.zeros(shape, dtype=find_dtype(config), device=lengths.device)
+        self._keys, self._values = torch.zeros(shape, dtype=find_dtype(config.dtype), device=lengths.device)
         self._prompts, self._lengths = prompts, lengths
         self._samples = torch.arange(len(lengths), device=lengths.device)
         self._positions = torch.arange(capacity, device=lengths.device)
@@ -58,7 +58,9 @@ class RolloutEngine:
     """Generates responses with its own copy of the policy's weights, in the dtype of the model's activations."""
 
     def __init__(self, config: ReferenceModel, device: torch.device) -> None:
-        self.model = Transformer(config).to(device=device, dtype=find_dtype(config)).requires_grad_(requires_grad=False)
+        self.model = (
+            Transformer(config).to(device=device, dtype=find_dtype(config.dtype)).requires_grad_(requires_grad=False)
+        )
         self.device = device
 
     @torch.no_grad()
