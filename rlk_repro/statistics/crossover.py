@@ -19,6 +19,7 @@ MIN_SESSIONS: Final = 3
 MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
 """If either half of the sessions has more possible sums of block effects than this, no exact p is computed."""
+ROUNDING: Final = 1e-12
 _FIRST_LABEL: Final = "A"
 
 
@@ -67,13 +68,14 @@ def common_slope(sessions: Sequence[Sequence[tuple[float, float]]]) -> float | N
     """Return the median of all slopes between two blocks of the same session (Theil 1950, Sen 1968).
 
     Each block gives two numbers: the covariate in B minus that in A, and the block's effect.  The result is None if
-    in every session all blocks have the same difference of the covariate.
+    in every session all blocks have the same difference of the covariate; differences that differ only by rounding
+    count as equal.
     """
     slopes = [
         (second[1] - first[1]) / (second[0] - first[0])
         for blocks in sessions
         for first, second in combinations(blocks, 2)
-        if first[0] != second[0]
+        if abs(first[0] - second[0]) > ROUNDING
     ]
     return median(slopes) if slopes else None
 

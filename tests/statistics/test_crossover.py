@@ -71,6 +71,8 @@ def test_the_common_slope_pairs_blocks_of_one_session_only() -> None:
     assert common_slope([first, second]) == pytest.approx(0.5)
     assert common_slope([[(1.0, 2.0), (1.0, 3.0)]]) is None
     assert common_slope([]) is None
+    assert common_slope([[(0.0, -0.03), (1.8e-15, -0.01), (-1.8e-15, -0.02)]]) is None
+    assert common_slope([[(0.0, 2.0), (1e-15, 3.0), (1.0, 4.0)]]) == pytest.approx(1.5)
 
 
 def count_by_force(sessions: Sequence[Sequence[tuple[str, float | None]]]) -> tuple[float, float]:
