@@ -24,7 +24,7 @@ from rlk_repro.report.labels import (
 )
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, Effect, Series, TrialResult, TrialStatus, VerdictWord
+from rlk_repro.rundir.results import Analysis, Effect, PairStatus, Series, TrialResult, VerdictWord
 from rlk_repro.statistics.stats import STEP_TIME
 from rlk_repro.workloads.differences import Difference
 
@@ -110,10 +110,10 @@ class View:
         return label if label == metric else start_sentence(label)
 
     def mean(self, metric: str, variant: str) -> float | None:
-        """Return the mean over a variant's successful trials; None if no such trial has the metric."""
-        trials = [
-            trial for trial in self.analysis.trials if trial.variant == variant and trial.status is TrialStatus.OK
-        ]
+        """Return the mean over a variant's trials in scored pairs; None if no such trial has the metric."""
+        scored = [pair for pair in self.analysis.pairs if pair.status is PairStatus.SCORED]
+        names = {name for pair in scored for name in (pair.first, pair.second)}
+        trials = [trial for trial in self.analysis.trials if trial.variant == variant and trial.name in names]
         summaries = [summary for trial in trials if (summary := trial.summary(metric)) is not None]
         values = [headline_value(metric, summary) for summary in summaries]
         return math.fsum(values) / len(values) if values else None

@@ -12,7 +12,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, list_suspects, suggest_next
 from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.view import Context, make_view
-from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus, VerdictWord
+from rlk_repro.rundir.results import Analysis, GateStatus, PairStatus, ProofStatus, VerdictWord
 from tests.support.analysis_examples import small
 
 
@@ -82,6 +82,16 @@ def test_the_answer_names_what_was_timed() -> None:
     analysis = change(VerdictWord.FASTER, low=0.2, high=0.3, workload="module")
     assert "vime's loss functions alone take 75.00 % less time" in describe_answer(make_view(analysis))
     assert describe_ground(make_view(analysis)).startswith("6 pairs on ")
+
+
+@pytest.mark.parametrize("status", [PairStatus.VOID, PairStatus.DROPPED])
+def test_the_times_of_the_answer_are_those_of_the_scored_pairs(status: PairStatus) -> None:
+    analysis = change(VerdictWord.FASTER, low=0.95, high=0.96)
+    first, second = analysis.pairs
+    lost = replace(analysis, pairs=(first, replace(second, status=status)))
+    names = {first.first, first.second}
+    without = replace(lost, trials=tuple(trial for trial in analysis.trials if trial.name in names))
+    assert describe_answer(make_view(lost)) == describe_answer(make_view(without))
 
 
 @pytest.mark.parametrize(
