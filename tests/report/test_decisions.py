@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from rlk_repro.report.basis import describe_sensitivity, make_basis
+from rlk_repro.report.basis import describe_pairs, describe_sensitivity, make_basis
 from rlk_repro.report.sections import _make_rl_kernel_cell
 from rlk_repro.report.view import Context, make_view
-from rlk_repro.rundir.results import DecisionSummary
+from rlk_repro.rundir.results import BlockResult, DecisionSummary, PairStatus
 from rlk_repro.statistics.power import power_of
 from tests.support.analysis_examples import faster
 
@@ -42,6 +42,21 @@ def test_the_sensitivity_is_the_effect_that_nine_in_ten_such_experiments_find() 
     threshold_pct = analysis.verdict.threshold * 100
     chance = power_of(0.293, num_pairs=6, pair_sd_pct=14.6, smallest_effect_pct=threshold_pct, alpha=0.05)
     assert chance == pytest.approx(0.9, abs=0.01)
+
+
+def test_only_blocks_of_scored_sessions_count() -> None:
+    analysis = faster()
+    trials = [dataclasses.replace(trial, name=f"{trial.name}:{trial.variant}") for trial in analysis.trials]
+    first, second = [pair for pair in analysis.pairs if not pair.is_control][:2]
+    blocks = [
+        BlockResult(session=pair.pair, number=number, order="ABBA", is_control=number == 2, reason=reason,
+                    log_ratio=0.1, first_log_ratio=None)
+        for pair in (first, second)
+        for number, reason in enumerate(("", "lost", ""))
+    ]  # fmt: skip
+    pairs = (first, dataclasses.replace(second, status=PairStatus.VOID))
+    found = dataclasses.replace(analysis, trials=tuple(trials), pairs=pairs, blocks=tuple(blocks))
+    assert describe_pairs(found).endswith("counted blocks: 1")
 
 
 @pytest.mark.parametrize(("n", "sd_log"), [(5, 0.02), (6, None), (6, 0.0)])
