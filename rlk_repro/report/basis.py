@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlk_repro.analysis.memory import judge_memory
-from rlk_repro.base.units import format_percent
+from rlk_repro.base.units import count, format_percent
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.operators import make_operator_basis
 from rlk_repro.report.view import View
@@ -81,9 +81,9 @@ def _make_speed_basis(view: View) -> Iterator[tuple[str, str]]:
 def describe_effect(effect: Effect | None, unit: str) -> str:
     """Return an effect like ``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
     if effect is None or effect.ratio is None:
-        return NOT_RECORDED if effect is None else f"no comparison (n = {effect.n} {unit}s)"
+        return NOT_RECORDED if effect is None else f"no comparison (n = {count(effect.n, unit)})"
     interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
-    return f"{format_percent(effect.ratio)} ({interval}, n = {effect.n} {unit}s)"
+    return f"{format_percent(effect.ratio)} ({interval}, n = {count(effect.n, unit)})"
 
 
 def describe_interval(effect: Effect) -> str:

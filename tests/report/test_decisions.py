@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rlk_repro.report.basis import describe_pairs, describe_sensitivity, make_basis
+from rlk_repro.report.basis import describe_effect, describe_pairs, describe_sensitivity, make_basis
 from rlk_repro.report.sections import _make_rl_kernel_cell
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import BlockResult, DecisionSummary, PairStatus
@@ -57,6 +57,13 @@ def test_only_blocks_of_scored_sessions_count() -> None:
     pairs = (first, dataclasses.replace(second, status=PairStatus.VOID))
     found = dataclasses.replace(analysis, trials=tuple(trials), pairs=pairs, blocks=tuple(blocks))
     assert describe_pairs(found).endswith("counted blocks: 1")
+
+
+@pytest.mark.parametrize(("n", "unit"), [(0, "sessions"), (1, "session"), (2, "sessions")])
+def test_an_effect_names_its_number_in_the_right_form(n: int, unit: str) -> None:
+    effect = dataclasses.replace(faster().effects[0], n=n)
+    assert describe_effect(effect, "session").endswith(f"n = {n} {unit})")
+    assert describe_effect(dataclasses.replace(effect, ratio=None), "session").endswith(f"(n = {n} {unit})")
 
 
 @pytest.mark.parametrize(("n", "sd_log"), [(5, 0.02), (6, None), (6, 0.0)])
