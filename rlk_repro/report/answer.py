@@ -154,7 +154,7 @@ def _size(view: View, effect: Effect) -> str:
     low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1
     word, sign = ("less", -1) if is_less else ("more", 1)
-    shown = " to ".join(f"{end:.2f}" for end in sorted((100 * sign * (low - 1), 100 * sign * (high - 1))))
+    shown = " to ".join(f"{end:z.2f}" for end in sorted((100 * sign * (low - 1), 100 * sign * (high - 1))))
     interval = f"{format_number(100 * effect.confidence, 3)} % interval {shown} %"
     times = f", {1 / effect.ratio:.2f} times as fast" if effect.ratio < 1 / TWICE else ""
     values = _apply(view, effect.metric, effect.ratio)

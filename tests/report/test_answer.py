@@ -47,6 +47,9 @@ def change(
         (VerdictWord.EQUIVALENT, (0.995, 0.997), (0.9, 1.1),
          "Result: with RL-Kernel a step takes the same time within 1 %: 0.40 % less time, 41.94 → 41.77 s "
          "(95 % interval 0.30 to 0.50 %)."),
+        (VerdictWord.EQUIVALENT, (0.996, 1.00001), (1.0, 1.0),
+         "Result: with RL-Kernel a step takes the same time within 1 %: 0.20 % less time, 41.94 → 41.86 s "
+         "(95 % interval 0.00 to 0.40 %), and the same memory."),
         (VerdictWord.INCONCLUSIVE, (0.9, 1.1), (1.0, 1.0),
          "Result: no answer yet. Because. The change lies between -10.00 % and +10.00 %."),
         (VerdictWord.NOT_COMPARABLE, (0.9, 1.1), (1.0, 1.0), "Result: the variants are not comparable. Because."),
