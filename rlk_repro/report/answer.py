@@ -237,14 +237,17 @@ def list_suspects(view: View) -> str:
 
 
 def _count_deciding(analysis: Analysis) -> int | None:
-    """Return the number of pairs or sessions that would decide the verdict if effect and spread stayed as measured."""
+    """Return the number of pairs or sessions that would decide the verdict if effect and spread stayed as measured.
+
+    The result is None if no number up to MAX_PAIRS decides, or if the speed is decided and something else is not.
+    """
     effect = analysis.effect(STEP_TIME)
     if effect is None or effect.ratio is None or not effect.sd_log:
         return None
     size, margin = abs(math.log(effect.ratio)), math.log1p(analysis.verdict.threshold)
     room = abs(size - margin)
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
-    for number in range(max(effect.n + 1, least), MAX_PAIRS + 1):
+    for number in range(max(effect.n, least), MAX_PAIRS + 1):
         if t_quantile(effect.confidence, number - 1) * effect.sd_log / math.sqrt(number) < room:
-            return number
+            return number if number > effect.n else None
     return None

@@ -152,6 +152,13 @@ def test_a_proposed_run_has_the_pairs_that_a_verdict_needs() -> None:
     assert " --pairs 6 " in suggest_next(make_view(replace(analysis, effects=effects)), "bundle.tgz")
 
 
+def test_no_larger_run_is_proposed_where_the_speed_is_decided() -> None:
+    analysis = change(VerdictWord.INCONCLUSIVE, low=0.90, high=0.92)
+    effects = tuple(replace(item, sd_log=0.01) if item.metric == "step_time_s" else item for item in analysis.effects)
+    view = make_view(replace(analysis, effects=effects))
+    assert suggest_next(view, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
+
+
 def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
     analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
     trials = tuple(
