@@ -213,8 +213,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def to_ratio(log_ratio: float) -> float:
-    """Return exp(log_ratio), limited to a finite number, because an interval from only two pairs may be very wide."""
-    return math.exp(min(log_ratio, LARGEST_LOG_RATIO))
+    """Return exp(log_ratio), limited to a finite number above 0: an interval from only two pairs may be very wide."""
+    return math.exp(max(-LARGEST_LOG_RATIO, min(log_ratio, LARGEST_LOG_RATIO)))
 
 
 def paired_effect(metric: str, log_ratios: Sequence[float], *, role: str, alpha: float, note: str = "") -> Effect:

@@ -180,3 +180,10 @@ def test_a_ratio_beyond_all_numbers_is_none() -> None:
     one, two = make_pair("p1", raw_reward=5e-324).trials
     item = next(item for item in stats.pair_metrics(two, one) if item.metric == "raw_reward")
     assert (item.first, item.second, item.log_ratio) == (5e-324, 0.5, None)
+
+
+def test_a_ratio_of_absurd_values_is_a_finite_number_above_0() -> None:
+    low, high = stats.to_ratio(-1400.0), stats.to_ratio(1400.0)
+    assert 0 < low < 1e-300
+    assert 1e300 < high < math.inf
+    assert low * high == pytest.approx(1)
