@@ -101,7 +101,9 @@ def number_or_dash(value: float | None) -> str:
 
 
 def start_sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
+    """Return the text with a capital letter; the name of a gate or metric, such as ``raw_reward``, stays as it is."""
+    is_name = "_" in text.partition(" ")[0]
+    return text if is_name else f"{text[:1].upper()}{text[1:]}"
 
 
 def find_label(metric: str, workload: str = "") -> MetricLabel:

@@ -18,12 +18,12 @@ ONE_GPU: Final = "1 node, 1 GPU a node"
 AS_WRITTEN: Final = "none: all values are those of the run definition"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (
-    "Only a part of the enabled variant's gain comes from RL-Kernel, which has no operator for the entropy metric. "
+    "Only a part of the enabled variant's effect comes from RL-Kernel, which has no operator for the entropy metric. "
     f"The rest comes from {MOMENTS}, which computes that metric and the normaliser of the log-probs. "
     "Run with --set entropy_metric=false to measure RL-Kernel alone."
 )
 OWN_NORMALISER: Final = (
-    "Only a part of the enabled variant's gain comes from RL-Kernel. The rest comes "
+    "Only a part of the enabled variant's effect comes from RL-Kernel. The rest comes "
     f"from {MOMENTS}, which computes the normaliser of log-probs that need a gradient."
 )
 FROZEN: Final = (

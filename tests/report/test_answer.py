@@ -136,13 +136,17 @@ def test_without_rl_kernel_memory_is_inconclusive() -> None:
     assert "the variants are not comparable" in failed.sentence
 
 
-def test_an_inconclusive_answer_proposes_a_run_large_enough_to_decide() -> None:
+@pytest.mark.parametrize(
+    ("overrides", "rest"),
+    [("x = 1 (--set)", ", with the --set options of this run"), ("measure.pairs = 3 (--pairs)", "")],
+)
+def test_an_inconclusive_answer_proposes_a_run_large_enough_to_decide(overrides: str, rest: str) -> None:
     analysis = change(VerdictWord.INCONCLUSIVE, low=0.90, high=1.02)
     effects = tuple(replace(item, sd_log=0.04) if item.metric == "step_time_s" else item for item in analysis.effects)
-    view = make_view(replace(analysis, effects=effects), Context(setting=(("overrides", "x = 1 (--set)"),)))
+    view = make_view(replace(analysis, effects=effects), Context(setting=(("overrides", overrides),)))
     assert suggest_next(view, "b.tgz") == (
         "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 9  "
-        "# a new run, with the --set options of this run; this run stays as it is"
+        f"# a new run{rest}; this run stays as it is"
     )
 
 

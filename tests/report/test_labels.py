@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.report.labels import Numbers, clean, find_label, format_fixed, list_metrics
+from rlk_repro.report.labels import Numbers, clean, find_label, format_fixed, list_metrics, start_sentence
 from rlk_repro.report.view import make_view
 from tests.support.analysis_examples import missing_metrics, small
 
@@ -81,3 +81,8 @@ def test_the_report_speaks_of_every_known_metric() -> None:
         metrics
     )
     assert len(set(metrics)) == len(metrics)
+
+
+def test_a_sentence_starts_with_a_capital_letter_but_a_name_stays() -> None:
+    assert start_sentence("the gate failed") == "The gate failed"
+    assert start_sentence("peak_memory_bytes: too large") == "peak_memory_bytes: too large"
