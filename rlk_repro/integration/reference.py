@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.hidden_states import Head, HiddenStates
+from rlk_repro.integration.route.rl_kernel import PACKAGE
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options
 
@@ -28,8 +30,9 @@ def install(args: argparse.Namespace) -> Installation | None:
     settings = Settings.from_env()
     if not settings.is_active:
         return None
-    # torch imports this module (40 MB of memory) at RL-Kernel's first gradient, so both variants import it here
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+    if find_spec(PACKAGE) is not None:
+        # torch imports this module (40 MB of memory) at RL-Kernel's first gradient, so both variants import it here
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     from rlk_repro.refengine import core, trainer
     from rlk_repro.refengine.optimizer import AdamW
