@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import subprocess
@@ -59,6 +60,13 @@ class OneFileAtATime(LoadScopeScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
     """For ``--dist loadscope``; ``loadgroup`` of xdist 3.8 groups nothing under pytest 9.2."""
     return OneFileAtATime(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """What was there before a file's tests is left out of garbage collection, which would visit 700 000 objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +133,18 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     plane = ControlPlane(tmp_path_factory.mktemp("kube"))
     yield plane
     plane.close()
+
+
+@pytest.fixture
+def torch_as_it_was() -> Iterator[None]:
+    """The trainer sets up torch and the heap for its process; here the process goes on."""
+    import torch
+
+    num_threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    yield
+    torch.set_num_threads(num_threads)
+    torch.set_deterministic_debug_mode(mode)
+    gc.freeze()
 
 
 @pytest.fixture

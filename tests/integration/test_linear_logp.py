@@ -371,15 +371,6 @@ RUN = (
 )
 
 
-@pytest.fixture
-def torch_as_it_was() -> Iterator[None]:
-    """The trainer sets torch up for its process; here the process goes on."""
-    num_threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    yield
-    torch.set_num_threads(num_threads)
-    torch.set_deterministic_debug_mode(mode)
-
-
 def run_trainer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *flags: str, switch: str) -> Any:
     """Metrics of every optimizer step, and the calls that RL-Kernel served."""
     for name, value in (("VIME_RL_KERNEL", switch), ("VIME_RL_KERNEL_MODE", "require"),

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from rlk_repro.analysis.proof import prove
 from rlk_repro.integration import reference
@@ -46,15 +45,6 @@ def nothing_stays_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     installation = find_installation(core, TIMERS)
     if installation is not None:
         installation.undo()
-
-
-@pytest.fixture
-def torch_as_it_was() -> Iterator[None]:
-    """The trainer sets torch up for its process; here the process goes on."""
-    num_threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    yield
-    torch.set_num_threads(num_threads)
-    torch.set_deterministic_debug_mode(mode)
 
 
 def test_with_nothing_asked_for_nothing_is_touched() -> None:

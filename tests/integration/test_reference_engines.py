@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from rlk_repro.analysis.checks import check_pair
 from rlk_repro.integration.measure.installation import find_installation
@@ -28,9 +27,8 @@ pytestmark = pytest.mark.usefixtures("without_rl_kernel")
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_as_it_was: None) -> Iterator[Record]:
     """Runs a trial in this process and reads what it recorded of its engines."""
-    num_threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     numbers = iter(range(100))
 
     def run(flags: str = "") -> EngineLog:
@@ -49,8 +47,6 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
     installation = find_installation(core, TIMERS)
     if installation is not None:
         installation.undo()
-    torch.set_num_threads(num_threads)
-    torch.set_deterministic_debug_mode(mode)
 
 
 def check(log: EngineLog, other: EngineLog | None = None) -> list[AgreementCheck]:

@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,8 @@ Run = Callable[[str], Log]
 
 
 @pytest.fixture
-def run(caplog: pytest.LogCaptureFixture) -> Iterator[Run]:
-    """Run the trainer in this process and put torch back as it was."""
-    num_threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+def run(caplog: pytest.LogCaptureFixture, torch_as_it_was: None) -> Run:
+    """Run the trainer in this process."""
 
     def run_and_read(flags: str) -> Log:
         caplog.clear()
@@ -43,9 +42,7 @@ def run(caplog: pytest.LogCaptureFixture) -> Iterator[Run]:
             trainer.run(parse_args(f"{SMALL} {flags}".split()))
         return _parse_log(caplog.messages)
 
-    yield run_and_read
-    torch.set_num_threads(num_threads)
-    torch.set_deterministic_debug_mode(mode)
+    return run_and_read
 
 
 def _parse_log(messages: list[str]) -> Log:
