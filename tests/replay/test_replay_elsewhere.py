@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from rlk_repro.base.findings import Level
 from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.probes.node import probe_node
 from rlk_repro.replay.recorded import describe_own_patch
 from rlk_repro.replay.steps import prepare, reanalyse
 from rlk_repro.rundir.manifest import load_manifests
@@ -19,6 +21,7 @@ from tests import ROOT
 BUNDLES = sorted((ROOT / "docs" / "evidence").glob("*.tgz"))
 
 
+@pytest.mark.usefixtures("rl_kernel_not_imported")
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
 def test_a_replay_shows_the_analysis_first_then_everything_missing(
     bundle: Path, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
@@ -27,6 +30,7 @@ def test_a_replay_shows_the_analysis_first_then_everything_missing(
         monkeypatch.delenv(source.variable, raising=False)
     recorded = reanalyse(bundle)
     monkeypatch.setattr("rlk_repro.replay.steps.reanalyse", lambda _: recorded)  # once is enough for both commands
+    monkeypatch.setattr("rlk_repro.replay.steps.probe_node", functools.cache(probe_node))
     with open_bundle(bundle) as run_dir:
         patch = describe_own_patch(bundle, load_manifests(run_dir))
     blocking = [str(item) for item in prepare(recorded).known_drift if item.level is Level.BLOCKING]
