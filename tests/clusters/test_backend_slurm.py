@@ -293,7 +293,10 @@ def test_following_asks_slurm_every_few_seconds_at_most(
     assert [call[0] for call in fake.calls].count("squeue") == 1
 
 
-def test_status_shows_why_a_job_waits_and_where_it_runs(fake: FakeSlurm, run_dir: RunDir) -> None:
+def test_status_shows_why_a_job_waits_and_where_it_runs(
+    fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "POLL_S", 0.0)
     write_json(run_dir.state, {"schema": 1, "phase": "ending", "num_trials": 2, "num_steps": 3})
     fake.queue("12|PENDING|Priority||N/A")
     answers = [slurm.poll(SUBMISSION, run_dir)]
