@@ -142,16 +142,23 @@ def test_objects_are_frozen_after_the_warm_up_in_both_variants(tmp_path: Path) -
     assert (frozen[1] or 0) > 50_000
 
 
-@pytest.mark.parametrize("ops", ["logp,ratio_kl", "linear_logp"])
-def test_baseline_steps_are_bitwise_an_unswitched_run_s(tmp_path: Path, ops: str) -> None:
-    """Losses, gradient norms and metrics of both optimizer steps, with weights that stay the same."""
-    without = {"RLK_REPRO_ENTROPY_METRIC": "0"}
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "loud.py").write_text(LOUD)
-    plain = run_trainer(tmp_path / "plain", f"{STILL} --num-rollout {len(SCHEDULE)}", **without)
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
+    """The losses of a run without a switch."""
+    folder, flags = tmp_path_factory.mktemp("plain"), f"{STILL} --num-rollout {len(SCHEDULE)}"
+    plain = run_trainer(folder, flags, RLK_REPRO_ENTROPY_METRIC="0")
     assert plain.is_ok, plain.stderr
-    log = run_session(tmp_path, STILL, init="loud.install", VIME_RL_KERNEL_OPS=ops, **without)
-    expected, found = read_losses(plain.stdout), read_losses((tmp_path / "stdout.log").read_text())
+    return read_losses(plain.stdout)
+
+
+@pytest.mark.parametrize("ops", ["logp,ratio_kl", "linear_logp"])
+def test_baseline_steps_are_bitwise_an_unswitched_run_s(
+    tmp_path: Path, ops: str, expected: dict[int, list[str]]
+) -> None:
+    """Losses, gradient norms and metrics of both optimizer steps, with weights that stay the same."""
+    (tmp_path / "loud.py").write_text(LOUD)
+    log = run_session(tmp_path, STILL, init="loud.install", VIME_RL_KERNEL_OPS=ops, RLK_REPRO_ENTROPY_METRIC="0")
+    found = read_losses((tmp_path / "stdout.log").read_text())
     baseline = [step for step, variant in enumerate(PLANNED) if variant == "baseline"]
     assert len(baseline) == 4
     assert [found[step] for step in baseline] == [expected[step] for step in baseline]
