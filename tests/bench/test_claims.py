@@ -43,8 +43,7 @@ def bench() -> Bench:
 
 
 def make_bench(*folders: Path, timeout_s: float = 60.0) -> Bench:
-    root = ROOT
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*folders, root))), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT))), "OMP_NUM_THREADS": "1"}
     env.pop("RLK_SRC", None)
     return Bench(device="cpu", warmup=1, repeats=2, timeout_s=timeout_s, env=env)
 

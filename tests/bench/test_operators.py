@@ -329,19 +329,9 @@ def run_process(tmp_path: Path, sources: list[Path | str]) -> Path:
     ]  # fmt: skip
     suite = make_suite(grids=grids).model_dump_json()
     path = os.pathsep.join(map(str, (ROOT, *sources, os.environ.get("PYTHONPATH", ""))))
-    command = [
-        sys.executable,
-        "-m",
-        "rlk_repro.bench.operators",
-        "--seed",
-        "5",
-        "--num-rollout",
-        "2",
-        "--device",
-        "cpu",
-    ]
+    flags = ["--seed", "5", "--num-rollout", "2", "--device", "cpu", "--suite", suite]
     done = subprocess.run(
-        [*command, "--suite", suite],
+        [sys.executable, "-m", "rlk_repro.bench.operators", *flags],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RLK_REPRO_LIBRARIES_DIR": str(tmp_path)},
         capture_output=True,
         check=False,

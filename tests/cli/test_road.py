@@ -21,8 +21,7 @@ SMALL = ["--pairs", "2", "--set", "measure.scored_steps=3", "--set", "measure.wa
 
 
 def rlk_repro(*arguments: str, cwd: Path, code: int = 0) -> str:
-    root = ROOT
-    environment = {**os.environ, "PYTHONPATH": str(root), "RLK_REPRO_RUNS": str(cwd / "runs")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RLK_REPRO_RUNS": str(cwd / "runs")}
     environment["XDG_STATE_HOME"] = str(cwd / "state")
     argv = [sys.executable, "-m", "rlk_repro", *arguments]
     done = subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -41,14 +41,8 @@ class Copy:
         """The copy's command, with nothing of the checkout on its path."""
         command = [sys.executable, "-m", "rlk_repro", *map(str, argv)]
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-        return subprocess.run(
-            command,
-            cwd=cwd,
-            env={**kept, "PYTHONPATH": str(self.root), **env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        env = {**kept, "PYTHONPATH": str(self.root), **env}
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
     def _read(self) -> dict[str, str]:
         return {
