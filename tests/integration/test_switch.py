@@ -57,7 +57,7 @@ def make_route(context: RouteContext) -> Route:
     return Route(
         implementation="NativeLogpOp",
         version="0.1.0",
-        refuse=lambda call: Refusal(Reason.TOP_P_REPLAY) if call["log_prob_keep_mask"] is not None else None,
+        refuse=lambda call: Refusal(Reason.ENTROPY_METRIC) if call["with_entropy"] else None,
         run=lambda call: context.native(**call),
     )
 
@@ -262,13 +262,13 @@ def test_a_call_that_a_route_refuses_falls_back_with_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     module = load_loss_module()
-    logits, tokens, mask = torch.zeros(2, 3), torch.tensor([0, 1]), torch.ones(2, 3, dtype=torch.bool)
+    logits, tokens = torch.zeros(2, 3), torch.tensor([0, 1])
     settings = make_settings(tmp_path, Mode.AUTO, "logp")
     with install(module, settings, routes={"logp": make_route}) as installation:
         for _ in range(2):
-            module.calculate_log_probs_and_entropy(logits, tokens, None, log_prob_keep_mask=mask)
+            module.calculate_log_probs_and_entropy(logits, tokens, None, with_entropy=True)
         installation.end_step(0)
-    reason = "cannot leave out the columns that top-p sampling removed"
+    reason = "does not compute the entropy that this run reports"
     assert caplog.messages == [f"rlk-repro: logp falls back to loss_example: {reason}"]
     events = read_events(tmp_path)
     assert [event["reason"] for event in events if event["event"] == "decision"] == ["", reason]
@@ -277,12 +277,11 @@ def test_a_call_that_a_route_refuses_falls_back_with_its_reason(
 
 def test_in_require_a_refused_call_stops_the_trainer(tmp_path: Path) -> None:
     module = load_loss_module()
-    mask = torch.ones(2, 3, dtype=torch.bool)
     installation = install(module, make_settings(tmp_path, Mode.REQUIRE, "logp"), routes={"logp": make_route})
     with installation, pytest.raises(CheckFailed) as caught:
-        module.calculate_log_probs_and_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), None, log_prob_keep_mask=mask)
+        module.calculate_log_probs_and_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), None, with_entropy=True)
     assert str(caught.value) == (
-        "logp: a call cannot be served: cannot leave out the columns that top-p sampling removed, "
+        "logp: a call cannot be served: does not compute the entropy that this run reports, "
         "expected no fallback, because the mode is require"
     )
 
