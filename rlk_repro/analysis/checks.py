@@ -51,7 +51,7 @@ Place = tuple[str, str, int]
 def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
     for pair, trials in plan.pairs().items() if plan.run.workload.compares_engines else ():
         logs = {trial.name: read_engines(run_dir.trial(trial.name)) for trial in trials}
-        yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials])
+        yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials], range(plan.num_steps))
 
 
 def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
@@ -60,13 +60,18 @@ def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
     return any(read_contract(run_dir.trial(trial.name)) not in {None, shipped} for trial in plan.trials)
 
 
-def check_pair(pair: str, logs: Sequence[tuple[str, EngineLog | None]]) -> Iterator[AgreementCheck]:
+def check_pair(
+    pair: str, logs: Sequence[tuple[str, EngineLog | None]], planned: Iterable[int] = ()
+) -> Iterator[AgreementCheck]:
+    """Yield the checks of a pair; a ``planned`` step that a record lacks gives a check that was not measured."""
     for variant, log in logs:
         if log is None or not log.steps:
             yield _skip(CheckKind.INPUTS, (pair, variant, 0), ROLLOUT, TRAINING, NO_RECORD)
             continue
         for step in log.steps:
             yield from _check_step(log, (pair, variant, step))
+        for step in (step for step in planned if step not in log.steps):
+            yield _skip(CheckKind.LOG_PROBS, (pair, variant, step), ROLLOUT, TRAINING, "the record lacks this step")
         if log.num_dropped:
             reason = f"lines of the record that cannot be read: {log.num_dropped}"
             yield _skip(CheckKind.INPUTS, (pair, variant, log.steps[-1]), ROLLOUT, TRAINING, reason)

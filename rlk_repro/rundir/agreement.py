@@ -156,11 +156,13 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
 
 
 def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    """Return the result of a run; ``pass`` requires a passed check of log-probs in each of the two variants."""
+    """Return the result of a run; ``pass`` requires a passed check of log-probs in both variants at every step."""
     if any(item.word is CheckWord.FAIL for item in checks):
         return CheckWord.FAIL
-    passed = {item.variant for item in checks if item.kind is CheckKind.LOG_PROBS and item.word is CheckWord.PASS}
-    return CheckWord.PASS if passed >= {BASELINE, ENABLED} else CheckWord.NOT_MEASURED
+    of_log_probs = [item for item in checks if item.kind is CheckKind.LOG_PROBS]
+    passed = {(item.variant, item.step) for item in of_log_probs if item.word is CheckWord.PASS}
+    wanted = {(variant, item.step) for variant in (BASELINE, ENABLED) for item in of_log_probs}
+    return CheckWord.PASS if wanted and wanted <= passed else CheckWord.NOT_MEASURED
 
 
 def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:

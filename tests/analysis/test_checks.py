@@ -13,7 +13,14 @@ from rlk_repro.analysis.checks import check_pair
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.resources import data_dir
 from rlk_repro.logs.engines import EngineLog, read_engines
-from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, compare_checks, list_failures
+from rlk_repro.rundir.agreement import (
+    AgreementCheck,
+    CheckKind,
+    CheckWord,
+    choose_word,
+    compare_checks,
+    list_failures,
+)
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.spec.agreement import DTYPES, parse_contract
 
@@ -169,6 +176,15 @@ def test_a_reason_and_a_missing_record_are_not_measured(read: Any) -> None:
     found = [item for item in check(read([*make_lines(), skipped])) if item.kind is CheckKind.INVARIANCE]
     assert [(item.word, item.found) for item in found] == [(CheckWord.NOT_MEASURED, "x")] * 2
     assert [item.word for item in check(None)] == [CheckWord.NOT_MEASURED] * 2
+
+
+def test_engines_do_not_agree_where_a_planned_step_left_no_record(read: Any) -> None:
+    log = read(make_lines())
+    logs = [("baseline", log), ("enabled", log)]
+    assert choose_word(list(check_pair("p1", logs, range(1)))) is CheckWord.PASS
+    checks = list(check_pair("p1", logs, range(2)))
+    assert [item.found for item in checks if item.step == 1] == ["the record lacks this step"] * 2
+    assert choose_word(checks) is CheckWord.NOT_MEASURED
 
 
 def test_a_case_is_bitwise_or_within_the_contract_or_outside(read: Any) -> None:
