@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tempfile
 from functools import cache
@@ -82,6 +83,7 @@ def make_command() -> Any:
 
 def main() -> None:
     """Run the command line; a known error gives its exit code, and any other error is reported as a bug."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal's encoding lacks must not end a run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -103,6 +105,14 @@ def main() -> None:
         sys.exit(found.exit_code)
     except Exception:  # noqa: BLE001  every unknown error is a bug
         sys.exit(_report_bug())
+
+
+def _open_closed_streams() -> None:
+    """Open standard streams that are closed: the next file would get such a stream's number, and lose its content."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # the kernel gives it the lowest free number, which is that of the closed stream
+            setattr(sys, name, Path(os.devnull).open("w" if number else "r"))  # noqa: SIM115
 
 
 def _refuse_worker() -> None:
