@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -25,13 +25,21 @@ def display_name(path: Path) -> str:
     return str(path)
 
 
+def home_dir() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise EnvironmentMissing(
+            Problem("HOME", "is not set, and this user has no home folder", hint="export HOME=/a/folder")
+        ) from None
+
+
 def user_profiles_dir() -> Path:
-    config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(config) / "rlk-repro" / "profiles"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or home_dir() / ".config") / "rlk-repro" / "profiles"
 
 
 def user_state_dir() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlk-repro"
+    return Path(os.environ.get("XDG_STATE_HOME") or home_dir() / ".local" / "state") / "rlk-repro"
 
 
 def list_names(folders: list[Path]) -> list[str]:

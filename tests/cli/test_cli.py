@@ -54,6 +54,16 @@ def test_a_bug_is_one_line_and_a_crash_file(call, monkeypatch: pytest.MonkeyPatc
     crash.unlink()
 
 
+def test_a_user_without_a_home_folder_is_told_to_name_one(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user whom no file of the image names."""
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 5)
+    code, _, err = call("submit", "smoke", "--dry-run")
+    assert code == 3
+    assert err.endswith("HOME: is not set, and this user has no home folder\n  hint: export HOME=/a/folder\n")
+
+
 def test_the_dry_run_shows_the_job_and_writes_nothing(call, tmp_path: Path) -> None:
     code, out, _ = call("submit", "--run", "smoke", "--dry-run", "--pairs", "8")
     assert code == 0

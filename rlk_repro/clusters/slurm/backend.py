@@ -14,6 +14,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
 from rlk_repro.base.files import write_text
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.places import hide_places
+from rlk_repro.base.resources import home_dir
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, describe_lost, join_words, require_ended, require_known
@@ -138,7 +139,7 @@ def propose_profile(ask: Ask) -> tuple[Proposal, str]:
 
     site = probe_site()
     origin = f"cluster {site.cluster or 'without a name'}, Slurm {site.version}"
-    return propose_slurm(site, load_all_hardware(), Path.home() / "rlk-repro-images", ask), origin
+    return propose_slurm(site, load_all_hardware(), home_dir() / "rlk-repro-images", ask), origin
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
