@@ -14,7 +14,7 @@ import typer
 
 from rlk_repro import __version__
 from rlk_repro.base.disk import OF_FILE_SYSTEMS, Unwritable
-from rlk_repro.base.errors import EXIT_BUG, RlkReproError
+from rlk_repro.base.errors import EXIT_BUG, EnvironmentMissing, Problem, RlkReproError
 from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import (
     agreement,
@@ -98,9 +98,9 @@ def main() -> None:
         _print_error(error)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in OF_FILE_SYSTEMS:
+        found = _explain(error)
+        if found is None:
             sys.exit(_report_bug())
-        found = Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # a library could not write a file
         _print_error(found)
         sys.exit(found.exit_code)
     except Exception:  # noqa: BLE001  every unknown error is a bug
@@ -123,6 +123,17 @@ def _refuse_worker() -> None:
     process = sys.modules.get("multiprocessing.process")
     if process is not None and getattr(process.current_process(), "_inheriting", False):
         sys.exit("rlk-repro: a worker process ran the script again; call main() under: if __name__ == '__main__':")
+
+
+def _explain(error: OSError) -> RlkReproError | None:
+    """Return what the user must change, or None if the error is a bug."""
+    if error.errno in OF_FILE_SYSTEMS:
+        return Unwritable.at(Path(error.filename or tempfile.gettempdir()), error)  # a library could not write a file
+    if isinstance(error, PermissionError) and error.filename:
+        return EnvironmentMissing(Problem(str(error.filename), f"cannot be read or written ({error.strerror})"))
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # from os.getcwd
+        return EnvironmentMissing(Problem("the current folder", "was deleted", hint="cd to another folder"))
+    return None
 
 
 def _show_example() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -62,6 +64,22 @@ def test_a_user_without_a_home_folder_is_told_to_name_one(call, monkeypatch: pyt
     code, _, err = call("submit", "smoke", "--dry-run")
     assert code == 3
     assert err.endswith("HOME: is not set, and this user has no home folder\n  hint: export HOME=/a/folder\n")
+
+
+def test_a_folder_without_permission_is_named(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/home/other")
+
+    monkeypatch.setattr("rlk_repro.base.resources.list_names", refuse)
+    code, _, err = call("runs", "list")
+    assert (code, err) == (3, "rlk-repro: /home/other: cannot be read or written (Permission denied)\n")
+
+
+def test_a_deleted_current_folder_is_no_bug(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    code, _, err = call("submit", "smoke", "--dry-run")
+    assert (code, err) == (3, "rlk-repro: the current folder: was deleted\n  hint: cd to another folder\n")
 
 
 def test_the_dry_run_shows_the_job_and_writes_nothing(call, tmp_path: Path) -> None:
