@@ -57,9 +57,9 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
     try:
         with new_folder(run_dir.root, hint="export RLK_REPRO_RUNS=/a/folder/with/room") as folder:
             _write_files(folder, files)
+            remember(RunDir(folder))
     except FileExistsError:
         raise SpecError(Problem(str(run_dir.root), "exists already", expected="a new run directory")) from None
-    remember(run_dir)
 
 
 def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlk_repro.base.files import load_json
+import pytest
+
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.base.files import load_json, write_text
 from rlk_repro.plan import Plan, find_run_id
 from tests.support.job_examples import make_staged
 
@@ -13,3 +16,13 @@ def test_the_plan_file_records_the_run_id_outside_the_plan(tmp_path: Path) -> No
     assert find_run_id(record, "elsewhere") == run_dir.run_id
     assert Plan.from_json(record) == plan
     assert {**record, "run_id": "other"} == {**plan.to_json(), "run_id": "other"}
+
+
+def test_a_run_that_cannot_be_remembered_leaves_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "state", "a file, not a folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with pytest.raises(EnvironmentMissing, match="export XDG_STATE_HOME"):
+        make_staged(tmp_path / "runs" / "run")
+    assert list((tmp_path / "runs").iterdir()) == []
