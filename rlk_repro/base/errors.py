@@ -12,6 +12,7 @@ from rlk_repro.base.escapes import printable
 _NOTHING: Final = object()
 
 EXIT_BUG: Final = 70
+HINT: Final = "  hint: "
 MAX_GOT: Final = 200
 MAX_TEXT: Final = 10_000
 
@@ -35,7 +36,7 @@ class Problem:
             text += f", expected {self.expected}"
         lines = [text, *(f"  | {line}" for line in self.quoted)]
         if self.hint is not None:
-            lines.append(f"  hint: {self.hint}")
+            lines.append(f"{HINT}{self.hint}")
         return "\n".join(map(printable, lines))
 
 

@@ -205,7 +205,7 @@ def _has_output(pid: int, path: Path) -> bool:
 def _describe_end(run_dir: RunDir) -> JobStatus:
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
-        return JobStatus(state=JobState.DONE, reason=last.message)
+        return JobStatus(state=JobState.DONE, reason=last.line)
     if last.exit_code is None:
         return JobStatus(state=JobState.FAILED, reason="the agent was killed or crashed without a report")
-    return JobStatus(state=JobState.CANCELLED if last.is_interrupted else JobState.FAILED, reason=last.message)
+    return JobStatus(state=JobState.CANCELLED if last.is_interrupted else JobState.FAILED, reason=last.line)

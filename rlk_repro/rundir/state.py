@@ -44,6 +44,11 @@ class Progress(Answer):
     schema: int = SCHEMA
 
     @property
+    def line(self) -> str:
+        """The message on one line; an error with several problems or a hint has several lines."""
+        return "; ".join(line.strip() for line in self.message.splitlines())
+
+    @property
     def is_interrupted(self) -> bool:
         return self.exit_code in _INTERRUPTED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +10,7 @@ from rlk_repro.base.answer import Answer
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import (
     EXIT_BUG,
+    HINT,
     BundleUnreadable,
     CheckFailed,
     EnvironmentMissing,
@@ -135,7 +136,7 @@ def _explain_end(launched: Launched) -> RlkReproError:
     refusal = None if code is None else _REFUSALS.get(code)
     if state is not None and refusal is not None:
         hint = f"see {run_dir.agent_log}" if code == EXIT_BUG else None
-        return refusal(*(Problem(run_dir.run_id, line, hint=hint) for line in state.message.splitlines() or [""]))
+        return refusal(*_list_problems(run_dir.run_id, state.message, hint))
     reason = poll(launched).reason or "the agent gave no reason"
     log = _find_output(launched) if code is None else run_dir.agent_log
     return CheckFailed(
@@ -143,6 +144,16 @@ def _explain_end(launched: Launched) -> RlkReproError:
                 quoted=_read_end(log) if code is None else (),
                 hint=f"see {log}, then rlk-repro submit --resume {run_dir.run_id}")
     )  # fmt: skip
+
+
+def _list_problems(where: str, message: str, hint: str | None) -> list[Problem]:
+    found: list[Problem] = []
+    for line in message.splitlines() or [""]:
+        if found and line.startswith(HINT):
+            found[-1] = replace(found[-1], hint=line.removeprefix(HINT))
+        else:
+            found.append(Problem(where, line, hint=hint))
+    return found
 
 
 def _read_end(log: Path) -> tuple[str, ...]:

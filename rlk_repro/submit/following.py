@@ -35,7 +35,7 @@ def render_progress(state: Progress) -> str:
         if state.eta_s is not None:
             parts.append(f"about {format_duration(state.eta_s)} left")
     if state.message:
-        parts.append(state.message)
+        parts.append(state.line)
     return " · ".join(parts)
 
 

@@ -39,6 +39,15 @@ def explain(run_dir: RunDir) -> RlkReproError:
     return caught.value
 
 
+def test_the_hint_of_an_agents_error_stays_a_hint(call) -> None:
+    run_dir = make_submitted()
+    end(run_dir, 3, "preflight: disk: is full\npython: is old\n  hint: read docs/preflight.md")
+    first, second = explain(run_dir).problems
+    assert (first.hint, second.what, second.hint) == (None, "python: is old", "read docs/preflight.md")
+    told = "preflight: disk: is full; python: is old; hint: read docs/preflight.md"
+    assert call("status")[1].splitlines()[:2] == [f"{run_dir.run_id}: failed ({told})", f"  ended · {told}"]
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -159,7 +159,7 @@ def _is_here(run_dir: RunDir) -> bool:
 
 def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod, Facts] | None]:
     if _is_here(run_dir):
-        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message), None
+        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).line), None
     sent = read_sent(submission)
     if sent is None:
         return JobStatus(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is not a job of Kubernetes"), None
@@ -199,7 +199,7 @@ def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
 def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
     last = read_last_word(run_dir)
     # while an agent runs, its recorded message describes progress, not a result
-    message = last.message if last.exit_code is not None else ""
+    message = last.line if last.exit_code is not None else ""
     nodes = ", ".join(judged.nodes)
     if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
         return JobStatus(state=JobState.DONE, reason=message, nodes=nodes)
@@ -220,12 +220,12 @@ def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
         return describe_lost(f"{sent.kind} {sent.name}")
     facts, last = _recall(run_dir), read_last_word(run_dir)
     if facts is not None and facts.is_sealed:
-        return JobStatus(state=JobState.DONE, reason=last.message)
+        return JobStatus(state=JobState.DONE, reason=last.line)
     absent = f"{sent.kind} {sent.name} no longer exists in namespace {sent.place.namespace}"
     gone = "" if run_dir.bundle.is_file() else absent
     if run_dir.cancelled.exists():
-        return JobStatus(state=JobState.CANCELLED, reason=join_words(gone, last.message))
-    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.message or NO_REPORT))
+        return JobStatus(state=JobState.CANCELLED, reason=join_words(gone, last.line))
+    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.line or NO_REPORT))
 
 
 def _remove_earlier(sent: Sent) -> None:

@@ -189,7 +189,7 @@ def _is_over(run_dir: RunDir) -> bool:
 
 def _judge_unasked(run_dir: RunDir, why: str) -> JobStatus:
     if _is_over(run_dir):
-        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message)
+        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).line)
     return JobStatus(state=JobState.UNKNOWN, reason=why, is_unreachable=True)
 
 
@@ -200,7 +200,7 @@ def _find_elsewhere(submissions: Sequence[Submission]) -> str:
 
 def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, elsewhere: str) -> JobStatus:
     if _is_over(run_dir):
-        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).message)
+        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).line)
     if facts is None:
         home = submission.details.get(CLUSTER_NAME, "")
         if elsewhere and home != elsewhere:
@@ -227,10 +227,10 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
 def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
-        return JobStatus(state=JobState.DONE, reason=last.message)
+        return JobStatus(state=JobState.DONE, reason=last.line)
     if run_dir.cancelled.exists():
-        return JobStatus(state=JobState.CANCELLED, reason=last.message or word)
-    said = last.message or ("" if last.exit_code is not None else NO_REPORT)
+        return JobStatus(state=JobState.CANCELLED, reason=last.line or word)
+    said = last.line or ("" if last.exit_code is not None else NO_REPORT)
     if word == _SCRIPT_FAILED and last.is_interrupted:
         said += ", which Slurm sends before the time limit"
     return JobStatus(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=join_words(word, said))
