@@ -249,7 +249,7 @@ def _is_other_form(details: ErrorDetails) -> bool:
     forms = {*_TEXT_NAMES, "FromEnv"} & {str(part) for part in details["loc"][-2:]}
     if not forms:
         return False
-    is_mapping = isinstance(details["input"], dict) or details["type"] in {"missing", "extra_forbidden"}
+    is_mapping = isinstance(details["input"], dict) or "FromEnv" in details["loc"][-2:-1]  # a key of the mapping
     return is_mapping == bool(forms & _TEXT_NAMES)
 
 

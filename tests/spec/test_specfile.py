@@ -147,6 +147,13 @@ def test_a_value_may_be_text_or_the_name_of_a_variable() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["my-token", "5", "[A]", ""])
+def test_a_wrong_name_of_a_variable_is_reported(name: str) -> None:
+    text = f"schema: 1\nprofile: x\ncluster: local\nenv: {{B: {{from_env: {name}}}}}\n"
+    with pytest.raises(SpecError, match=r"^p\.yaml:4: env\.B\.from_env: wrong value"):
+        load_bytes(Profile, "p.yaml", text.encode())
+
+
 def test_a_secret_in_a_file_is_refused_with_its_line() -> None:
     token = "hf_" + "a1" * 17
     with pytest.raises(SpecError) as caught:
