@@ -39,7 +39,7 @@ def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     Without ``is_durable``, the call does not wait for the disk, and a power cut may damage the file.
     """
     with writing(path):
-        _make_folder(path.parent)
+        make_folder(path.parent)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
     try:
         raw = Stream(handle, "wb", path)
@@ -56,10 +56,10 @@ def replacing(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
         raise
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:  # a file with the folder's name exists
+    except FileExistsError as error:  # a file or a link to nothing has the name
         raise Unwritable.at(path, error) from error
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import CheckFailed, Problem, SpecError
-from rlk_repro.base.files import load_json, write_json
+from rlk_repro.base.files import load_json, make_folder, write_json
 from rlk_repro.prepare.contents import Contents, FileRecord, check_contents, load_contents, record_path
 
 Tell: TypeAlias = Callable[[str], object]
@@ -122,7 +122,7 @@ def _make(order: Order, tell: Tell) -> Contents:
 @contextmanager
 def _locked(folder: Path, tell: Tell) -> Iterator[None]:
     """The operating system releases the lock of a process that ends."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:

@@ -243,3 +243,12 @@ def test_a_dry_run_shows_sizes_and_writes_nothing(hub: HubServer, call: Call, pr
 def test_runs_that_make_everything_themselves_need_nothing(call: Call, prepared: Path) -> None:
     code, out, _ = call("prepare", "smoke", "--hardware", "cpu", "--cache", str(prepared))
     assert (code, out) == (0, "nothing to prepare: the workload makes everything itself\n")
+
+
+def test_a_link_to_nothing_is_no_place_for_prepared_files(call: Call, tmp_path: Path) -> None:
+    """For example a link to a file system that is not mounted."""
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    code, _, err = call("prepare", "qwen3-4b-random-live", "--hardware", "h200", "--cache", str(tmp_path / "link"))
+    assert code == 3
+    assert "link" in err
+    assert err.endswith("cannot be written (File exists)\n  hint: --cache DIR names another folder\n")
