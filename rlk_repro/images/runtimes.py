@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base import proc
-from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.archive_check import judge_record
 from rlk_repro.images.importing import plan_import
@@ -54,7 +54,14 @@ RUNTIMES: Final[Mapping[str, Runtime]] = {
 
 
 def find_runtime(name: str | None) -> Runtime:
-    """Return the named runtime, or the first runtime on PATH; raise EnvironmentMissing if no runtime is found."""
+    """Return the named runtime, or the first runtime on PATH.
+
+    Raises:
+        SpecError: no runtime has this name.
+        EnvironmentMissing: no runtime is found.
+    """
+    if name is not None and name not in RUNTIMES:
+        raise SpecError(Problem("--runtime", "unknown", got=name, expected=f"one of {', '.join(RUNTIMES)}"))
     for runtime in RUNTIMES.values() if name is None else [RUNTIMES[name]]:
         if shutil.which(runtime.name):
             return runtime

@@ -266,3 +266,9 @@ def test_the_dockerfiles_are_clean(name: str) -> None:
         [hadolint, "--config", str(ROOT / "docker/.hadolint.yaml"), str(ROOT / f"docker/Dockerfile.{name}")]
     )
     assert done.is_ok, done.stdout + done.stderr
+
+
+def test_an_unknown_runtime_is_answered_with_the_known_ones(call: Call) -> None:
+    code, _, err = call("images", "check", "name", "--runtime", "singularity")
+    assert code == 2
+    assert err.startswith("rlk-repro: --runtime: unknown, got 'singularity', expected one of podman, docker, ")
