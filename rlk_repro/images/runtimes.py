@@ -96,7 +96,9 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
     if not done.is_ok:
         if "No such file" in done.stderr and PROVENANCE in done.stderr:
             return [missing_record("missing")]
-        raise EnvironmentMissing(Problem(f"{runtime.name} run {what}", done.last_words[:300]))
+        # docker's last line only names its help
+        own = (line for line in done.stderr.splitlines() if line.startswith(f"{runtime.name}: "))
+        raise EnvironmentMissing(Problem(f"{runtime.name} run {what}", next(own, done.last_words)[:300]))
     try:
         record = parse_record(done.stdout.encode())
     except BundleUnreadable as error:

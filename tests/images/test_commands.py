@@ -272,3 +272,14 @@ def test_an_unknown_runtime_is_answered_with_the_known_ones(call: Call) -> None:
     code, _, err = call("images", "check", "name", "--runtime", "singularity")
     assert code == 2
     assert err.startswith("rlk-repro: --runtime: unknown, got 'singularity', expected one of podman, docker, ")
+
+
+def test_the_complaint_of_docker_is_quoted_not_its_last_line(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "docker: Cannot connect to the Docker daemon.\n\nRun 'docker run --help' for more information"
+    write_tree(tmp_path, {"docker": f'#!/bin/sh\necho "{words}" >&2\nexit 125\n'})
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    code, _, err = call("images", "check", "name", "--runtime", "docker")
+    assert (code, err) == (3, "rlk-repro: docker run name: docker: Cannot connect to the Docker daemon.\n")
