@@ -151,8 +151,9 @@ def _refuse_other_flags(context: typer.Context) -> None:
     """A resumed run keeps its plan, so no flag may change it."""
     from rlk_repro.base.errors import Problem, SpecError
 
+    what, expected = "cannot change a run that is resumed", "only --dry-run, --wait or --json"
     problems = [
-        Problem(option.opts[-1], "cannot change a run that is resumed", expected="only --dry-run, --wait or --json")
+        Problem("RUN" if option.name == "name" else option.opts[-1], what, expected=expected)
         for option in context.command.params
         if option.name not in _WITH_RESUME
         and (source := context.get_parameter_source(option.name or "")) is not None

@@ -47,6 +47,12 @@ def test_flags_that_a_resumption_would_ignore_are_refused_by_name(call: Call) ->
     ]
 
 
+def test_a_resumed_run_has_no_second_name(call) -> None:
+    code, _, err = call("submit", "smoke", "--resume", "20261120T000000Z-made")
+    assert code == 2
+    assert err.startswith("rlk-repro: RUN: cannot change a run that is resumed")
+
+
 def test_a_flag_with_the_value_of_its_default_is_refused_too(call: Call) -> None:
     code, _, err = call("submit", "--resume", "x", "--variants", "baseline,enabled")
     assert (code, err.startswith("rlk-repro: --variants: cannot change")) == (2, True)
