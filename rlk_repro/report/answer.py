@@ -189,6 +189,8 @@ def describe_ground(view: View) -> str:
 def suggest_next(view: View, bundle: str) -> str:
     """Return the command to run next, such as a larger run that would decide, or a check of the bundle."""
     analysis, word = view.analysis, view.analysis.verdict.word
+    if not view.context.is_sealed:
+        return f"rlk-repro inspect {bundle}  # what is recorded; only a sealed run can be checked or replayed"
     if analysis.checks:
         return f"rlk-repro agreement {bundle}"
     if did_not_run(analysis):

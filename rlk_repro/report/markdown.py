@@ -70,9 +70,8 @@ def _render_summary(view: View) -> Iterator[str]:
         yield ""
     if suspects := list_suspects(view):
         yield from (f"Suspects: {escape_markdown(suspects)}", "")
-    name = Path(context.bundle).name
-    shown = f"bundle `{context.bundle_id[:SHOWN_HASH]}`" if context.bundle_id else "not sealed"
-    yield f"{shown}; check it with {code_span(f'rlk-repro replay {name} --analyze-only')}"
+    command = code_span(f"rlk-repro replay {Path(context.bundle).name} --analyze-only")
+    yield f"bundle `{context.bundle_id[:SHOWN_HASH]}`; check it with {command}" if context.bundle_id else "not sealed"
 
 
 def _cut(section: Section, number: int) -> Iterator[str]:

@@ -216,7 +216,7 @@ def make_commands(view: View) -> Commands:
     unpack = (f"mkdir check && tar xzf {bundle} -C check", "unpack into an empty folder; works without rlk-repro")
     folder, first = (bundle, ()) if view.context.is_folder else ("check", (unpack,))
     again = (f"rlk-repro report {bundle}", "write this report again")
-    if view.context.is_folder and not view.context.is_sealed:
+    if not view.context.is_sealed:
         return Commands(lines=(again,))
     return Commands(
         lines=(

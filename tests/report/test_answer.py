@@ -10,7 +10,9 @@ from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.analysis.verdict import TOO_NOISY
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, list_suspects, suggest_next
+from rlk_repro.report.markdown import render_summary
 from rlk_repro.report.setting import FROZEN
+from rlk_repro.report.surroundings import make_commands
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis, GateStatus, PairStatus, ProofStatus, VerdictWord
 from tests.support.analysis_examples import small
@@ -171,6 +173,15 @@ def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
     assert suggest_next(make_view(replace(analysis, trials=trials)), "b.tgz").startswith("make demo-rl-kernel ")
     faster = make_view(change(VerdictWord.FASTER, low=0.2, high=0.3))
     assert suggest_next(faster, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_for_an_unsealed_run_no_command_is_advised_that_needs_a_seal(is_folder: bool) -> None:
+    context = Context(bundle="x", is_sealed=False, is_folder=is_folder)
+    view = make_view(change(VerdictWord.FASTER, low=0.2, high=0.3), context)
+    commands = [suggest_next(view, "x"), *(command for command, _ in make_commands(view).lines)]
+    assert [command.partition(" x")[0] for command in commands] == ["rlk-repro inspect", "rlk-repro report"]
+    assert render_summary(view.analysis, context).rstrip().endswith("\nnot sealed")
 
 
 @pytest.mark.parametrize(
