@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Final
 
+from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.base.guard import PR_SET_PDEATHSIG
@@ -40,6 +41,7 @@ _BLOCK: Final = 4 << 20
 _BYTES_PER_WEIGHT: Final = 2
 # Starting a process takes as long as drawing this many bytes of weights in one process.
 _WORTH_A_PROCESS: Final = 64 << 20
+_LOCKS: Final = Path("/dev/shm")  # noqa: S108  (there the processes' locks are; named in errors only)
 _MOST_PROCESSES: Final = 32
 _MODEL_TYPES: Final = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
 
@@ -225,7 +227,9 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
             write(piece)
         return
     try:
-        with ProcessPoolExecutor(num_processes or most, get_context("spawn"), _end_with, (os.getpid(),)) as pool:
+        with writing(_LOCKS, hint="make it writable, or use one processor: taskset --cpu-list 0 rlk-repro prepare …"):
+            made = ProcessPoolExecutor(num_processes or most, get_context("spawn"), _end_with, (os.getpid(),))
+        with made as pool:
             for _ in pool.map(write, pieces, chunksize=8):
                 pass
     except BrokenProcessPool:

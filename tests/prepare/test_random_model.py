@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import resource
 import struct
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlk_repro.base.disk import Unwritable
 from rlk_repro.base.files import sha256_file
 from rlk_repro.prepare.arithmetic import BYTES_PER_PROMPT, write_prompts
 from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, VOCABULARY, tokenizer_files
@@ -81,6 +84,15 @@ def test_a_write_error_is_reported_from_any_process(tmp_path: Path) -> None:
                           num_processes=2)  # fmt: skip
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_read_only_folder_of_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("rlk_repro.prepare.random_model.ProcessPoolExecutor", refuse)
+    with pytest.raises(Unwritable, match=r"/dev/shm: cannot be written \(Read-only file system"):
+        write_weights(tmp_path / "x", Sizes.of(make(DENSE)), seed=7, std=0.02, num_processes=2)
 
 
 def test_another_seed_gives_other_weights_and_the_same_rest(tmp_path: Path) -> None:
