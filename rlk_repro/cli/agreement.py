@@ -21,8 +21,8 @@ def register(app: typer.Typer) -> None:
 def agreement(
     bundle: BundlePath,
     fail_on: Annotated[
-        str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these results: outside, not-measured.")
-    ] = "",
+        str | None, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these results: outside, not-measured.")
+    ] = None,
     is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:

@@ -21,8 +21,8 @@ def report(
     sources: Annotated[list[Path], typer.Argument(metavar="BUNDLE|RUN_DIR...", help="Bundles or run directories.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder for reports.")] = None,
     fail_on: Annotated[
-        str, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these verdicts, such as slower.")
-    ] = "",
+        str | None, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these verdicts, such as slower.")
+    ] = None,
     is_unsealed_fine: Unsealed = False,
     is_summary: Annotated[
         bool, typer.Option("--summary", help="Print Markdown for a pull request; write no file.")
@@ -41,7 +41,7 @@ def report(
     from rlk_repro.report.terminal import print_answer, print_summary
     from rlk_repro.rundir.results import VerdictWord
 
-    unwanted = read_fail_on(fail_on.replace("-", " "), [word.value for word in VerdictWord], "verdict")
+    unwanted = read_fail_on(fail_on and fail_on.replace("-", " "), [word.value for word in VerdictWord], "verdict")
     results, written, is_doubtful = [], [], False
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
@@ -114,11 +114,13 @@ def _folder(source: Path, output: Path | None, number: int | None) -> Path:
     return folder
 
 
-def read_fail_on(text: str, known: Collection[str], what: str) -> set[str]:
-    """Read the comma-separated words of ``--fail-on``; raise SpecError for a word that is not ``known``."""
+def read_fail_on(text: str | None, known: Collection[str], what: str) -> set[str]:
+    """Read the comma-separated words of ``--fail-on``; raise SpecError unless there are words and all are ``known``."""
     from rlk_repro.base.errors import Problem, SpecError
 
-    words = {word.strip() for word in text.split(",") if word.strip()}
+    if text is None:
+        return set()
+    words = {word.strip() for word in text.split(",") if word.strip()} or {text}
     unknown = sorted(words - set(known))
     if unknown:
         raise SpecError(Problem("--fail-on", f"no such {what}", got=unknown[0], expected=f"any of {', '.join(known)}"))

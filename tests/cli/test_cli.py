@@ -155,6 +155,7 @@ def test_a_report_is_rebuilt_and_may_set_the_exit_code(call, sealed: RunDir, tmp
     assert call("report", str(sealed.bundle), "-o", str(tmp_path / "out"), "--fail-on", "slower,not-comparable")[0] == 0
     code, _, err = call("report", str(sealed.bundle), "--fail-on", "worse")
     assert (code, "--fail-on: no such verdict, got 'worse', expected any of faster" in err) == (2, True)
+    assert call("report", str(sealed.bundle), "--fail-on", "")[0] == 2  # such as a shell's variable that is not set
 
 
 def test_each_bundle_has_a_report_folder_of_its_own(call, sealed: RunDir, tmp_path: Path) -> None:
