@@ -169,7 +169,8 @@ def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterato
 
 
 def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list[Finding]]:
-    files = [node.telemetry for node in run_dir.node_dirs() if node.telemetry.is_file()]
+    paths = [node.telemetry for node in run_dir.node_dirs()]
+    files = [path for path in paths if path.is_file()]
     found = [parse_telemetry(path) for path in files]
     refused = [
         Finding(
@@ -177,6 +178,10 @@ def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list
         )
         for path, item in zip(files, found, strict=True)
         for reason, number in item.reject_counts.items()
+    ]
+    lacking = [path for path in paths if files and path not in files]
+    refused += [
+        Finding(Level.WARNING, path.relative_to(run_dir.root).as_posix(), "telemetry", "missing") for path in lacking
     ]
     return merge_telemetry(found), refused
 

@@ -133,6 +133,9 @@ def load_profile(
         problems = kubernetes_problems(profile.kubernetes)
         if clusters and profile.cluster not in clusters:
             problems.append((("cluster",), "unknown", profile.cluster, f"one of {', '.join(clusters)}"))
+        for block, cluster in (("slurm", "slurm"), ("kubernetes", "k8s")):
+            if getattr(profile, block) is not None and profile.cluster != cluster:
+                problems.append(((block,), "has no effect", f"cluster: {profile.cluster}", f"cluster: {cluster}"))
         return problems
 
     return load(Profile, find_yaml("profile", name, folders), overrides, check)

@@ -175,3 +175,5 @@ def test_lines_of_telemetry_that_cannot_be_read_are_a_finding(tmp_path: Path) ->
     telemetry.write_text('{"t": 1.0, "trial": null}\nnot a sample\n{"t": 2.0, "tri')
     found = [(item.level, item.found) for item in analyse(run_dir).findings if item.where.endswith("telemetry.jsonl")]
     assert found == [(Level.WARNING, "1 line: not JSON"), (Level.WARNING, "1 line: the last line is cut off")]
+    run_dir.node("node1").telemetry.parent.mkdir()
+    assert [item.found for item in analyse(run_dir).findings if "node1/telemetry.jsonl" in item.where] == ["missing"]

@@ -207,6 +207,14 @@ def test_a_user_profile_wins_over_a_shipped_one(tmp_path: Path) -> None:
     assert load_profile("local", profile_folders("local")).model.profile == "mine"
 
 
+@pytest.mark.parametrize(("block", "cluster"), [("slurm", "k8s"), ("kubernetes", "slurm"), ("slurm", "local")])
+def test_a_block_of_another_cluster_is_an_error(block: str, cluster: str, tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(f"schema: 1\nprofile: site\ncluster: {cluster}\n{block}: {{}}\n")
+    with pytest.raises(SpecError, match=f"site.yaml:4: {block}: has no effect, got 'cluster: {cluster}'"):
+        load_profile(str(file), [])
+
+
 def test_a_newer_schema_number_is_an_error() -> None:
     assert any(
         "schema: wrong value, got 2, expected 1" in row for row in problems_of(SMOKE.replace("schema: 1", "schema: 2"))

@@ -59,10 +59,9 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
         what = "has a tag, but only the digest is checked"
         yield Problem(f"stack {plan.stack.stack}: images.{plan.hardware.image_platform}.reference", what,
                       got=image.reference, expected="a registry and a repository")  # fmt: skip
-    for block in ("slurm", "container"):
-        if getattr(plan.profile, block) is not None:
-            what = "has no effect in a Kubernetes cluster"
-            yield Problem(f"{where}: {block}", what, expected="these settings in the block kubernetes")
+    if plan.profile.container is not None:
+        what = "has no effect in a Kubernetes cluster"
+        yield Problem(f"{where}: container", what, expected="these settings in the block kubernetes")
     wanted = list_secrets(plan)
     for name in wanted:
         if name in settings.secrets:
