@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Final
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
@@ -14,7 +13,7 @@ from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.report.blocks import Tone
 from rlk_repro.report.operators import find_speedup
-from rlk_repro.report.setting import AS_WRITTEN, FROZEN, ONE_GPU
+from rlk_repro.report.setting import FROZEN, ONE_GPU
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word, describe_checks
 from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
@@ -55,6 +54,8 @@ SUSPECTS: Final = {
 MAX_FOUND: Final = 80
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
+OF_SIZE: Final = ((), ("measure.pairs",), ("measure.sessions",))
+"""Overrides that a proposed run of another size replaces: none, or the size alone."""
 
 
 def describe_subject(view: View) -> str:
@@ -201,9 +202,7 @@ def suggest_next(view: View, bundle: str) -> str:
         size = f"--set measure.sessions={number}" if analysis.is_crossover else f"--pairs {number}"
         run = analysis.run if analysis.run in list_names(run_folders()) else f"{analysis.run}.yaml"
         where = f"--cluster {analysis.cluster} --hardware {analysis.hardware} --stack {analysis.stack}"
-        settings = dict(view.context.setting).get("overrides", AS_WRITTEN)
-        is_as_written = settings == AS_WRITTEN or re.fullmatch(r"measure\.(pairs|sessions) = \d+ \(--\w+\)", settings)
-        rest = "" if is_as_written else ", with the --set options of this run"
+        rest = "" if view.context.overrides in OF_SIZE else ", with the --set options of this run"
         return f"rlk-repro submit --run {run} {where} {size}  # a new run{rest}; this run stays as it is"
     return f"rlk-repro replay {bundle} --analyze-only"
 

@@ -59,11 +59,15 @@ def find_own_work(plan: Plan) -> tuple[str, ...]:
     return (OWN_NORMALISER,) if is_without_logp else ()
 
 
+def list_overrides(plan: Plan) -> tuple[str, ...]:
+    """Return the paths of the values that a flag changed, such as ``entropy_metric``."""
+    return tuple(path for path, source in sorted(plan.sources.items()) if source.startswith("--"))
+
+
 def _list_changes(plan: Plan) -> Iterator[str]:
     """Yield each value that a flag changed, like ``entropy_metric = false (--set)``."""
-    for path, source in sorted(plan.sources.items()):
-        if source.startswith("--"):
-            yield f"{path} = {_show(_find(plan.run, path))} ({source.split()[0]})"
+    for path in list_overrides(plan):
+        yield f"{path} = {_show(_find(plan.run, path))} ({plan.sources[path].split()[0]})"
 
 
 def _find(value: Any, path: str) -> Any:

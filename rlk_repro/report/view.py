@@ -43,6 +43,7 @@ class Context:
         findings: the findings of verify, diff or replay.
         may_claim: what the run definition allows a reader to claim; ``may_not_claim`` is what it forbids.
         setting: the settings in which runs with the same name may differ.
+        overrides: the paths of the values that flags changed.
         rule_changes: how the rules of the run differ from those of the shipped run.
         differences: how the arguments and environments of variants differ: planned if ``is_as_planned``, else recorded.
         is_other_contract: whether the checks of engines were judged by a contract that is not this version's.
@@ -57,6 +58,7 @@ class Context:
     may_claim: tuple[str, ...] = ()
     may_not_claim: tuple[str, ...] = ()
     setting: tuple[tuple[str, str], ...] = ()
+    overrides: tuple[str, ...] = ()
     rule_changes: str = ""
     differences: tuple[Difference, ...] = ()
     is_as_planned: bool = False

@@ -70,13 +70,14 @@ class Result:
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
     """Return what a report shows beside the analysis; ``bundle`` is the bundle's path in the report's commands."""
     from rlk_repro.report import Context
-    from rlk_repro.report.setting import describe_setting, find_own_work
+    from rlk_repro.report.setting import describe_setting, find_own_work, list_overrides
 
     plan = Plan.load(run_dir.plan)
     run = plan.run
     recorded = read_differences(plan, run_dir)
     return Context(
         setting=describe_setting(plan),
+        overrides=list_overrides(plan),
         rule_changes=describe_rule_changes(plan),
         differences=list_differences(plan) if recorded is None else recorded,
         is_as_planned=recorded is None,

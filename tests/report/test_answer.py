@@ -138,14 +138,11 @@ def test_without_rl_kernel_memory_is_inconclusive() -> None:
     assert "the variants are not comparable" in failed.sentence
 
 
-@pytest.mark.parametrize(
-    ("overrides", "rest"),
-    [("x = 1 (--set)", ", with the --set options of this run"), ("measure.pairs = 3 (--pairs)", "")],
-)
+@pytest.mark.parametrize(("overrides", "rest"), [("x", ", with the --set options of this run"), ("measure.pairs", "")])
 def test_an_inconclusive_answer_proposes_a_run_large_enough_to_decide(overrides: str, rest: str) -> None:
     analysis = change(VerdictWord.INCONCLUSIVE, low=0.90, high=1.02)
     effects = tuple(replace(item, sd_log=0.04) if item.metric == "step_time_s" else item for item in analysis.effects)
-    view = make_view(replace(analysis, effects=effects), Context(setting=(("overrides", overrides),)))
+    view = make_view(replace(analysis, effects=effects), Context(overrides=(overrides,)))
     assert suggest_next(view, "b.tgz") == (
         "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 9  "
         f"# a new run{rest}; this run stays as it is"
