@@ -12,7 +12,7 @@ from rlk_repro.logs.ops_lines import Tokens
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.agreement import LADDER, NUM_CLASSES, NUM_LOG_PROBS, AgreementResult, LargestDifference
 from rlk_repro.rundir.paths import RunDir, TrialDir
-from rlk_repro.rundir.results import PairResult, PairStatus
+from rlk_repro.rundir.results import PairResult
 from rlk_repro.spec.values import BASELINE, ENABLED
 
 Table = tuple[tuple[int, ...], ...]
@@ -27,7 +27,7 @@ class _Found(NamedTuple):
 def summarise_agreement(
     plan: Plan, run_dir: RunDir, pairs: Sequence[PairResult], sessions: Sequence[Session]
 ) -> Iterator[AgreementResult]:
-    scored = {pair.pair for pair in pairs if pair.status is PairStatus.SCORED and not pair.is_control}
+    scored = {pair.pair for pair in pairs if pair.is_counted}
     compared = {session.trial.name: session for session in sessions}
     by_variant: dict[str, list[_Found]] = {BASELINE: [], ENABLED: []}
     for trial in plan.trials if plan.run.workload.has_variants else ():

@@ -87,7 +87,7 @@ class Evidence:
 
     @property
     def scored(self) -> list[PairResult]:
-        return [pair for pair in self.pairs if pair.status is PairStatus.SCORED and not pair.is_control]
+        return [pair for pair in self.pairs if pair.is_counted]
 
     @property
     def controls(self) -> list[PairResult]:

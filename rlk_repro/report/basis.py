@@ -124,9 +124,9 @@ def describe_pairs(analysis: Analysis) -> str:
     compared = Counter(pair.status for pair in analysis.pairs if not pair.is_control)
     counts = [f"{compared[status]} {status}" for status in PairStatus]
     if analysis.is_crossover:
-        scored = {pair.pair for pair in analysis.pairs if pair.status is PairStatus.SCORED and not pair.is_control}
-        found = [block for block in analysis.blocks if block.session in scored and not block.is_control]
-        num_blocks = sum(not block.reason for block in found)
+        scored = {pair.pair for pair in analysis.pairs if pair.is_counted}
+        blocks = [block for block in analysis.blocks if block.session in scored and not block.is_control]
+        num_blocks = sum(not block.reason for block in blocks)
         return f"{', '.join(counts)} (planned {analysis.num_pairs_planned}); counted blocks: {num_blocks}"
     counts.append(f"{sum(pair.is_control for pair in analysis.pairs)} control")
     num_planned, num_control = analysis.num_pairs_planned, analysis.num_control_pairs_planned

@@ -178,6 +178,11 @@ class PairResult:
     order: str
     metrics: tuple[PairMetric, ...]
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the comparison counts in the effects of enabled against baseline."""
+        return self.status is PairStatus.SCORED and not self.is_control
+
     def metric(self, name: str) -> PairMetric | None:
         return next((item for item in self.metrics if item.metric == name), None)
 
