@@ -25,6 +25,7 @@ from rlk_repro.bench.implementation import Blocked, as_tensor, find_attribute
 from rlk_repro.bench.measure import Timing, measure_calls, synchronize
 from rlk_repro.claims.results import ANSWER, MEASUREMENT, RL_KERNEL, TASK, Cell, Measurement, Task
 from rlk_repro.probes import code
+from rlk_repro.refengine.model import find_dtype
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.operator_results import OperatorStatus
 
@@ -159,7 +160,7 @@ def _find_obstacle(implementation: str, device: torch.device) -> str | None:
 
 
 def make_inputs(task: Task, row: str) -> Inputs:
-    shape, device, dtype = task.shapes[row], torch.device(task.device), getattr(torch, task.dtype)
+    shape, device, dtype = task.shapes[row], torch.device(task.device), find_dtype(task.dtype)
     if task.operator == "linear-logp":
         return {
             "hidden": torch.randn(shape["tokens"], shape["hidden"], device=device, dtype=dtype),

@@ -53,12 +53,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def add_settings(parser: argparse._ActionsContainer, settings: type[BaseModel]) -> None:
     """Add one flag for each setting; a setting that can be false becomes a flag without a value."""
     for name, field in settings.model_fields.items():
+        if name == "kind":
+            continue
         kind: Any = field.annotation
         choices = get_args(kind)
         default = None if field.is_required() else field.default
         text = field.description or name.replace("_", " ")
-        if name == "kind":
-            continue
         if kind is bool:
             parser.add_argument(_spell(name), action="store_true", help=text)
         elif choices:
