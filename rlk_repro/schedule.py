@@ -53,13 +53,11 @@ class Schedule:
     blocks: tuple[Block, ...]
     period_steps: int
     num_shadow: int
-    num_distinct: int | None = None
 
     @cached_property
     def rollouts(self) -> tuple[Rollout, ...]:
-        warmup = [self._make_other("be"[number % 2], number) for number in range(self.num_warmup)]
-        shadow = [self._make_other(SHADOW, number) for number in range(self.num_shadow)]
-        return (*warmup, *self._list_scored(), *shadow)
+        warmup = [Rollout(letter="be"[number % 2]) for number in range(self.num_warmup)]
+        return (*warmup, *self._list_scored(), *[Rollout(letter=SHADOW)] * self.num_shadow)
 
     @cached_property
     def steps_of_blocks(self) -> tuple[tuple[int, ...], ...]:
@@ -79,21 +77,17 @@ class Schedule:
             if self.is_scored(step)
         ]
 
-    def _make_other(self, letter: str, number: int) -> Rollout:
-        return Rollout(letter=letter, stored=None if self.num_distinct is None else number // 2 % self.num_distinct)
-
     def _list_scored(self) -> Iterator[Rollout]:
         for number, block in enumerate(self.blocks):
             for place, label in enumerate(block.order):
                 half = 2 * number + place // 2
                 for step in range(self.period_steps):
-                    stored = half * self.period_steps + step
                     yield Rollout(
                         letter=_LABELS["A" if block.is_control else label],
                         is_scored=step == self.period_steps - 1,
                         block=number,
                         label=label,
-                        stored=stored if self.num_distinct is None else stored % self.num_distinct,
+                        stored=half * self.period_steps + step,
                     )
 
     def variant_of(self, rollout: int) -> Variant:
@@ -122,7 +116,6 @@ def make_schedule(measure: Measure, seed: int) -> Schedule:
         blocks=blocks,
         period_steps=measure.period_steps,
         num_shadow=measure.shadow_steps,
-        num_distinct=measure.distinct_rollouts,
     )
 
 

@@ -308,10 +308,6 @@ def test_sessions_and_design_may_change_without_exploratory() -> None:
          "got 3, expected this key left out, or measure.design crossover"),
         (["measure.warmup_steps=1"], "--set measure.warmup_steps: is too small to warm up both variants, got 1, "
          "expected 2 or more"),
-        (["measure.distinct_rollouts=2", "measure.warmup_steps=3", "lane=train-only"], "--set measure.warmup_steps: is "
-         "too small to run each of 2 distinct_rollouts in both variants, got 3, expected 4 or more"),
-        (["measure.distinct_rollouts=1"], "--set measure.distinct_rollouts: has no effect in lane live, got 1, "
-         "expected this key left out, or a lane with stored rollouts"),
         (["measure.blocks=200", "measure.sessions=16"], "--set measure.blocks: 16 sessions of 1620 steps, got 200, "
          "expected at most 20000 steps in total, including warm-up"),
     ],

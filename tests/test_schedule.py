@@ -69,20 +69,6 @@ def test_both_periods_of_half_a_block_have_the_same_stored_rollouts(measure: Mea
     assert distinct == list(range(measure.num_stored))
 
 
-@given(measure=measures(), number=st.integers(1, 3), seed=st.integers(0, 2**31))
-def test_repeated_rollouts_are_all_warmed_up_in_both_variants(measure: Measure, number: int, seed: int) -> None:
-    measure = measure.model_copy(update={"warmup_steps": 2 * number, "distinct_rollouts": number})
-    rollouts = make_schedule(measure, seed).rollouts
-    warm = {(rollout.stored, rollout.variant) for rollout in rollouts[: measure.warmup_steps]}
-    assert warm == {(stored, variant) for stored in range(number) for variant in ("baseline", "enabled")}
-    assert {(rollout.stored, rollout.variant) for rollout in rollouts} == warm
-    usual = make_schedule(measure.model_copy(update={"distinct_rollouts": None}), seed).rollouts
-    for rollout, item in zip(rollouts, usual, strict=True):
-        assert (rollout.letter, rollout.is_scored, rollout.block) == (item.letter, item.is_scored, item.block)
-        assert item.stored is None or rollout.stored == item.stored % number
-    assert measure.num_stored == number
-
-
 def test_every_balanced_arrangement_is_drawn_about_as_often_as_any_other() -> None:
     measure = Measure(design="crossover", blocks=4, control_blocks=0)
     drawn = Counter(tuple(block.order for block in make_schedule(measure, seed).blocks) for seed in range(1200))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -62,15 +64,13 @@ def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: Rollo
         CheckFailed: a stored rollout is missing.
     """
     files = _list_files(plan, stored)
+    rollouts = make_schedule(plan.run.measure, trial.seed).rollouts
     largest = sorted(files, key=lambda path: -path.stat().st_size)
-    chosen: list[Path] = []
-    num_others = 0
-    for rollout in make_schedule(plan.run.measure, trial.seed).rollouts:
-        if rollout.stored is None:
-            chosen.append(largest[num_others // 2 % len(largest)])
-            num_others += 1
-        else:
-            chosen.append(files[rollout.stored])
+    num_warmed = math.ceil(plan.run.measure.warmup_steps / 2)
+    # If the warm-up ended with the first block's rollout, only one variant of this block would train on a new one.
+    warmed = sorted(largest[:num_warmed], key=lambda path: path != files[0])
+    others = (path for path in itertools.cycle([*warmed, *largest[num_warmed:]]) for _ in range(2))
+    chosen = [next(others) if rollout.stored is None else files[rollout.stored] for rollout in rollouts]
     shutil.rmtree(folder.path, ignore_errors=True)
     folder.path.mkdir()
     placed: dict[Path, Path] = {}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rlk_repro.analysis.gates import ACTIVE, PEAK_MEMORY
-from rlk_repro.base.units import format_number, format_percent
-from rlk_repro.rundir.results import Analysis, GateStatus, VerdictWord
+from rlk_repro.analysis.gates import ACTIVE, BLOCKS, MANIFESTS, PAIRS, PEAK_MEMORY, SESSIONS
+from rlk_repro.base.units import format_number, format_percent, name_some
+from rlk_repro.rundir.results import Analysis, GateStatus, TrialStatus, VerdictWord
 from rlk_repro.statistics.stats import Place, place_interval
 
 
@@ -34,6 +34,8 @@ WORDS: Final = {
     Place.WITHIN: MemoryWord.SAME,
     Place.ACROSS: MemoryWord.INCONCLUSIVE,
 }
+NEEDED: Final = frozenset({PAIRS, SESSIONS, BLOCKS, MANIFESTS, PEAK_MEMORY})
+"""Gates without whose decision memory is not judged either."""
 NOT_RESERVED: Final = "; reserved memory is not compared: a session's variants share it (use measure.design: parallel)"
 
 
@@ -64,4 +66,7 @@ def _find_obstacle(analysis: Analysis) -> str:
     active = next((gate for gate in analysis.gates if gate.name == ACTIVE), None)
     if active is None or active.status not in {GateStatus.PASSED, GateStatus.NOT_APPLICABLE}:
         return "RL-Kernel is not proved to have run"
-    return ""
+    if full := [trial.name for trial in analysis.trials if trial.status is TrialStatus.OUT_OF_MEMORY]:
+        return f"{name_some(full)} ran out of memory"
+    undecided = [gate.name for gate in analysis.gates if gate.name in NEEDED and gate.status is GateStatus.UNDECIDED]
+    return f"undecided gates: {name_some(undecided)}" if undecided else ""

@@ -110,7 +110,8 @@ def compare_analyses(
     cautions += () if has_same_fabric else fabric
     differing = list(_seeded_differences(recorded.trials, new.trials))
     matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
-    is_bitwise = not (differing or recorded.operators or recorded.microbatches)
+    has_seeded = any(_values(trial, metric) for trial in recorded.trials for metric in SEEDED_METRICS)
+    is_bitwise = has_seeded and not (differing or recorded.operators or recorded.microbatches)
     obstacles = [*_find_obstacles(recorded, new), *_describe_code(code, Level.BLOCKING)]
     obstacles += [] if is_bitwise else find_other_hardware(recorded, new)
     judged = _describe_bitwise(recorded, new) if is_bitwise else _judge(recorded, new, matches, margin)
@@ -278,12 +279,18 @@ def _match_levels(recorded: Analysis, new: Analysis) -> Iterator[_Comparand]:
     """Two results agree on a metric if the t interval of its changes between them contains 0."""
     by_name = {trial.name: trial for trial in new.trials}
     for name in COMPARED_LEVELS:
-        pairs = [(old.summary(name), by_name[old.name].summary(name)) for old in recorded.trials if old.name in by_name]
-        changes = [now.mean - was.mean for was, now in pairs if was is not None and now is not None]
-        interval = t_interval(changes, CONFIDENCE)
+        # The variants of a session train one policy, so a session counts once.
+        changes: dict[str, list[float]] = {}
+        for old in recorded.trials:
+            trial = by_name.get(old.name)
+            was, now = old.summary(name), trial.summary(name) if trial else None
+            if was is not None and now is not None:
+                changes.setdefault(old.folder, []).append(now.mean - was.mean)
+        interval = t_interval([mean(values) for values in changes.values()], CONFIDENCE)
         if interval is not None:
             change, low, high = map(format_number, (interval.estimate, interval.low, interval.high))
-            text = f"{name}: mean change {change} ({low} to {high}, n = {interval.n} pairs of equally seeded trials)"
+            what = "sessions" if recorded.is_crossover else "trials"
+            text = f"{name}: mean change {change} ({low} to {high}, n = {interval.n} pairs of equally seeded {what})"
             yield _Comparand(is_compatible=interval.low <= 0 <= interval.high, text=text)
 
 

@@ -22,7 +22,10 @@ from rlk_repro.replay.recorded import require_intact
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import dump_model
 
-SAME: Final = ("run", "lane", "design", "layout", "entropy_metric", "gc_freeze", "rl_kernel", "switch", "workload")
+SAME: Final = (
+    *("run", "lane", "design", "period_steps", "layout", "entropy_metric", "gc_freeze", "rl_kernel", "switch"),
+    "workload",
+)
 """Keys that must be equal in both runs."""
 MOST_SHOWN: Final = 3
 
@@ -92,4 +95,5 @@ def _list_same(plan: Plan) -> dict[str, Any]:
     run = dump_model(plan.run)
     run["layout"] = dump_model(plan.run.layouts[plan.hardware.hardware])
     run["design"] = plan.run.measure.design
+    run["period_steps"] = plan.run.measure.period_steps if plan.is_crossover else None
     return {key: run.get(key) for key in SAME}

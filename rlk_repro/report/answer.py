@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
-from rlk_repro.analysis.verdict import TOO_NOISY
+from rlk_repro.analysis.verdict import TOO_NOISY, is_mean_elsewhere
 from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
@@ -22,7 +22,7 @@ from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS
-from rlk_repro.statistics.stats import STEP_TIME, t_quantile
+from rlk_repro.statistics.stats import MEAN_STEP_TIME, STEP_TIME, t_quantile
 from rlk_repro.workloads import find_words
 
 VERDICT_TONES: Final = {
@@ -52,6 +52,8 @@ SUSPECTS: Final = {
 }
 """Possible causes of an inconclusive verdict; the report names a cause if a finding's `where` starts with its key."""
 MAX_FOUND: Final = 80
+POWER: Final = 1.2816
+"""The quantile of the normal distribution for a power of 0.9."""
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
 OF_SIZE: Final = ((), ("measure.pairs",), ("measure.sessions",))
@@ -110,10 +112,18 @@ def describe_answer(view: View) -> str:
         same = f"or the same within {share} %: the run was too noisy to tell which"
         found = f"with {subject} {what} {side} time, {same}." if side else f"no answer yet. {_first(analysis)}"
         return f"Result: {found}{_range(effect)}"
-    memory = MEMORY[judge_memory(analysis).word]
-    if word is VerdictWord.EQUIVALENT:
-        return f"Result: with {subject} {what} the same time within {share} %: {_size(view, effect)}{memory}."
-    return f"Result: with {subject} {what} {_size(view, effect)}{memory}."
+    same = f"the same time within {share} %: " if word is VerdictWord.EQUIVALENT else ""
+    rest = f"{MEMORY[judge_memory(analysis).word]}.{_name_slow_steps(analysis, effect)}"
+    return f"Result: with {subject} {what} {same}{_size(view, effect)}{rest}"
+
+
+def _name_slow_steps(analysis: Analysis, effect: Effect) -> str:
+    by_mean = analysis.effect(MEAN_STEP_TIME)
+    if not is_mean_elsewhere(analysis.verdict.word, effect, by_mean, analysis.verdict.smallest_effect):
+        return ""
+    assert by_mean is not None
+    assert by_mean.ratio is not None
+    return f" Mean step times, which count rare slow steps, differ by {format_percent(by_mean.ratio)}."
 
 
 def _describe_operators(analysis: Analysis) -> str:
@@ -233,24 +243,26 @@ def list_suspects(view: View) -> str:
         if known is not None and item.level is not Level.INFO:
             suspects.setdefault(known, shorten(item.found, MAX_FOUND))
     found = [f"{why} ({what})" for why, what in suspects.items()]
-    slowed = sum(bool(trial.throttled_fraction) for trial in analysis.trials)
+    slowed = {trial.folder for trial in analysis.trials if trial.throttled_fraction}
     if slowed:
-        found.append(f"GPUs slowed down by heat or power ({count(slowed, 'trial')})")
+        what = "session" if analysis.is_crossover else "trial"
+        found.append(f"GPUs slowed down by heat or power ({count(len(slowed), what)})")
     return "; ".join(found)
 
 
 def _count_deciding(analysis: Analysis) -> int | None:
-    """Return the number of pairs or sessions that would decide the verdict if effect and spread stayed as measured.
+    """Return how many pairs or sessions decide the verdict in about 9 of 10 runs with this effect and this spread.
 
     The result is None if no number up to MAX_PAIRS decides, or if the speed is decided and something else is not.
     """
     effect = analysis.effect(STEP_TIME)
     if effect is None or effect.ratio is None or not effect.sd_log:
         return None
-    size, margin = abs(math.log(effect.ratio)), math.log1p(analysis.verdict.threshold)
-    room = abs(size - margin)
+    size = abs(math.log(effect.ratio))
+    beyond, within = (math.log1p(end) for end in (analysis.verdict.threshold, analysis.verdict.smallest_effect))
+    room = size - beyond if size > beyond else within - size
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
     for number in range(max(effect.n, least), MAX_PAIRS + 1):
-        if t_quantile(effect.confidence, number - 1) * effect.sd_log / math.sqrt(number) < room:
+        if (t_quantile(effect.confidence, number - 1) + POWER) * effect.sd_log / math.sqrt(number) < room:
             return number if number > effect.n else None
     return None

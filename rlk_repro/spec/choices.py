@@ -54,16 +54,13 @@ def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
 
 
 def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Problem]:
-    """Find flags that set a key of the design that is not chosen, or a key of lanes with stored rollouts."""
-    other, live = run.measure.other_design.design, ("distinct_rollouts",) if run.lane == "live" else ()
+    """Find flags that set a key of the design that is not chosen."""
+    other = run.measure.other_design.design
     return [
-        Problem(item.flag, f"has no effect in {what}", got=item.value, expected=f"this key left out, or {expected}")
-        for names, what, expected in (
-            (run.measure.unused, f"design {run.measure.design}", f"measure.design {other}"),
-            (live, "lane live", "a lane with stored rollouts"),
-        )
+        Problem(item.flag, f"has no effect in design {run.measure.design}", got=item.value,
+                expected=f"this key left out, or measure.design {other}")
         for item in overrides
-        if item.path[0] == "measure" and item.path[-1] in names
+        if item.path[0] == "measure" and item.path[-1] in run.measure.unused
         and item.value != Measure.model_fields[item.path[-1]].default
     ]  # fmt: skip
 

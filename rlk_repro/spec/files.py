@@ -55,8 +55,7 @@ class Measure(GrowingModel):
 
     of_parallel: ClassVar[frozenset[str]] = frozenset({"pairs", "control_pairs", "scored_steps"})
     of_crossover: ClassVar[frozenset[str]] = frozenset(
-        {"sessions", "blocks", "control_blocks", "period_steps", "shadow_steps", "distinct_rollouts"}
-        | {"expected_block_sd_pct"}
+        {"sessions", "blocks", "control_blocks", "period_steps", "shadow_steps", "expected_block_sd_pct"}
     )
     added_later: ClassVar[frozenset[str]] = of_crossover | {"design", "replay_margin_pct"}
 
@@ -99,11 +98,6 @@ class Measure(GrowingModel):
     shadow_steps: Annotated[int, Field(ge=0, le=1000)] = Field(
         2, description="number of rollouts at a session's end, run by the baseline and not scored"
     )
-    distinct_rollouts: Annotated[int, Field(ge=1, le=5000)] | None = Field(
-        None,
-        description="in lanes with stored rollouts, a session repeats this number of them, after the warm-up has run "
-        "each of them in both variants; default: each half of a block has rollouts of its own",
-    )
 
     @property
     def unused(self) -> frozenset[str]:
@@ -141,8 +135,7 @@ class Measure(GrowingModel):
         """The number of stored rollouts of a trial or session; in each half of a block, A and B use the same ones."""
         if self.design == "parallel":
             return self.num_steps
-        num_halves = PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks)
-        return self.distinct_rollouts or num_halves * self.period_steps
+        return PERIODS_PER_BLOCK // 2 * (self.blocks + self.control_blocks) * self.period_steps
 
 
 class Layout(Model):
@@ -282,10 +275,6 @@ def _measure_problems(measure: Measure, *, has_variants: bool) -> Iterator[PathP
         yield ("measure", "replay_margin_pct"), "this workload has no ratio of step times", margin, "none"
     if is_crossover and measure.warmup_steps < 2:
         yield ("measure", "warmup_steps"), "is too small to warm up both variants", measure.warmup_steps, "2 or more"
-    num_warmed = 2 * (measure.distinct_rollouts or 0)
-    if is_crossover and measure.warmup_steps < num_warmed:
-        what = f"is too small to run each of {measure.distinct_rollouts} distinct_rollouts in both variants"
-        yield ("measure", "warmup_steps"), what, measure.warmup_steps, f"{num_warmed} or more"
     if measure.num_trials == 0:
         yield ("measure", "pairs"), "nothing to run", 0, "at least one pair or control pair"
     if measure.num_trials * measure.num_steps > MAX_STEPS:

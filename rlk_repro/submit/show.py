@@ -207,8 +207,6 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         f"and {measure.control_blocks} control blocks, each of 4 × {measure.period_steps} steps, "
         f"and {measure.shadow_steps} shadow steps",
     )
-    if measure.distinct_rollouts and plan.num_stores:
-        yield "", f"each session repeats {count(measure.distinct_rollouts, 'stored rollout')}"
     for number, trial in enumerate(plan.trials):
         blocks = make_schedule(measure, trial.seed).blocks
         shown = " ".join(f"({block.order})" if block.is_control else block.order for block in blocks)

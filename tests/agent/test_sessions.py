@@ -138,11 +138,12 @@ def test_rollouts_are_laid_out_from_another_file_system_too(tmp_path: Path) -> N
             pass
 
 
-def test_a_repeated_rollout_serves_every_step_and_no_other_is_needed(tmp_path: Path) -> None:
-    plan, run_dir = make_staged(tmp_path / "run", (*SESSIONS, "measure.distinct_rollouts=1", "lane=train-only"))
+def test_the_warm_up_does_not_end_with_the_rollout_of_the_first_block(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "run", (*SESSIONS, "measure.warmup_steps=4", "lane=train-only"))
     stored = RolloutDir(tmp_path / "stored")
     stored.path.mkdir()
-    stored.file(0).write_text("zero")
+    for number in range(8):
+        stored.file(number).write_text("large" if number == 5 else "")
     trial = plan.trials[0]
     with lay_out_rollouts(plan, trial, stored, run_dir.session_rollouts(trial.name)) as files:
-        assert files == ["0.pt"] * plan.num_steps
+        assert files[:5] == ["0.pt", "0.pt", "5.pt", "5.pt", "0.pt"]

@@ -20,6 +20,7 @@ from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.spec.load import load_run, parse_overrides
 from rlk_repro.statistics.stats import STEP_TIME, paired_effect
 from rlk_repro.submit.authored import describe_rule_changes
+from tests.support.analysis_examples import small
 from tests.support.make_run import Recipe, finish_run, make_plan_for, make_run
 from tests.support.operator_examples import operators
 
@@ -121,6 +122,23 @@ def test_a_comparison_of_sessions_calls_them_sessions(analysis: Analysis, other:
         for side in (analysis, other)
     )
     assert "sessions in each result" in compare_analyses(recorded, new).headline
+
+
+def test_a_session_counts_once_in_a_training_metric_because_its_variants_train_one_policy() -> None:
+    one = small()
+    sessions = replace(
+        one,
+        trials=tuple(replace(trial, name=f"{trial.name[3:5]}-x:{trial.variant}") for trial in one.trials),
+        effects=tuple(replace(effect, n=4) for effect in one.effects),
+    )
+    other = replace(sessions, trials=tuple(replace(trial, series=()) for trial in sessions.trials))
+    assert any("n = 2 pairs of equally seeded sessions" in line for line in compare_analyses(sessions, other).details)
+
+
+def test_two_results_without_losses_and_rewards_are_not_bitwise() -> None:
+    one = small()
+    bare = replace(one, trials=tuple(replace(trial, series=()) for trial in one.trials))
+    assert compare_analyses(bare, bare).level is not Match.BITWISE
 
 
 def test_without_an_interval_nothing_is_comparable(analysis: Analysis, other: Analysis) -> None:

@@ -14,7 +14,7 @@ from rlk_repro.report.markdown import render_summary
 from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.surroundings import make_commands
 from rlk_repro.report.view import Context, make_view
-from rlk_repro.rundir.results import Analysis, GateStatus, PairStatus, ProofStatus, VerdictWord
+from rlk_repro.rundir.results import Analysis, GateStatus, PairStatus, ProofStatus, TrialStatus, VerdictWord
 from tests.support.analysis_examples import small
 
 
@@ -23,7 +23,7 @@ def change(
 ) -> Analysis:
     """Return the small example with another word and other intervals."""
     analysis = small()
-    ends = {"step_time_s": (low, high), "peak_memory_bytes": memory}
+    ends = {"step_time_s": (low, high), "mean_step_time_s": (low, high), "peak_memory_bytes": memory}
     effects = tuple(
         replace(item, low=ends[item.metric][0], high=ends[item.metric][1], ratio=sum(ends[item.metric]) / 2, n=6)
         if item.metric in ends
@@ -144,9 +144,31 @@ def test_an_inconclusive_answer_proposes_a_run_large_enough_to_decide(overrides:
     effects = tuple(replace(item, sd_log=0.04) if item.metric == "step_time_s" else item for item in analysis.effects)
     view = make_view(replace(analysis, effects=effects), Context(overrides=(overrides,)))
     assert suggest_next(view, "b.tgz") == (
-        "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 9  "
+        "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 20  "
         f"# a new run{rest}; this run stays as it is"
     )
+
+
+def test_means_that_do_not_fit_the_word_are_in_the_answer() -> None:
+    analysis = change(VerdictWord.EQUIVALENT, low=0.999, high=1.003)
+    effects = tuple(
+        replace(item, ratio=1.09, low=0.98, high=1.2) if item.metric == "mean_step_time_s" else item
+        for item in analysis.effects
+    )
+    answer = describe_answer(make_view(replace(analysis, effects=effects)))
+    assert answer.endswith("Mean step times, which count rare slow steps, differ by +9.00 %.")
+
+
+def test_memory_is_not_judged_where_a_gate_is_undecided_or_a_trial_ran_out_of_memory() -> None:
+    analysis = change(VerdictWord.FASTER, low=0.95, high=0.96, memory=(1.0, 1.0))
+    assert judge_memory(analysis).word is MemoryWord.SAME
+    gates = tuple(
+        replace(gate, status=GateStatus.UNDECIDED) if gate.name == "manifests" else gate for gate in analysis.gates
+    )
+    assert judge_memory(replace(analysis, gates=gates)).sentence.startswith("inconclusive: undecided gates: manifests;")
+    trials = (replace(analysis.trials[0], status=TrialStatus.OUT_OF_MEMORY), *analysis.trials[1:])
+    found = judge_memory(replace(analysis, trials=trials))
+    assert found.sentence.startswith(f"inconclusive: {trials[0].name} ran out of memory;")
 
 
 def test_a_proposed_run_has_the_pairs_that_a_verdict_needs() -> None:

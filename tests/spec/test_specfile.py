@@ -63,7 +63,7 @@ def test_all_errors_of_a_file_are_listed_with_line_path_and_nearest_key() -> Non
         f"jobs/x.yaml:{line['  warmup_step']}: measure.warmup_step: unknown key, expected one of design, pairs, "
         "control_pairs, warmup_steps, scored_steps, seed, alpha, smallest_effect_pct, replay_margin_pct, "
         "expected_pair_sd_pct, max_dropped_fraction, margins, sessions, blocks, control_blocks, period_steps, "
-        "expected_block_sd_pct, shadow_steps, distinct_rollouts\n  hint: did you mean 'warmup_steps'?",
+        "expected_block_sd_pct, shadow_steps\n  hint: did you mean 'warmup_steps'?",
         next(row for row in found if "kl_loss_coef" in row),
     ]
     assert "workload.grpo.kl_loss_coef: wrong value, got -1, expected greater than or equal to 0" in found[-1]

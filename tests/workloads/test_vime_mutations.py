@@ -55,7 +55,6 @@ SURVIVORS = {
             *("measure.pairs", "measure.warmup_steps", "measure.scored_steps"),
             *("measure.design", "entropy_metric", "gc_freeze", "measure.sessions"),
             *(f"measure.{name}" for name in ("blocks", "control_blocks", "period_steps", "shadow_steps")),
-            "measure.distinct_rollouts",
             "workload.what_for",  # without it, an agreement run is a timing run
             *("expected_session_minutes.HARDWARE", REWARD_MARGIN),
             *("measure.expected_pair_sd_pct", "measure.expected_block_sd_pct"),
