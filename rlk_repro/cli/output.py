@@ -17,7 +17,7 @@ from rlk_repro.cli.commands import as_typed
 if TYPE_CHECKING:
     from rich.console import Console
 
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Unsealed: TypeAlias = Annotated[
     bool, typer.Option("--unsealed", help="Accept an unsealed run; otherwise it gives exit code 1.")
 ]

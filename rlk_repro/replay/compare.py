@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,9 @@ from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 
+TEXTS: Final = frozenset({"purpose", "may_claim", "may_not_claim"})
+ESTIMATES: Final = frozenset({"expected_trial_minutes", "expected_session_minutes"})
+BY_HARDWARE: Final = frozenset({"layouts", "placements", "ops_on"})
 # If all these metrics, which a seed decides, are equal to the last printed digit, the replay's level is bitwise.
 SEEDED_METRICS: Final = ("loss", "raw_reward", "grad_norm", "kl_loss", "train_rollout_logprob_abs_diff")
 COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s", "peak_memory_bytes")
@@ -80,7 +84,7 @@ class Comparison(Answer):
         lines += [f"  {text}" for text in (*self.obstacles, *self.unidentified)]
         lines += [f"  caution: {text}" for text in self.cautions]
         if self.num_blocking_drift:
-            lines.append(f"  blocking differences between the machines: {self.num_blocking_drift}")
+            lines.append(f"  blocking differences of plan, files or machine: {self.num_blocking_drift}")
         lines += [f"  recorded verdict: {self.recorded_verdict}", f"  new verdict:      {self.new_verdict}"]
         return lines + [f"  {detail}" for detail in self.details]
 
@@ -368,10 +372,20 @@ def diff_bundles(first: Path, second: Path) -> Differences:
     return Differences(findings=tuple(limit_findings(findings)), unsealed=unsealed, comparison=comparison)
 
 
+def _changes_nothing(item: Finding, *plans: Plan) -> bool:
+    """Tell whether a value of a plan is a text or an estimate, or belongs to hardware that neither plan uses."""
+    path = item.where.split(".")
+    if not (TEXTS | ESTIMATES).isdisjoint(path):
+        return True
+    of_hardware = next((name for part, name in pairwise(path) if part in BY_HARDWARE), None)
+    return of_hardware is not None and of_hardware not in {plan.hardware.hardware for plan in plans}
+
+
 def _diff_plans(old: Plan, new: Plan) -> list[Finding]:
     findings = []
     if old.experiment_hash != new.experiment_hash:
-        findings += list(diff_values("plan", old.experiment, new.experiment, Level.BLOCKING))
+        found = diff_values("plan", old.experiment, new.experiment, Level.BLOCKING)
+        findings += [replace(item, level=Level.INFO) if _changes_nothing(item, old, new) else item for item in found]
     if old.profile != new.profile:
         findings += list(diff_values("profile", old.profile.model_dump(mode="json"),
                                       new.profile.model_dump(mode="json"), Level.WARNING))  # fmt: skip

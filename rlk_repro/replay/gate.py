@@ -96,4 +96,7 @@ def _list_same(plan: Plan) -> dict[str, Any]:
     run["layout"] = dump_model(plan.run.layouts[plan.hardware.hardware])
     run["design"] = plan.run.measure.design
     run["period_steps"] = plan.run.measure.period_steps if plan.is_crossover else None
+    for values, part in ((run["workload"], "placements"), (run["rl_kernel"], "ops_on")):
+        if part in values:  # of the other hardware nothing ran
+            values[part] = values[part].get(plan.hardware.hardware)
     return {key: run.get(key) for key in SAME}

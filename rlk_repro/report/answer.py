@@ -205,7 +205,9 @@ def suggest_next(view: View, bundle: str) -> str:
     if analysis.checks:
         return f"rlk-repro agreement {bundle}"
     if did_not_run(analysis):
-        return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
+        if analysis.run == "demo":
+            return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
+        return "rlk-repro doctor  # whether RL-Kernel is installed on this machine"
     if word is VerdictWord.NOT_COMPARABLE:
         return f"rlk-repro report {bundle} --summary  # the gates that failed, with their figures"
     if word is VerdictWord.INCONCLUSIVE and (number := _count_deciding(analysis)) is not None:

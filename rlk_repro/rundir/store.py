@@ -14,7 +14,7 @@ from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import MAX_PLAN_BYTES, load_json, sha256_file, write_json
 from rlk_repro.base.resources import suggest, user_state_dir
-from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir, runs_root
+from rlk_repro.rundir.paths import FIND_BUNDLE, RUNS_VARIABLE, RunDir, runs_root
 
 SCHEMA: Final = 1
 
@@ -92,7 +92,10 @@ def _find(name: str | None) -> RunDir:
         return matches[0]
     ids = [run_dir.run_id for run_dir in known]
     what = "more than one run directory has an id that starts like this" if matches else "no run directory has this id"
-    newest = ", ".join(reversed(ids[-5:])) or "(none)"
+    newest = ", ".join(reversed(ids[-5:]))
+    if not ids:
+        hint = f"call this command in the folder in which the run was submitted, or set {RUNS_VARIABLE}"
+        raise SpecError(Problem(str(runs_root().absolute()), "holds no run directory", got=name, hint=hint))
     raise SpecError(Problem(str(runs_root()), what, got=name, expected=f"an id such as {newest} (newest first)",
                             hint=suggest(name, ids) or "rlk-repro runs list --submitted"))  # fmt: skip
 

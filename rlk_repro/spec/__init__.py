@@ -3,7 +3,7 @@
 from rlk_repro.spec.assets import ArithmeticData, HubData, HubSource, PackageSource, StoredRollouts
 from rlk_repro.spec.files import FromEnv, Layout, Measure, Profile, Run, run_problems
 from rlk_repro.spec.hardware import Hardware
-from rlk_repro.spec.kubernetes import KubernetesSettings, kubernetes_problems
+from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.margins import Margins
 from rlk_repro.spec.preflight import CheckName, Policy, Preflight
 from rlk_repro.spec.site import ContainerSettings, SlurmSettings
@@ -43,6 +43,5 @@ __all__ = [
     "Variant",
     "VimeModel",
     "VimeWorkload",
-    "kubernetes_problems",
     "run_problems",
 ]

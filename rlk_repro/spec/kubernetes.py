@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, JsonValue
 
 from rlk_repro.spec.site import AbsolutePath, Line
-from rlk_repro.spec.values import EnvName, GrowingModel, Model, PathProblem, Positive, Word
+from rlk_repro.spec.values import EnvName, GrowingModel, Model, Positive, Word
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 Label: TypeAlias = Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=63)]
@@ -91,8 +91,8 @@ class KubernetesSettings(GrowingModel):
         {"gang", "network_policy", "operator_namespace", "overlay", "restarts"}
     )
 
-    kind: Literal["rayjob", "job", "jobset"] = Field(
-        "rayjob", description="rayjob needs KubeRay, job needs no Kubernetes operator; only old plans may hold jobset"
+    kind: Literal["rayjob", "job"] = Field(
+        "rayjob", description="rayjob needs KubeRay, job needs no Kubernetes operator"
     )
     context: Word | None = Field(None, description="context of the kubeconfig; default: the current context")
     namespace: Label = "default"
@@ -158,11 +158,3 @@ class KubernetesSettings(GrowingModel):
     hold_min: Positive = Field(
         720.0, description="without `results.claim`: minutes for which the leading pod waits for `rlk-repro collect`"
     )
-
-
-def kubernetes_problems(settings: KubernetesSettings | None) -> list[PathProblem]:
-    """Find settings that a recorded plan may use but a new profile may not."""
-    if settings is None or settings.kind != "jobset":
-        return []
-    instead = "job, which runs on several nodes and needs no Kubernetes operator"
-    return [(("kubernetes", "kind"), "is no longer supported", settings.kind, instead)]

@@ -19,7 +19,7 @@ from rlk_repro.base.errors import Problem, SpecError, shorten
 from rlk_repro.base.resources import data_dir, display_name, find_yaml, suggest
 from rlk_repro.base.secrets import looks_secret
 from rlk_repro.base.yamlfile import Path_, YamlSource, format_path, parse_scalar, parse_yaml
-from rlk_repro.spec import Hardware, Profile, Run, Stack, kubernetes_problems, run_problems
+from rlk_repro.spec import Hardware, Profile, Run, Stack, run_problems
 from rlk_repro.spec.stack import stack_problems
 from rlk_repro.spec.values import PathProblem, dump_model, list_leaves
 
@@ -130,7 +130,7 @@ def load_profile(
     """Load a profile by name or file; if ``clusters`` is not empty, require one of them."""
 
     def check(profile: Profile) -> list[PathProblem]:
-        problems = kubernetes_problems(profile.kubernetes)
+        problems: list[PathProblem] = []
         if clusters and profile.cluster not in clusters:
             problems.append((("cluster",), "unknown", profile.cluster, f"one of {', '.join(clusters)}"))
         for block, cluster in (("slurm", "slurm"), ("kubernetes", "k8s")):

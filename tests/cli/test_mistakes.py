@@ -14,6 +14,8 @@ from tests import ROOT
 Call = Callable[..., tuple[int, str, str]]
 BUNDLE = ROOT / "docs" / "evidence" / "operators-h200.tgz"
 
+NO_RUNS = "hint: call this command in the folder in which the run was submitted, or set RLK_REPRO_RUNS"
+
 MISTAKES = (
     ("submit smoek", 2, "did you mean 'smoke'?"),
     ("submit qwen3-30b --dry-run", 2, "did you mean 'qwen3-30b-a3b'?"),
@@ -45,11 +47,11 @@ MISTAKES = (
     ("submit smoke --set measure.smallest_effect_pct=5 --dry-run", 2, "hint: add --exploratory"),
     ("submit smoke --max-job-time 4h", 2, "expected --cluster slurm"),
     ("submit smoke --vime-src folder", 2, "expected a folder with vime/"),
-    ("submit --resume 2026", 2, "hint: rlk-repro runs list --submitted"),
+    ("submit --resume 2026", 2, NO_RUNS),
     ("submit --resume x --pairs 3", 2, "expected only --dry-run, --wait or --json"),
     ("status", 2, "hint: rlk-repro submit smoke makes one"),
-    ("logs nope", 2, "hint: rlk-repro runs list --submitted"),
-    ("cancel nope", 2, "hint: rlk-repro runs list --submitted"),
+    ("logs nope", 2, NO_RUNS),
+    ("cancel nope", 2, NO_RUNS),
     ("verify", 2, "example: rlk-repro verify bundle.tgz"),
     ("verify README.md", 5, FIND_BUNDLE),
     ("verify nope.tgz", 2, FIND_BUNDLE),
@@ -66,7 +68,7 @@ MISTAKES = (
     ("index folder -o site", 5, FIND_BUNDLE),
     ("index BUNDLE", 2, "example: rlk-repro index docs/evidence/*.tgz -o site"),
     ("profile show generic", 2, "did you mean 'generic-a100'?"),
-    ("profile init --cluster slurm", 3, "log in to the cluster, or copy a shipped profile"),
+    ("profile init --cluster slurm", 3, "log in to the cluster, or copy a shipped profile: rlk-repro profile show "),
     ("images pull --stack nope", 2, "hint: rlk-repro list stacks"),
     ("images pull --platform cuda", 2, "expected --platform cuda-amd64"),
     ("prepare qwen3-4b", 2, "expected one of a100, h100, h200"),

@@ -87,6 +87,12 @@ def test_the_gate_opens_for_a_result_that_is_not_worse(call: Call) -> None:
     assert (gate["is_open"], gate["reference_verdict"], gate["later_verdict"]) == (True, "faster", "faster")
 
 
+def test_hardware_that_a_run_got_later_does_not_close_the_gate(call: Call) -> None:
+    earlier, later = (str(EVIDENCE / f"qwen3-4b-random-{which}-h200.tgz") for which in ("gc-freeze", "five"))
+    code, out, _ = call("diff", "--gate", earlier, later)
+    assert (code, out.startswith("gate open: ")) == (0, True)
+
+
 def test_the_gate_closes_for_another_experiment(call: Call) -> None:
     other = str(EVIDENCE / "module-qwen3-4b-sessions-entropy-h200.tgz")
     assert call("diff", "--gate", SESSIONS, other) == (

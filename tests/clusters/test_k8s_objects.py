@@ -178,7 +178,6 @@ def test_secrets_are_references() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"kind": "jobset"}, r"kubernetes\.kind: is no longer supported.*job, which runs on several nodes"),
         ({"results": {"path": "/results"}}, "must share a run directory"),
         ({"gpu_products": ["NVIDIA-H200-MIG-1g.18gb"]}, "a partition or a share of a GPU"),
         ({"gpu_resource": "nvidia.com/mig-1g.18gb"}, "a partition or a share of a GPU"),

@@ -133,15 +133,12 @@ def test_missing_operators_and_permissions_are_found(server: Cluster, tmp_path: 
     assert {"kubernetes.kind", "kubernetes.compute_domain", "permission"} <= blocking
 
 
-def test_a_profile_of_a_removed_kind_names_the_supported_kind(tmp_path: Path) -> None:
+def test_a_profile_of_an_unknown_kind_names_the_known_kinds(tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
     path.write_text("profile: here\ncluster: k8s\nkubernetes:\n  kind: jobset\n")
     with pytest.raises(SpecError) as caught:
         load_profile(str(path), all_profile_folders())
-    told = str(caught.value)
-    assert "kubernetes.kind: is no longer supported" in told
-    assert "job, which runs on several nodes and needs no Kubernetes operator" in told
-    assert "line 4" in told or ":4" in told
+    assert ":4: kubernetes.kind: wrong value, got 'jobset', expected 'rayjob' or 'job'" in str(caught.value)
 
 
 @needs_kubectl

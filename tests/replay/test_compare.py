@@ -243,7 +243,7 @@ def test_another_speed_of_the_fabric_is_a_caution(analysis: Analysis) -> None:
 
 def test_a_comparison_counts_blocking_drift(analysis: Analysis) -> None:
     drift = [Finding(Level.BLOCKING, "gpu.devices.0.name", "NVIDIA H200", "NVIDIA A100-SXM4-80GB")]
-    assert "blocking differences between the machines: 1" in "\n".join(
+    assert "blocking differences of plan, files or machine: 1" in "\n".join(
         compare_analyses(analysis, analysis, drift).lines()
     )
 
@@ -267,6 +267,27 @@ def test_diff_names_what_differs_in_plan_and_manifest(tmp_path: Path) -> None:
     assert not [where for where in found if where.startswith("prepared")]
     same = diff_bundles(first, first)
     assert (same.findings, same.comparison and same.comparison.level) == ((), Match.BITWISE)
+
+
+def test_texts_and_estimates_of_a_run_are_no_blocking_difference(tmp_path: Path) -> None:
+    usual = Recipe()
+    changed = (*usual.settings, "purpose=Other words.", "expected_trial_minutes.h200=99", "time_limit_min=30")
+    first = finish_run(make_run(tmp_path / "a" / "id", usual))
+    second = finish_run(make_run(tmp_path / "b" / "id", replace(usual, settings=changed)))
+    levels = {item.where: item.level for item in diff_bundles(first, second).findings}
+    assert levels["plan.run.purpose"] is Level.INFO
+    assert levels["plan.run.expected_trial_minutes.h200"] is Level.INFO
+    assert levels["plan.run.time_limit_min"] is Level.BLOCKING
+
+
+def test_a_layout_of_hardware_that_no_plan_uses_is_no_blocking_difference(tmp_path: Path) -> None:
+    usual = Recipe()
+    first = finish_run(make_run(tmp_path / "a" / "id", usual))
+    for name, level in (("a100", Level.INFO), (usual.hardware, Level.BLOCKING)):
+        changed = (*usual.settings, f"layouts.{name}.num_nodes=2")
+        second = finish_run(make_run(tmp_path / name / "id", replace(usual, settings=changed)))
+        levels = {item.where: item.level for item in diff_bundles(first, second).findings}
+        assert levels[f"plan.run.layouts.{name}.num_nodes"] is level
 
 
 def test_diff_names_what_was_trained_on(tmp_path: Path) -> None:

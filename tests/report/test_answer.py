@@ -189,7 +189,9 @@ def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
     trials = tuple(
         replace(trial, proof=ProofStatus.FALLBACK) if trial.variant == "enabled" else trial for trial in analysis.trials
     )
-    assert suggest_next(make_view(replace(analysis, trials=trials)), "b.tgz").startswith("make demo-rl-kernel ")
+    assert suggest_next(make_view(replace(analysis, trials=trials)), "b.tgz").startswith("rlk-repro doctor ")
+    demo = make_view(replace(analysis, trials=trials, run="demo"))
+    assert suggest_next(demo, "b.tgz").startswith("make demo-rl-kernel ")
     faster = make_view(change(VerdictWord.FASTER, low=0.2, high=0.3))
     assert suggest_next(faster, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
 

@@ -116,7 +116,9 @@ def _hardware(plans: Plans) -> Iterator[str]:
     head = ("hardware", "nodes x GPUs", "TP PP CP EP", "trials x steps", "hours", "GPU-hours")
     yield from _table(head, (_hardware_row(name, plan) for name, plan in plans.items()))
     yield ""
-    yield "The hours are estimates from the run's file (`expected_trial_minutes`). These estimates leave out the"
+    run = _first(plans).run
+    key = "session" if run.measure.design == "crossover" and run.expected_session_minutes else "trial"
+    yield f"The hours are estimates from the run's file (`expected_{key}_minutes`). These estimates leave out the"
     yield "time in the queue, `prepare`, preflight and the run that stores rollouts."
     if isinstance(_first(plans).run.workload, VimeWorkload):
         yield "[Runs of vime](../vime-workload.md#runs) names the source of these estimates."

@@ -36,7 +36,7 @@ from rlk_repro.clusters.k8s.pods import (
 from rlk_repro.clusters.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import KubernetesSettings, kubernetes_problems
+from rlk_repro.spec import KubernetesSettings
 from rlk_repro.spec.ray import knows_tokens
 
 DASHBOARD_PORT: Final = 8265
@@ -93,8 +93,6 @@ def _find_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
     yield from find_pod_problems(plan)
     yield from find_node_problems(plan, settings, nodes)
     yield from find_gang_problems(plan, settings)
-    for path, what, got, expected in kubernetes_problems(settings):
-        yield Problem(f"profile {plan.profile.profile}: {'.'.join(path)}", what, got=got, expected=expected)
     where = f"profile {plan.profile.profile}: kubernetes"
     if settings.kind == "rayjob" and settings.ray_version is not None and not knows_tokens(settings.ray_version):
         yield Problem(f"{where}.ray_version", "has no authentication by token, so anyone who reaches Ray could run "

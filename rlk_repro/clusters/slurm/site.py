@@ -104,7 +104,9 @@ def probe_site() -> SlurmSite:
     """Read the facts of this machine's cluster; raise EnvironmentMissing if no Slurm answers."""
     obstacle = find_obstacle()
     if obstacle is not None:
-        raise EnvironmentMissing(Problem("slurm", obstacle, hint="log in to the cluster, or copy a shipped profile"))
+        copy = "rlk-repro profile show generic-h200 > my-site.yaml"
+        hint = f"log in to the cluster, or copy a shipped profile: {copy}"
+        raise EnvironmentMissing(Problem("slurm", obstacle, hint=hint))
     config = probe_config()
     visible = _ask("sinfo", "--noheader", "--format=%R")
     has_accounting = config.get("AccountingStorageType", NO_ACCOUNTING) != NO_ACCOUNTING
