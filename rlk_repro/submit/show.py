@@ -107,14 +107,11 @@ def _has_choice(plan: Plan) -> bool:
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
-    measure = plan.run.measure
-    other = measure.other_design
-    minutes = plan.expected_minutes()
-    if minutes is not None and plan.run.expected_session_minutes:
+    other = plan.run.measure.other_design
+    minutes = None
+    if plan.expected_minutes() is not None and plan.run.expected_session_minutes:  # an estimate for each design
         estimates = plan.run.model_copy(update={"measure": other}).expected_minutes
         minutes = estimates[plan.hardware.hardware] * other.num_trials
-    elif minutes is not None:  # the run has one time estimate for both designs; scale it by the number of steps
-        minutes *= other.num_trials * other.num_steps / (measure.num_trials * measure.num_steps)
     return {
         "design": other.design,
         "expected_minutes": minutes,
