@@ -228,14 +228,15 @@ def _find_status(session: Session) -> tuple[PairStatus, str]:
 
 
 def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[PairMetric]:
+    tokens = session.effects(_TOKENS)
     for item in pair_metrics(*session.arms):
         effects = session.effects(item.metric)
         if item.metric == MEAN_STEP_TIME:
             yield item
-        elif effects is None:
+        elif effects is None or (item.metric in slopes and tokens is None):
             yield replace(item, log_ratio=None)
         elif item.metric in slopes:
-            tokens = session.effects(_TOKENS) or [0.0] * len(effects)
+            assert tokens is not None
             adjusted = [effect - slopes[item.metric] * more for effect, more in zip(effects, tokens, strict=True)]
             yield replace(item, log_ratio=hodges_lehmann(adjusted))
         else:

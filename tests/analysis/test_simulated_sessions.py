@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from benchmarks import crossover
 from benchmarks.crossover import SCENARIOS, Outcome, compare_costs, find_misses, judge_one, render_table, simulate
+from rlk_repro.analysis.sessions import Session, compare_sessions
+from rlk_repro.rundir.results import BlockResult, PairResult
 from rlk_repro.statistics.stats import STEP_TIME, UNADJUSTED
 from tests import ROOT
 
@@ -52,3 +56,21 @@ def test_live_sessions_are_adjusted_for_tokens_and_show_the_unadjusted_effect_to
             widths[metric] += effects[metric].sd_log or 0.0
         assert effects[UNADJUSTED].role == "diagnostic"
     assert widths[STEP_TIME] < widths[UNADJUSTED] / 2
+
+
+def test_a_live_session_without_a_count_of_tokens_has_no_adjusted_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Session] = []
+
+    def compare(sessions: Sequence[Session]) -> tuple[list[PairResult], list[BlockResult]]:
+        seen.extend(sessions)
+        return compare_sessions(sessions)
+
+    monkeypatch.setattr(crossover, "compare_sessions", compare)
+    judge_one(NAMED["A/A, live, tokens 5 %"], random.Random(7))
+    first, *others = seen
+    step = first.schedule.steps_of_blocks[0][first.schedule.period_steps - 1]
+    tokens = [None if number == step else count for number, count in enumerate(first.values["tokens"])]
+    uncounted = replace(first, values={**first.values, "tokens": tokens})
+    pairs, _ = compare_sessions([uncounted, *others])
+    found = [pair.metric(STEP_TIME) for pair in pairs]
+    assert [item is not None and item.log_ratio is not None for item in found] == [False, *[True] * len(others)]
