@@ -233,14 +233,15 @@ def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[
         effects = session.effects(item.metric)
         if item.metric == MEAN_STEP_TIME:
             yield item
-        elif effects is None or (item.metric in slopes and tokens is None):
+        elif effects is None:
             yield replace(item, log_ratio=None)
-        elif item.metric in slopes:
-            assert tokens is not None
+        elif item.metric not in slopes:
+            yield replace(item, log_ratio=hodges_lehmann(effects))
+        elif tokens is None:
+            yield replace(item, log_ratio=None)
+        else:
             adjusted = [effect - slopes[item.metric] * more for effect, more in zip(effects, tokens, strict=True)]
             yield replace(item, log_ratio=hodges_lehmann(adjusted))
-        else:
-            yield replace(item, log_ratio=hodges_lehmann(effects))
     effects, firsts = session.effects(STEP_TIME), session.effects(STEP_TIME, is_scored=False)
     if STEP_TIME in slopes and effects:
         yield _make_metric(UNADJUSTED, hodges_lehmann(effects))

@@ -315,19 +315,19 @@ def _show_threshold(case: _Case) -> str:
 
 
 def _name_slow_steps(case: _Case, word: VerdictWord) -> str:
-    if not is_mean_elsewhere(word, case.primary, case.by_mean, case.smallest):
+    by_mean = case.by_mean
+    if by_mean is None or not is_mean_elsewhere(word, case.primary, by_mean, case.smallest):
         return ""
-    assert case.by_mean is not None
-    return f"; means, which count rare slow steps, give {_show_ratio(case.by_mean, case.unit)}"
+    return f"; means, which count rare slow steps, give {_show_ratio(by_mean, case.unit)}"
 
 
-def is_mean_elsewhere(word: VerdictWord, by_median: Effect, by_mean: Effect | None, smallest: float) -> bool:
+def is_mean_elsewhere(word: VerdictWord, by_median: Effect, by_mean: Effect, smallest: float) -> bool:
     """Tell whether the ratio of mean step times, whatever its interval, does not fit a word that medians decided.
 
     The mean does not fit ``faster`` or ``slower`` if it lies on the other side of 1, nor ``equivalent`` if it differs
     from 1 by more than the smallest effect of interest.
     """
-    if by_mean is None or by_mean.ratio is None or by_median.ratio is None:
+    if by_mean.ratio is None or by_median.ratio is None:
         return False
     if word is VerdictWord.EQUIVALENT:
         return abs(math.log(by_mean.ratio)) > math.log1p(smallest)

@@ -30,8 +30,9 @@ from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import STEP_TIME, mean, t_interval
 
-TEXTS: Final = frozenset({"purpose", "may_claim", "may_not_claim"})
-ESTIMATES: Final = frozenset({"expected_trial_minutes", "expected_session_minutes"})
+TEXTS_AND_ESTIMATES: Final = frozenset(
+    {"purpose", "may_claim", "may_not_claim", "expected_trial_minutes", "expected_session_minutes"}
+)
 BY_HARDWARE: Final = frozenset({"layouts", "placements", "ops_on"})
 # If all these metrics, which a seed decides, are equal to the last printed digit, the replay's level is bitwise.
 SEEDED_METRICS: Final = ("loss", "raw_reward", "grad_norm", "kl_loss", "train_rollout_logprob_abs_diff")
@@ -372,10 +373,10 @@ def diff_bundles(first: Path, second: Path) -> Differences:
     return Differences(findings=tuple(limit_findings(findings)), unsealed=unsealed, comparison=comparison)
 
 
-def _changes_nothing(item: Finding, *plans: Plan) -> bool:
+def changes_nothing(item: Finding, *plans: Plan) -> bool:
     """Tell whether a value of a plan is a text or an estimate, or belongs to hardware that neither plan uses."""
     path = item.where.split(".")
-    if not (TEXTS | ESTIMATES).isdisjoint(path):
+    if not TEXTS_AND_ESTIMATES.isdisjoint(path):
         return True
     of_hardware = next((name for part, name in pairwise(path) if part in BY_HARDWARE), None)
     return of_hardware is not None and of_hardware not in {plan.hardware.hardware for plan in plans}
@@ -385,7 +386,7 @@ def _diff_plans(old: Plan, new: Plan) -> list[Finding]:
     findings = []
     if old.experiment_hash != new.experiment_hash:
         found = diff_values("plan", old.experiment, new.experiment, Level.BLOCKING)
-        findings += [replace(item, level=Level.INFO) if _changes_nothing(item, old, new) else item for item in found]
+        findings += [replace(item, level=Level.INFO) if changes_nothing(item, old, new) else item for item in found]
     if old.profile != new.profile:
         findings += list(diff_values("profile", old.profile.model_dump(mode="json"),
                                       new.profile.model_dump(mode="json"), Level.WARNING))  # fmt: skip

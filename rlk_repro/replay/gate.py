@@ -17,7 +17,7 @@ from rlk_repro.base.findings import Level, diff_values
 from rlk_repro.base.units import format_number
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
-from rlk_repro.replay.compare import compare_speed, find_other_hardware
+from rlk_repro.replay.compare import changes_nothing, compare_speed, find_other_hardware
 from rlk_repro.replay.recorded import require_intact
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import dump_model
@@ -84,7 +84,8 @@ def _judge(was: Analysis, now: Analysis, margin: float) -> tuple[bool, str]:
 def _find_obstacles(plans: Sequence[Plan], was: Analysis, now: Analysis) -> Iterator[str]:
     old, new = (_list_same(plan) for plan in plans)
     for item in diff_values("run", old, new, Level.BLOCKING):
-        yield f"{item.where}: {item.expected} in the reference, {item.found} in the later result"
+        if not changes_nothing(item, *plans):
+            yield f"{item.where}: {item.expected} in the reference, {item.found} in the later result"
     yield from find_other_hardware(was, now)
     for which, result in (("reference", was), ("later result", now)):
         if not result.verdict.word.is_of_speed:
@@ -96,7 +97,4 @@ def _list_same(plan: Plan) -> dict[str, Any]:
     run["layout"] = dump_model(plan.run.layouts[plan.hardware.hardware])
     run["design"] = plan.run.measure.design
     run["period_steps"] = plan.run.measure.period_steps if plan.is_crossover else None
-    for values, part in ((run["workload"], "placements"), (run["rl_kernel"], "ops_on")):
-        if part in values:  # of the other hardware nothing ran
-            values[part] = values[part].get(plan.hardware.hardware)
     return {key: run.get(key) for key in SAME}

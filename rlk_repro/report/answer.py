@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Final
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
@@ -52,8 +53,7 @@ SUSPECTS: Final = {
 }
 """Possible causes of an inconclusive verdict; the report names a cause if a finding's `where` starts with its key."""
 MAX_FOUND: Final = 80
-POWER: Final = 1.2816
-"""The quantile of the normal distribution for a power of 0.9."""
+POWER_QUANTILE: Final = NormalDist().inv_cdf(0.9)
 MAX_PAIRS: Final = 64
 """The largest number of pairs or sessions that a run may plan."""
 OF_SIZE: Final = ((), ("measure.pairs",), ("measure.sessions",))
@@ -119,10 +119,10 @@ def describe_answer(view: View) -> str:
 
 def _name_slow_steps(analysis: Analysis, effect: Effect) -> str:
     by_mean = analysis.effect(MEAN_STEP_TIME)
+    if by_mean is None or by_mean.ratio is None:
+        return ""
     if not is_mean_elsewhere(analysis.verdict.word, effect, by_mean, analysis.verdict.smallest_effect):
         return ""
-    assert by_mean is not None
-    assert by_mean.ratio is not None
     return f" Mean step times, which count rare slow steps, differ by {format_percent(by_mean.ratio)}."
 
 
@@ -265,6 +265,6 @@ def _count_deciding(analysis: Analysis) -> int | None:
     room = size - beyond if size > beyond else within - size
     least = MIN_SESSIONS if analysis.is_crossover else MIN_PAIRS
     for number in range(max(effect.n, least), MAX_PAIRS + 1):
-        if (t_quantile(effect.confidence, number - 1) + POWER) * effect.sd_log / math.sqrt(number) < room:
+        if (t_quantile(effect.confidence, number - 1) + POWER_QUANTILE) * effect.sd_log / math.sqrt(number) < room:
             return number if number > effect.n else None
     return None
