@@ -34,8 +34,7 @@ from tests.docs.test_docs import make_anchor
 FOLDER = ROOT / "docs" / "evidence"
 PAGE = (FOLDER / "README.md").read_text()
 BUNDLES = sorted(FOLDER.glob("*.tgz"))
-FROZEN = "A step of training at Qwen3-4B's sizes"
-FIVE = "Five sessions at Qwen3-4B's sizes"
+FIVE = "A step of training at Qwen3-4B's sizes"
 TWO_GPUS = "Qwen3-4B's sizes over two GPUs"
 EXPERTS = "Four layers of Qwen3-30B-A3B with R3"
 ENTROPY = "A step with vime's entropy metric"
@@ -43,9 +42,8 @@ NARROW = (FIVE, ENTROPY)  # results whose interval is narrow enough to exclude w
 LIVE = "vime end to end"
 MEMORY = "The largest microbatch"
 COLLECTING = "The step with vime's garbage collection"
-REAL_SIZES = (FROZEN, FIVE, TWO_GPUS, EXPERTS, ENTROPY, COLLECTING, LIVE)
+REAL_SIZES = (FIVE, TWO_GPUS, EXPERTS, ENTROPY, COLLECTING, LIVE)
 VIME = {
-    FROZEN: "qwen3-4b-random-gc-freeze-h200.tgz",
     FIVE: "qwen3-4b-random-five-h200.tgz",
     TWO_GPUS: "qwen3-4b-random-tp2-h100.tgz",
     EXPERTS: "qwen3-30b-a3b-random-4l-six-h200.tgz",
@@ -256,6 +254,31 @@ def test_the_narrow_result_saves_less_than_its_parts_and_the_page_says_where_not
         means = [1000 * find_mean(analysis, metric, variant) for variant in ("baseline", "enabled")]
         assert told.format(*means) in section
         assert abs(means[0] - means[1]) < 1.5
+    alone = analyse(MODULE["RL-Kernel alone"])
+    assert f"([RL-Kernel alone](#rl-kernel-alone)) saves {find_saving(alone, 'step_time_s'):.0f} ms" in section
+
+
+def test_the_earlier_run_on_another_gpu_agrees_as_the_page_says() -> None:
+    section = " ".join(find_section(FIVE).split())
+    later, earlier = analyse(VIME[FIVE]), analyse("qwen3-4b-random-gc-freeze-h200.tgz")
+    primary = earlier.effects[0]
+    less, low, high = find_interval(earlier, "step_time_s")
+    assert primary.n == 4
+    assert f"the ratio is {primary.ratio:.3f} ({primary.low:.3f} to {primary.high:.3f})" in section
+    assert f"{less:.2f} % less time ({low:.2f} to {high:.2f} %), a half width of {(high - low) / 2:.2f} %" in section
+    parts = ("module_log_probs_no_grad_s", "module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
+    saved_ms = sum(find_saving(earlier, metric) for metric in parts)
+    assert f"Its parts save {saved_ms:.0f} ms as well" in section
+    step_ms = 1000 * find_mean(earlier, "step_time_s", "baseline")
+    assert low < find_interval(later, "step_time_s")[0] < 100 * saved_ms / step_ms < high
+
+
+def test_shadow_steps_at_real_sizes_found_what_the_page_says() -> None:
+    shadows = analyse(VIME[FIVE]).shadows
+    section = " ".join(find_section(FIVE).split())
+    assert not any(item.error for item in shadows)
+    for largest in (max(item.log_prob_max or 1 for item in shadows), max(item.gradient_share or 1 for item in shadows)):
+        assert f"differ by at most {largest:.1e}".replace("e-0", "e-") in section
 
 
 @pytest.mark.parametrize("title", [title for title in REAL_SIZES if title != COLLECTING])
