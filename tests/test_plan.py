@@ -148,7 +148,7 @@ def test_the_dry_run_says_what_the_pairs_can_show() -> None:
     text = "\n".join(plan_lines(plan))
     assert "p1:b p1:e p2:e p2:b" in text
     assert plan.plan_hash in text
-    assert "none: without a true difference, the gates on rewards and lengths pass in only 55.4 % of runs" in text
+    assert "none: even if the variants are equal, the gates on rewards and lengths pass in only 55.4 % of runs" in text
     few = "\n".join(plan_lines(plan_smoke("measure.pairs=2")))
     assert "none: the verdicts 'faster' and 'slower' need 6 pairs, and this run has 2" in few
     assert "measure.pairs (--set measure.pairs)" in few
@@ -299,13 +299,13 @@ def test_sessions_and_design_may_change_without_exploratory() -> None:
     ("settings", "message"),
     [
         (["measure.pairs=4"], "--set measure.pairs: has no effect in design crossover, got 4, "
-         "expected this key left out, or measure.design parallel"),
+         "expected this value left out, or --set measure.design=parallel"),
         (["measure.control_pairs=1"], "--set measure.control_pairs: has no effect in design crossover, got 1, "
-         "expected this key left out, or measure.design parallel"),
+         "expected this value left out, or --set measure.design=parallel"),
         (["measure.scored_steps=20"], "--set measure.scored_steps: has no effect in design crossover, got 20, "
-         "expected this key left out, or measure.design parallel"),
+         "expected this value left out, or --set measure.design=parallel"),
         (["measure.design=parallel", "measure.blocks=3"], "--set measure.blocks: has no effect in design parallel, "
-         "got 3, expected this key left out, or measure.design crossover"),
+         "got 3, expected this value left out, or --set measure.design=crossover"),
         (["measure.warmup_steps=1"], "--set measure.warmup_steps: is too small to warm up both variants, got 1, "
          "expected 2 or more"),
         (["measure.blocks=200", "measure.sessions=16"], "--set measure.blocks: 16 sessions of 1620 steps, got 200, "

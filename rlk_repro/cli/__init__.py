@@ -159,11 +159,11 @@ def _report_bug() -> int:
 
     text = traceback.format_exc()
     record = f"rlk-repro {__version__}, Python {sys.version}\n{' '.join(sys.argv[1:2])}\n{text}"
-    last = printable(text.strip().splitlines()[-1])
+    first = printable("".join(traceback.format_exception_only(sys.exc_info()[1])).partition("\n")[0])
     try:
         with tempfile.NamedTemporaryFile("w", prefix="rlk-repro-crash-", suffix=".log", delete=False) as stream:
             stream.write(record)
-        sys.stderr.write(f"rlk-repro: this is a bug: {last}\n  hint: please report it and attach {stream.name}\n")
+        sys.stderr.write(f"rlk-repro: this is a bug: {first}\n  hint: please report it and attach {stream.name}\n")
     except OSError:  # the disk has no room for the file
-        sys.stderr.write(f"rlk-repro: this is a bug: {last}\n{printable_lines(record)}\n")
+        sys.stderr.write(f"rlk-repro: this is a bug: {first}\n{printable_lines(record)}\n")
     return EXIT_BUG

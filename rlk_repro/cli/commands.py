@@ -27,7 +27,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "images build": "rlk-repro images build --stack 2026-07 --platform cuda-amd64",
     "images check": "rlk-repro images check image.tar --stack 2026-07",
     "images export": "rlk-repro images export --stack 2026-07 --platform cuda-amd64 -o folder",
-    "images import": "rlk-repro images import folder --to registry.example/rlk-repro",
+    "images import": "rlk-repro images import folder --to docker://registry.example/rlk",
     "images list": "rlk-repro images list",
     "images pin": "rlk-repro images pin 2026-07",
     "images pull": "rlk-repro images pull --stack 2026-07 --platform cuda-amd64",

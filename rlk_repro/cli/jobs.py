@@ -154,7 +154,8 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     submission = sending.load_submission(run_dir)
     is_stopping = submission is not None and get_backend(submission.cluster).cancel(submission, run_dir)
     found = Cancelled(id=run_dir.run_id, is_submitted=submission is not None, is_stopping=is_stopping)
-    told = "asked to stop" if is_stopping else "has ended already" if submission is not None else STAGED
+    ended = STAGED if submission is None else "the run has already ended"
+    told = "the run was asked to stop" if is_stopping else ended
     say_answer(found, f"{run_dir.run_id}: {told}", as_json=as_json)
 
 

@@ -82,12 +82,12 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show a profile with all default values, and what each preflight check does on failure."""
     from rlk_repro.agent.preflight.checks import default_policies
+    from rlk_repro.spec.values import EVERY_KEY
 
     profile = _load(name)
-    value: dict[str, Any] = profile.model_dump(mode="json", by_alias=True)
+    value: dict[str, Any] = profile.model_dump(mode="json", by_alias=True, context=EVERY_KEY)
     policies = {**default_policies(), **profile.preflight.policy}
-    # ``model_dump`` leaves out keys of ``added_later`` that have their default values; ``dict(model)`` has all keys.
-    value["preflight"] = dict(profile.preflight) | {"policy": {str(key): str(item) for key, item in policies.items()}}
+    value["preflight"]["policy"] = {str(key): str(item) for key, item in policies.items()}
     if as_json:
         say_json(value)
     else:

@@ -112,8 +112,9 @@ def show_run(name: RunName, as_json: AsJson = False) -> None:
     """Show one run, with default values for the keys that its file leaves out."""
     from rlk_repro.base.resources import find_yaml, run_folders
     from rlk_repro.spec.load import load_run
+    from rlk_repro.spec.values import EVERY_KEY
 
-    value = load_run(name).model.model_dump(mode="json", by_alias=True)
+    value = load_run(name).model.model_dump(mode="json", by_alias=True, context=EVERY_KEY)
     if as_json:
         say_json(value)
     else:

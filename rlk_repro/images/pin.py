@@ -85,9 +85,9 @@ class PinnedText:
 
 
 def _last_line(node: yaml.Node) -> int:
-    # PyYAML puts the end mark of a block at the start of the next node.
-    mark = node.end_mark
-    return mark.line - 1 if mark.column == 0 and mark.line > node.start_mark.line else mark.line
+    # PyYAML puts the end mark of a block at the start of the next node, which may be indented.
+    mark, is_block = node.end_mark, isinstance(node, yaml.CollectionNode) and not node.flow_style
+    return mark.line - 1 if (is_block or mark.column == 0) and mark.line > node.start_mark.line else mark.line
 
 
 def renew(text: str, stack: Stack, refs: Mapping[str, str], images: Mapping[str, str]) -> str:

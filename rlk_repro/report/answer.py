@@ -205,6 +205,8 @@ def suggest_next(view: View, bundle: str) -> str:
     if analysis.checks:
         return f"rlk-repro agreement {bundle}"
     if did_not_run(analysis):
+        if any(trial.proof is ProofStatus.NATIVE for trial in analysis.trials):
+            return f"rlk-repro report {bundle} --summary  # RL-Kernel is installed, but its kernels run only on a GPU"
         if analysis.run == "demo":
             return "make demo-rl-kernel  # builds RL-Kernel for this machine and runs with it"
         return "rlk-repro doctor  # whether RL-Kernel is installed on this machine"

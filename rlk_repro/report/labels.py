@@ -46,7 +46,7 @@ _LABELS: Final[dict[str, str]] = {
     "module_grpo_loss_forward_s": "GRPO loss, forward",
     "module_grpo_loss_backward_s": "GRPO loss, backward",
     "module_optimizer_s": "optimizer",
-    "module_step_s": "training of one step",
+    "module_step_s": "whole step, by the host's clock",
 }
 # Older sealed analyses call these metrics by an earlier name, which is the key; the value is the present name.
 _TODAY: Final[dict[str, str]] = {

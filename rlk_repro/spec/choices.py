@@ -58,7 +58,7 @@ def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Proble
     other = run.measure.other_design.design
     return [
         Problem(item.flag, f"has no effect in design {run.measure.design}", got=item.value,
-                expected=f"this key left out, or measure.design {other}")
+                expected=f"this value left out, or --set measure.design={other}")
         for item in overrides
         if item.path[0] == "measure" and item.path[-1] in run.measure.unused
         and item.value != Measure.model_fields[item.path[-1]].default

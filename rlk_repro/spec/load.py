@@ -370,7 +370,8 @@ def _secret_problems(source: YamlSource) -> list[Problem]:
             for index, item in enumerate(value):
                 visit(item, (*path, index))
         elif isinstance(value, str):
-            reason = looks_secret(str(path[-1]) if path else "", value)
+            is_reference = path[:2] == ("kubernetes", "secrets")  # the name of a Secret, and a key in it
+            reason = looks_secret("" if is_reference or not path else str(path[-1]), value)
             if reason is not None and not (path and path[-1] == "from_env"):
                 problems.append(_secret_problem(source.where(path), reason))
 

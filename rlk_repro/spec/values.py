@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
 UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
 """Control, direction and zero-width characters, for use in patterns: no argument or path may hold them."""
@@ -42,6 +42,9 @@ OCI_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm"]
 Mode: TypeAlias = Literal["auto", "require"]
 KlLossType: TypeAlias = Literal["k1", "k2", "k3", "low_var_kl"]
+EVERY_KEY: Final = {"every_key": True}
+"""The context in which ``model_dump`` also gives the keys of ``added_later`` that have their defaults."""
+
 PathProblem: TypeAlias = "tuple[tuple[str, ...], str, Any, str]"
 
 
@@ -60,12 +63,14 @@ class GrowingModel(Model):
     added_later: ClassVar[frozenset[str]] = frozenset()
 
     @model_serializer(mode="wrap")
-    def _leave_out_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_later_defaults(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         fields = type(self).model_fields
         return {
             key: value
             for key, value in dump(self).items()
-            if key not in self.added_later or getattr(self, key) != fields[key].get_default(call_default_factory=True)
+            if info.context == EVERY_KEY
+            or key not in self.added_later
+            or getattr(self, key) != fields[key].get_default(call_default_factory=True)
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -95,7 +96,13 @@ def prepare(request: Request) -> Prepared:
         variants=request.variants,
         is_exploratory=request.is_exploratory,
     )
-    inputs = AuthorFiles(run=run.data, stack=stack.data, hardware=hardware.data, profile=profile.data)
+    inputs = AuthorFiles(
+        run=run.data,
+        stack=stack.data,
+        hardware=hardware.data,
+        profile=profile.data,
+        prepare_hint=_name_prepare(request, hardware_name),
+    )
     plan = replace(plan, sources={**plan.sources, **{f"{PROFILE}{path}": flag for path, flag in profile.sources.items()
                                                      if flag.startswith("--")}})  # fmt: skip
     try:
@@ -103,6 +110,14 @@ def prepare(request: Request) -> Prepared:
     except SpecError as error:
         raise (_name_the_file(error, plan.cluster) if found.is_proposed else error) from None
     return replace(prepared, remarks=(*found.remarks, *shown_for, *prepared.remarks), is_proposed=found.is_proposed)
+
+
+def _name_prepare(request: Request, hardware: str) -> str:
+    place = {"--cluster": request.cluster, "--profile": request.profile} if request.profile else {}
+    flags = {"--hardware": hardware, "--stack": request.stack, **place}
+    settings = [*request.settings, *([f"lane={request.lane}"] if request.lane else [])]
+    given = [*((flag, value) for flag, value in flags.items() if value), *(("--set", value) for value in settings)]
+    return shlex.join(["rlk-repro", "prepare", request.run, *(word for pair in given for word in pair)])
 
 
 def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:

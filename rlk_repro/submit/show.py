@@ -123,7 +123,7 @@ def _find_other_design(plan: Plan) -> dict[str, Any]:
 def _describe_other_design(summary: dict[str, Any], plan: Plan) -> str:
     other = summary["other_design"]
     seen, here = other["smallest_visible_effect"], summary["smallest_visible_effect"]
-    text = f"design {other['design']}: {_duration(other)}, detects {_percent(seen)}"
+    text = f"{other['design']}: detects {_percent(seen)}; duration: {_duration(other)}"
     sees_more = here is None or (seen is not None and seen < here)
     better = other["design"] if sees_more else plan.run.measure.design
     return f"{text}. For speed and memory use {better}; only the parallel design measures reward over training"
@@ -142,9 +142,9 @@ def bound_line(plan: Plan, bound: Bound) -> str:
     num_nodes = plan.layout.num_nodes
     hours = bound.time_min / 60 * num_nodes * bound.gpus_per_node
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
-    line = f"at most {format_duration(bound.time_min * 60)} on {num_nodes} node(s), {cost}"
+    line = f"each job reserves {count(num_nodes, 'node')} for at most {format_duration(bound.time_min * 60)}, {cost}"
     what = "session" if plan.is_crossover else "pair"
-    more = f"; if one job is too short, more jobs follow, each for one {what} or more; at most {bound.num_jobs} in all"
+    more = f"; if one job is too short, more jobs follow, each for at least one {what}; at most {bound.num_jobs} in all"
     return line + more * (bound.num_jobs > 1)
 
 
@@ -255,8 +255,8 @@ def _effect(summary: dict[str, Any], plan: Plan) -> str:
     gates = _find_gates_chance(measure, plan.run.lane)
     if effect is None:
         return (
-            f"none: without a true difference, the gates on rewards and lengths pass in only {gates * 100:.1f} % of "
-            "runs; take more pairs or steps"
+            f"none: even if the variants are equal, the gates on rewards and lengths pass in only {gates * 100:.1f} % "
+            "of runs; plan more pairs or steps"
         )
     return (
         f"{effect * 100:.1f} % of step time: {summary['num_pairs']} pairs reliably detect a gain of this size if pair "

@@ -23,10 +23,13 @@ from rlk_repro.workloads import list_run_folders
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorFiles:
+    """The files from which a plan was made; ``prepare_hint`` is the command that makes what the run reads."""
+
     run: bytes
     stack: bytes
     hardware: bytes
     profile: bytes
+    prepare_hint: str = "rlk-repro prepare with the run and the options of this command"
 
 
 def new_run_dir(plan: Plan) -> RunDir:
@@ -43,7 +46,7 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
         EnvironmentMissing: the directory cannot be written, or what the run needs is not prepared.
     """
     _require_image(plan)
-    parts = find_prepared(plan, run_dir)
+    parts = find_prepared(plan, run_dir, inputs.prepare_hint)
     names = RunDir(Path())
     files = {
         names.run_yaml: inputs.run,
@@ -62,7 +65,7 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
         raise SpecError(Problem(str(run_dir.root), "exists already", expected="a new run directory")) from None
 
 
-def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
+def find_prepared(plan: Plan, run_dir: RunDir, hint: str) -> dict[str, Contents]:
     """Return the prepared parts (model, data, rollouts) of a run; raise EnvironmentMissing if one is missing.
 
     For a remote cluster the result is empty, because its agents record the parts.
@@ -73,9 +76,8 @@ def find_prepared(plan: Plan, run_dir: RunDir) -> dict[str, Contents]:
     parts = find_parts(folders)
     missing = [kind for kind in folders if kind not in parts]
     if missing:
-        words = f"rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
         raise EnvironmentMissing(
-            *(Problem(str(folders[kind]), f"the run's {kind} is not prepared", hint=words) for kind in missing)
+            *(Problem(str(folders[kind]), f"the run's {kind} is not prepared", hint=hint) for kind in missing)
         )
     return parts
 

@@ -105,6 +105,8 @@ def test_runs_are_listed_and_shown(call) -> None:
     assert "smoke" in call("runs", "list")[1]
     assert "num_hidden_layers" not in call("runs", "show", "smoke")[1]
     assert json.loads(call("runs", "show", "smoke", "--json")[1])["measure"]["alpha"] == 0.05
+    measure = json.loads(call("runs", "show", "qwen3-4b-random", "--json")[1])["measure"]
+    assert measure.items() >= {"sessions": 5, "blocks": 8, "shadow_steps": 2}.items()
 
 
 def test_verify_inspect_and_diff_speak_of_a_bundle(call, sealed: RunDir) -> None:

@@ -152,9 +152,9 @@ def test_cancel_reports_its_result(call: Call, monkeypatch: pytest.MonkeyPatch) 
     run_dir = staged()
     assert call("cancel")[1] == f"{run_dir.run_id}: staged but not submitted\n"
     sending.record_submission(run_dir, GONE)
-    assert call("cancel")[1] == f"{run_dir.run_id}: has ended already\n"
+    assert call("cancel")[1] == f"{run_dir.run_id}: the run has already ended\n"
     monkeypatch.setattr(local, "cancel", lambda *_: True)
-    assert call("cancel")[1] == f"{run_dir.run_id}: asked to stop\n"
+    assert call("cancel")[1] == f"{run_dir.run_id}: the run was asked to stop\n"
     answer = {"id": run_dir.run_id, "is_submitted": True, "is_stopping": True}
     assert json.loads(call("cancel", "--json")[1]) == answer
 

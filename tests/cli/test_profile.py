@@ -133,6 +133,7 @@ def test_a_profile_is_shown_with_what_every_check_does(call: Call, tmp_path: Pat
     path.write_text("profile: x\ncluster: slurm\npreflight: {policy: {governor: fail}}\n")
     shown = json.loads(call("profile", "show", str(path), "--json")[1])
     assert shown["preflight"]["min_free_disk_gib"] == 1.0
+    assert shown["ray"] == {"first_port": 6379, "interface": None}
     assert shown["preflight"]["policy"]["governor"] == "fail"
     assert shown["preflight"]["policy"]["gpu_links"] == "fail"
     assert "    governor: fail\n" in call("profile", "show", str(path))[1]

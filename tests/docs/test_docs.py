@@ -12,6 +12,8 @@ from typer.main import get_command
 
 from rlk_repro.bundle.verify import verify
 from rlk_repro.cli import app
+from rlk_repro.spec import Profile
+from rlk_repro.spec.load import load_bytes
 from tests import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -110,3 +112,10 @@ def test_evidence_exists_and_verifies(bundle: Path) -> None:
     verification = verify(bundle)
     assert verification.findings == ()
     assert verification.bundle_id is not None
+
+
+def test_every_profile_in_the_documents_is_accepted() -> None:
+    pages = "\n".join(page.read_text() for page in PAGES)
+    texts = re.findall(r"^```yaml\n(schema: 1\nprofile: .*?)^```", pages, re.DOTALL | re.MULTILINE)
+    loaded = [load_bytes(Profile, "my-site.yaml", text.encode()).model for text in texts]
+    assert [profile.cluster for profile in loaded] == ["k8s", "local", "slurm"]

@@ -466,7 +466,7 @@ def test_generation_is_as_steady_as_the_page_says() -> None:
     analysis = analyse(VIME[LIVE])
     _, low, high = find_interval(analysis, "rollout_time_s")
     assert low < 0 < high
-    told = f"the ratio of its times is known to within {(high - low) / 2:.1f} % and holds 1"
+    told = f"the interval of the ratio of its times has a half width of {(high - low) / 2:.1f} % and contains 1"
     assert told in " ".join(find_section(LIVE).split())
     assert find_mean(analysis, "rollout_time_s", "baseline") > find_mean(analysis, "step_time_s", "baseline") / 2
 

@@ -245,6 +245,14 @@ def test_pin_renews_moved_tags_and_keeps_the_rest(tmp_path: Path, monkeypatch: p
         renew(text, stack, {}, {"cuda-amd64": "ghcr.io/us/images:latest"})
 
 
+@pytest.mark.parametrize("platform", ["cuda-amd64", "cuda-arm64", "rocm-amd64"])
+def test_pin_adds_an_image_to_the_shipped_stack(platform: str) -> None:
+    stack = load_stack("2026-07")
+    after = yaml.safe_load(renew(stack.data.decode(), stack.model, {}, {platform: f"registry.site/name@{DIGEST}"}))
+    assert after["images"][platform]["digest"] == DIGEST
+    assert set(after["unpublished"]) == set(stack.model.unpublished) - {platform}
+
+
 def test_workflows_pin_their_actions_and_start_without_rights() -> None:
     for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
         text = path.read_text()

@@ -192,6 +192,9 @@ def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
     assert suggest_next(make_view(replace(analysis, trials=trials)), "b.tgz").startswith("rlk-repro doctor ")
     demo = make_view(replace(analysis, trials=trials, run="demo"))
     assert suggest_next(demo, "b.tgz").startswith("make demo-rl-kernel ")
+    on_a_cpu = [replace(trial, proof=ProofStatus.NATIVE) for trial in trials if trial.variant == "enabled"]
+    native = suggest_next(make_view(replace(analysis, trials=(*trials, *on_a_cpu), run="demo")), "b.tgz")
+    assert native.endswith("# RL-Kernel is installed, but its kernels run only on a GPU")
     faster = make_view(change(VerdictWord.FASTER, low=0.2, high=0.3))
     assert suggest_next(faster, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
 

@@ -75,6 +75,19 @@ def test_a_profile_that_sets_a_switch_of_the_variants_is_refused(tmp_path: Path)
     assert str(caught.value) == "profile p: env.VIME_RL_KERNEL: is set by the launcher, expected another variable"
 
 
+def test_a_run_that_is_not_prepared_names_the_command_with_the_options_of_submit() -> None:
+    settings = ("measure.sessions=4", "gc_freeze=false")
+    prepared = planning.prepare(
+        planning.Request(run="qwen3-4b-random", hardware="h200", stack="vime-host", settings=settings)
+    )
+    with pytest.raises(EnvironmentMissing) as caught:
+        sending.submit(prepared)
+    assert caught.value.problems[0].hint == (
+        "rlk-repro prepare qwen3-4b-random --hardware h200 --stack vime-host "
+        "--set measure.sessions=4 --set gc_freeze=false"
+    )
+
+
 def test_a_stack_with_images_is_refused_where_no_container_starts() -> None:
     with pytest.raises(SpecError, match="stack example: runs in images, but the local cluster starts no containers"):
         planning.prepare(planning.Request(run="smoke", stack="example"))

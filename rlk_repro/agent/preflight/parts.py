@@ -32,7 +32,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
         yield Finding(Level.BLOCKING, "prepared", "readable records", str(error.problems[0]))
         return
     for kind in folders.keys() - found.keys():
-        expected = f"prepared with: rlk-repro prepare {plan.run.run} --hardware {plan.hardware.hardware}"
+        expected = "what `rlk-repro prepare` makes with the run and the options of this run's `submit`"
         yield Finding(Level.BLOCKING, f"prepared.{kind}", expected, f"no complete folder {folders[kind].name}")
     yield from diff_contents({kind: recorded[kind] for kind in recorded.keys() & found.keys()},
                              {kind: found[kind] for kind in recorded.keys() & found.keys()})  # fmt: skip
@@ -42,7 +42,7 @@ def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
 
 
 def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding]:
-    """A trainer can silently take rollout 0 in place of a missing rollout."""
+    """Check that each rollout has its file, because a trainer silently takes rollout 0 in place of a missing one."""
     stored = found.get(ROLLOUTS)
     if stored is None:
         return

@@ -68,7 +68,7 @@ def test_a_run_that_is_not_prepared_is_not_sent(run_dir: RunDir) -> None:
         "the run's model is not prepared",
         "the run's data is not prepared",
     ]
-    assert caught.value.problems[0].hint == "rlk-repro prepare vime-smoke --hardware h200"
+    assert caught.value.problems[0].hint == INPUTS.prepare_hint
     assert not run_dir.root.exists()
 
 
@@ -144,7 +144,8 @@ def test_a_folder_that_is_gone_or_half_made_blocks(run_dir: RunDir) -> None:
     staged(plan, run_dir)
     folder.rename(WorkDir.of(folder).path)
     assert blocking(plan, run_dir) == [
-        f"prepared.data: prepared with: rlk-repro prepare vime-smoke --hardware h200 / no complete folder {folder.name}"
+        "prepared.data: what `rlk-repro prepare` makes with the run and the options of this run's `submit` / "
+        f"no complete folder {folder.name}"
     ]
 
 
