@@ -16,6 +16,7 @@ from typing import Final
 from rlk_repro.agent.all_reduce import measure_all_reduce
 from rlk_repro.agent.budget import Budget
 from rlk_repro.agent.journal import Journal
+from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.node import (
     describe_node,
     find_unlike_nodes,
@@ -81,7 +82,13 @@ class Leader:
         self._member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
         given = os.environ.get(ADDRESS_VARIABLE)
         self._ray: RayClusters | GivenRay = (
-            GivenRay(given, self._journal.record, len(place.nodes), parts.deadlines.ray_up_s, self._list_ended)
+            GivenRay(
+                given,
+                self._journal.record,
+                len(place.nodes),
+                parts.deadlines.ray_up_s,
+                Followers(run_dir, place, parts.deadlines.lost_s, self._stop),
+            )
             if given
             else RayClusters(self._member, self._journal.record)
         )

@@ -6,6 +6,8 @@ folder therefore records each submission.
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -66,7 +68,9 @@ def find_run_dir(name: str | None) -> RunDir:
         BundleUnreadable: the directory holds a link, through which a write would reach another place.
     """
     run_dir = _find(name)
-    links = sorted(path for path in run_dir.root.rglob("*") if path.is_symlink())
+    # a running job may remove folders meanwhile, which ``os.walk`` leaves out
+    found = (Path(folder, name) for folder, *names in os.walk(run_dir.root) for name in itertools.chain(*names))
+    links = sorted(path for path in found if path.is_symlink())
     if links:
         raise BundleUnreadable(
             Problem(str(links[0]), "is a link that may lead to your own files; a run directory holds no links",

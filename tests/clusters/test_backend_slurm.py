@@ -265,6 +265,27 @@ def test_a_waiting_job_is_simply_cancelled(fake: FakeSlurm, run_dir: RunDir) -> 
         slurm.cancel(SUBMISSION, run_dir)
     words = "Kill job error on job id 12: Access/permission denied"
     assert str(caught.value) == f'slurm: scancel refused: "{words}"'
+    assert run_dir.cancelled.exists(), "the first cancel, which Slurm accepted"
+
+
+def test_a_cancel_that_slurm_refused_leaves_no_trace(fake: FakeSlurm, run_dir: RunDir) -> None:
+    """The next cancel is gentle again, and a later end is not called cancelled."""
+    fake.queue("12|RUNNING|None|node-0|N/A")
+    fake.answer("scancel", error="scancel: error: Socket timed out on send/recv operation\n", code=1)
+    with pytest.raises(SchedulerRefused):
+        slurm.cancel(SUBMISSION, run_dir)
+    assert not run_dir.cancelled.exists()
+
+
+def test_without_the_program_sacct_there_is_no_accounting(
+    fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlk_repro.clusters.slurm.client.shutil.which", lambda _: None)
+    fake.answer("sbatch", "12\n")
+    assert slurm.submit(JOB, run_dir).job_id == "12"
+    fake.queue()
+    assert slurm.poll(SUBMISSION, run_dir).state is JobState.FAILED
+    assert not any(call[0] == "sacct" for call in fake.calls)
 
 
 def test_collecting_packs_what_a_killed_agent_left_with_slurms_last_record(fake: FakeSlurm, run_dir: RunDir) -> None:

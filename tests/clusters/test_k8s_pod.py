@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -88,6 +88,23 @@ def test_files_of_an_earlier_attempt_do_not_count(run_dir: RunDir) -> None:
     threads[-1].start()  # the one of another cluster is never taken
     threads[1].join(20)
     assert found["u5"] is None
+
+
+def test_a_pod_that_goes_away_while_others_are_awaited_does_not_count(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evicted pod removes its file; the file of a pod that was killed stays and no longer changes."""
+    monkeypatch.setattr(roster, "SILENT_S", 0.5)
+    gathering = Gathering(run_dir, LEADER, 4)
+    threads, _ = join_all(run_dir, [seat(1), seat(2)])
+    wait_until(lambda: gathering.look() is None and gathering.num_missing == 1)
+    threads[-1].start()
+    for thread in threads:
+        thread.join(20)
+    write_text(run_dir.pod_join("w1"), f"7\n{dump_json_line({'schema': 1, **asdict(seat(1))})}")
+    gathering.look()
+    assert gathering.num_missing == 2
+    wait_until(lambda: gathering.look() is None and gathering.num_missing == 3)
 
 
 def test_one_pod_waits_for_no_other(run_dir: RunDir) -> None:

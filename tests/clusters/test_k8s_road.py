@@ -7,6 +7,7 @@ node agent runs.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SchedulerRefused
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import has_blocking
@@ -357,8 +359,40 @@ def test_without_a_claim_a_cancelled_run_stays_in_its_pod_until_it_is_collected(
     wait_until(launched, first_trial_runs(launched))
     assert BACKEND.cancel(launched.submission, launched.run_dir)
     assert wait_for_end(launched).state is JobState.CANCELLED
+    with pytest.raises(CheckFailed, match="its trials are in its pods only"):
+        sending.prepare_resume(launched.run_dir.run_id)
     time.sleep(2)
     assert inspect_bundle(collect(launched)).trials == {"00-p1-baseline": "interrupted"}
+    wait_gone(server)
+
+
+def test_a_cancel_that_cannot_reach_the_leading_pod_deletes_nothing(server: Cluster, tmp_path: Path) -> None:
+    launched = submit(tmp_path, LONG, kind="job", results={"path": "/results"})
+    wait_until(launched, first_trial_runs(launched))
+    server.faults.no_exec = True
+    with pytest.raises(SchedulerRefused, match=r"was not asked to stop: .*\n  hint: cancel again"):
+        BACKEND.cancel(launched.submission, launched.run_dir)
+    assert is_running(server.pod("leader"))
+    assert BACKEND.cancel(launched.submission, launched.run_dir)
+    wait_gone(server)
+
+
+def test_a_submission_that_breaks_off_names_what_it_may_leave(
+    server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = kubernetes._send_inputs
+
+    def break_off(*args: Any) -> None:
+        server.stop()
+        send(*args)
+
+    monkeypatch.setattr(kubernetes, "_send_inputs", break_off)
+    with pytest.raises(SchedulerRefused) as caught:
+        submit(tmp_path, kind="job")
+    words = shlex.split(caught.value.problems[-1].hint)
+    server.start()
+    assert server.pod("leader") is not None
+    assert proc.run(words, timeout_s=60).is_ok
     wait_gone(server)
 
 

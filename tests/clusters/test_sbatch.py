@@ -297,6 +297,16 @@ def test_apptainer_s_containers_see_the_job_s_variables_and_cache_on_the_node(tm
     assert "clean_up || echo" in script
 
 
+def test_an_image_that_is_there_needs_no_right_to_write(tmp_path: Path) -> None:
+    plan = with_site(plan_for(stack="example"), container={"runtime": "apptainer", "image_dir": str(tmp_path)})
+    script = render_sbatch(plan, run_dir_of(plan))
+    lines = script[script.index("\nimage=") : script.index("\nrecord image ")]
+    image = Path(re.findall(r"^image=(.*)$", lines, re.MULTILINE)[0].strip("'"))
+    image.touch()
+    subprocess.run(["bash", "-ec", lines], check=True)
+    assert list(tmp_path.iterdir()) == [image]
+
+
 def test_headline_runs_are_shown_in_a_container_whose_digest_is_not_published(call) -> None:
     for name in SHOWN:
         if not name.startswith("smoke"):

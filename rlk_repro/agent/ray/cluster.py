@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rlk_repro.agent.node import POLL_S, has_ended
-from rlk_repro.agent.pulse import Listener
+from rlk_repro.agent.losses import Followers
+from rlk_repro.agent.node import POLL_S
 from rlk_repro.agent.ray.census import parse_names
 from rlk_repro.agent.ray.launch import SETTINGS, require_tokens
 from rlk_repro.agent.ray.marks import Condition, RayOrder, Report, Use, Want, read_report, write_mark
@@ -91,7 +91,7 @@ class _Cluster:
         self._order = RayOrder(allocation=place.allocation, number=number, want=Want.JOIN, use=use, head=head)
         self._seat = member.make_seat(address, head)
         self._own = member.make_node(self._seat, use)
-        self._pulses = {node: Listener(member.run_dir.pulse(node)) for node in place.followers}
+        self._followers = Followers(member.run_dir, place, member.parts.deadlines.lost_s, member.stop)
 
     @property
     def env(self) -> dict[str, str]:
@@ -187,11 +187,9 @@ class _Cluster:
 
     def _find_loss(self, node: str) -> str:
         report = self._read_report(node)
-        has_left = report is not None and report.condition is Condition.LEFT
-        if has_left or has_ended(self._member.run_dir, node, self._order.allocation):
+        if report is not None and report.condition is Condition.LEFT:
             return "the node's agent has ended"
-        silence_s = self._pulses[node].measure_silence_s()
-        return f"no sign of life for {silence_s:.0f} s" if silence_s > self._member.parts.deadlines.lost_s else ""
+        return self._followers.find_loss(node)
 
     def _find_absent(self, until: float) -> list[Problem]:
         place = self._member.place

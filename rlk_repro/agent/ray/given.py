@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.ray.census import parse_names
 from rlk_repro.agent.ray.launch import SETTINGS, TOKEN_NAMES
 from rlk_repro.agent.ray.marks import Use
@@ -33,13 +34,13 @@ PAUSE_S: Final = 1.0
 
 @dataclass
 class GivenRay:
-    """A Ray cluster that already ran when the leader started; ``find_left`` lists the nodes whose agents have ended."""
+    """A Ray cluster that already ran when the leader started."""
 
     address: str
     record: Callable[..., object]
     num_nodes: int
     deadline_s: float
-    find_left: Callable[[], list[str]] = list
+    followers: Followers
     lost: dict[str, str] = field(default_factory=dict)
     _is_told: bool = False
     _findings: list[Finding] = field(default_factory=list)
@@ -68,21 +69,24 @@ class GivenRay:
         return found
 
     def _find_trouble(self) -> str:
-        self.lost |= dict.fromkeys(self.find_left(), "the node's agent has ended")
+        self.lost |= self.followers.find_lost()
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
         """A trial that failed because a node was lost counts as interrupted: its variant is not the cause."""
-        trouble = "" if outcome.status is TrialStatus.OK else self._find_trouble()
-        return outcome.with_trouble(trouble, is_interrupted=True)
+        if outcome.status is TrialStatus.OK:
+            return outcome
+        self.lost |= self.followers.decide()
+        return outcome.with_trouble(self._find_trouble(), is_interrupted=True)
 
     def _wait_for_nodes(self) -> None:
-        """Pods start at different times, and each pod then starts Ray."""
+        """Wait until every node has joined Ray; pods start at different times, and each pod then starts Ray."""
         until = time.monotonic() + self.deadline_s
         known: tuple[str, ...] = ()
         while len(known) < self.num_nodes:
             left_s = until - time.monotonic()
             if left_s <= 0:
+                self.lost |= self.followers.decide()
                 expected = f"{self.num_nodes} nodes within {self.deadline_s:g} s"
                 raise EnvironmentMissing(
                     Problem(f"Ray at {self.address}", "lacks nodes", got=list(known), expected=expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
-from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, SchedulerRefused
+from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, RlkReproError, SchedulerRefused
 from rlk_repro.base.files import dump_json, load_json, write_json, write_text
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import format_bytes
@@ -59,7 +60,7 @@ def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
 def submit(job: Job, run_dir: RunDir) -> Submission:
     """Do a dry run on the server, apply the job, and send the staged files in a ConfigMap, for which the pods wait.
 
-    After a failure no object of the run is left.
+    After a failure no object of the run is left, or the error names the command that deletes what is left.
     """
     plan = Plan.load(run_dir.plan)
     sent = Sent.of_plan(plan, run_dir)
@@ -73,10 +74,18 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
         submission = _make_submission(sent, made[0])
         _send_inputs(sent, run_dir, made[0], submission)
         _own(sent, made)
-    except BaseException:
-        delete_all(sent)
+    except BaseException as error:
+        if not delete_all(sent).is_ok and isinstance(error, RlkReproError):
+            raise type(error)(*error.problems, _name_left(sent)) from None
         raise
     return submission
+
+
+def _name_left(sent: Sent) -> Problem:
+    place = [f"--context={sent.place.context}"] if sent.place.context else []
+    words = ["kubectl", *place, f"--namespace={sent.place.namespace}", "delete", sent.resources]
+    hint = shlex.join([*words, f"--selector={sent.selector}"])
+    return Problem("kubernetes", f"objects of {sent.name} may be left, and may hold GPUs", hint=hint)
 
 
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
@@ -115,11 +124,20 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     write_text(run_dir.cancelled, utc_now() + "\n")
     if is_first and status.state is JobState.RUNNING:
         leader = _find_pod(sent, find_leader(sent), run_dir)
-        if leader is not None and leader.ask_to_stop():
+        if leader is not None:
+            _ask_to_stop(leader)
             return True
     # the pods get SIGTERM; they then have kubernetes.grace_s seconds to write records and pack the run
     kubectl.require(delete_all(sent))
     return True
+
+
+def _ask_to_stop(leader: Pod) -> None:
+    done = leader.ask_to_stop()
+    if not done.is_ok:
+        hint = "cancel again: this deletes the job, and without results.claim also its finished trials"
+        what = f'pod {leader.name} was not asked to stop: "{kubectl.quote_words(done)}"'
+        raise SchedulerRefused(Problem("kubernetes", what, hint=hint))
 
 
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:

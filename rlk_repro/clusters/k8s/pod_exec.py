@@ -51,8 +51,8 @@ class Pod:
         done = self._run("block", what, str(offset), str(size), is_binary=True)
         return unwrap_block(done.data) if done.is_ok else None
 
-    def ask_to_stop(self) -> bool:
-        return self._run("stop").is_ok
+    def ask_to_stop(self) -> proc.Completed:
+        return self._run("stop")
 
     def _run(self, verb: str, *words: str, is_binary: bool = False) -> proc.Completed:
         command = pod_words(self.plan, verb, self.run_dir, *words)

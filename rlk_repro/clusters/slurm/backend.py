@@ -104,11 +104,13 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     if status.state.is_final or job_id is None or not run_dir.plan.is_file():
         return False
     require_known(status, run_dir)
-    is_gentle = status.state is JobState.RUNNING and not run_dir.cancelled.exists()
+    is_first = not run_dir.cancelled.exists()
     write_text(run_dir.cancelled, utc_now() + "\n")
-    done = slurmctl.cancel(job_id, is_gentle=is_gentle)
+    done = slurmctl.cancel(job_id, is_gentle=is_first and status.state is JobState.RUNNING)
     if done.is_ok:
         return True
+    if is_first:
+        run_dir.cancelled.unlink()
     if poll(submission, run_dir).state.is_final:
         return False
     raise SchedulerRefused(Problem("slurm", f'scancel refused: "{slurmctl.quote_words(done)}"'))

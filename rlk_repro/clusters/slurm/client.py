@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -164,18 +165,16 @@ def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
     """Ask slurmdbd about these jobs; return nothing if the cluster has no accounting."""
     found: dict[JobId, JobFacts] = {}
     for cluster, numbers in _by_cluster(jobs):
-        done = run_client(
-            "sacct", *_name_cluster(cluster), "--noheader", "--parsable2", "--allocations",
-            f"--jobs={','.join(numbers)}", "--format=JobIDRaw,State,NodeList",
+        text = _ask_sacct(
+            *_name_cluster(cluster), "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(numbers)}",
+            "--format=JobIDRaw,State,NodeList",
         )  # fmt: skip
-        if done.is_ok:
-            found |= {JobId(fields[0], cluster): _read_accounting(fields) for fields in _split_rows(done.stdout, 3)}
+        found |= {JobId(fields[0], cluster): _read_accounting(fields) for fields in _split_rows(text, 3)}
     return found
 
 
 def find_sacct_fields() -> list[str]:
-    done = run_client("sacct", "--helpformat")
-    known = set(done.stdout.split()) if done.is_ok else set()
+    known = set(_ask_sacct("--helpformat").split())
     return [name for name in SACCT_FIELDS if name in known]
 
 
@@ -184,11 +183,16 @@ def dump_accounting(job: JobId) -> str:
     fields = find_sacct_fields()
     if not fields:
         return ""
-    done = run_client(
-        "sacct", *_name_cluster(job.cluster), "--parsable2", "--allocations", "--duplicates", f"--jobs={job.number}",
+    return _ask_sacct(
+        *_name_cluster(job.cluster), "--parsable2", "--allocations", "--duplicates", f"--jobs={job.number}",
         f"--format={','.join(fields)}",
     )  # fmt: skip
-    return done.stdout if done.is_ok else ""
+
+
+def _ask_sacct(*words: str) -> str:
+    """Return sacct's answer; empty if the cluster has no accounting or this machine has no sacct."""
+    done = run_client("sacct", *words) if shutil.which("sacct") else None
+    return done.stdout if done is not None and done.is_ok else ""
 
 
 def has_missing_nodes() -> bool:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlk_repro.agent.losses import Followers
+from rlk_repro.agent.node import mark_ended
+from rlk_repro.agent.parts import make_place
 from rlk_repro.agent.process import Ended
+from rlk_repro.agent.pulse import Pulse
 from rlk_repro.agent.ray.given import GivenRay
 from rlk_repro.agent.ray.marks import Use
+from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.trial import Outcome
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
@@ -38,12 +46,24 @@ print(json.dumps(ray.get(read.remote(sys.argv[1:]))))
 """
 
 
+def given(
+    num_nodes: int = 0,
+    *,
+    address: str = "127.0.0.1:6379",
+    record: Callable[..., object] = lambda *_, **__: None,
+    deadline_s: float = 5,
+    followers: Followers | None = None,
+) -> GivenRay:
+    alone = Followers(RunDir(Path()), make_place("node-0", ("node-0",), "a"), 5, Stop())
+    return GivenRay(address, record, num_nodes, deadline_s, followers or alone)
+
+
 def make_command(**env: str) -> Command:
     return Command(argv=("true",), env=env, from_env={}, needs_ray=True)
 
 
 def test_a_command_that_needs_no_ray_gets_nothing() -> None:
-    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None, 1, 5)
+    ray = given(1)
     with ray.serve(Use(trial="00-p1-baseline"), Command(argv=("true",), env={}, from_env={})) as service:
         assert service.env == {}
     assert ray.take_findings() == []
@@ -51,7 +71,7 @@ def test_a_command_that_needs_no_ray_gets_nothing() -> None:
 
 def test_a_lasting_ray_is_reported_once() -> None:
     told: list[str] = []
-    ray = GivenRay("127.0.0.1:6379", lambda event, **_: told.append(event), 0, 5)
+    ray = given(record=lambda event, **_: told.append(event))
     for number in range(2):
         with ray.serve(Use(trial=f"{number:02d}-p1-baseline"), make_command(VIME_RL_KERNEL=str(number))) as service:
             config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])
@@ -64,32 +84,34 @@ def test_a_lasting_ray_is_reported_once() -> None:
 
 def test_nodes_that_stay_away_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlk_repro.agent.ray.given.CENSUS_S", 0.1)
-    ray = GivenRay("127.0.0.1:1", lambda *_, **__: None, 2, 0.2)
+    ray = given(2, address="127.0.0.1:1", deadline_s=0.2)
     with pytest.raises(EnvironmentMissing, match="expected 2 nodes"), ray.serve(Use(seed=1), make_command()):
         pass
 
 
-def test_a_trial_that_lost_a_node_is_interrupted() -> None:
-    left: list[str] = []
-    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None, 0, 5, lambda: left)
+@pytest.mark.parametrize("loss", ["the node's agent has ended", r"no sign of life for \d+ s"])
+def test_a_trial_that_lost_a_node_is_interrupted(tmp_path: Path, loss: str) -> None:
+    run_dir, place = RunDir(tmp_path), make_place("node-0", ("node-0", "node-1"), "a")
+    run_dir.node("node-1").path.mkdir(parents=True)
+    run_dir.pulse("node-1").parent.mkdir(parents=True, exist_ok=True)
+    ray = given(followers=Followers(run_dir, place, 0.4, Stop()))
     ended = Ended(code=1, signal=None, cause=None, num_leftovers=0, duration_s=1.0)
     failed = Outcome(status=TrialStatus.FAILED, reason="exit code 1", ended=ended, started_unix_s=0.0)
     with ray.serve(Use(trial="00-p1-baseline"), make_command()) as service:
-        assert service.find_trouble() == ""
-        assert service.settle(failed) == failed
-        left.append("node-1")
-        assert service.find_trouble() == "node node-1 is lost: the node's agent has ended"
+        with Pulse(run_dir.pulse("node-1"), 0.05):
+            assert service.settle(failed) == failed
+            assert service.find_trouble() == ""
+        if "ended" in loss:
+            mark_ended(run_dir, replace(place, node="node-1"))
         settled = service.settle(failed)
-    assert (settled.status, settled.reason) == (
-        TrialStatus.INTERRUPTED,
-        "node node-1 is lost: the node's agent has ended; exit code 1",
-    )
-    assert ray.lost == {"node-1": "the node's agent has ended"}
+    assert settled.status is TrialStatus.INTERRUPTED
+    assert re.fullmatch(f"node node-1 is lost: {loss}; exit code 1", settled.reason)
+    assert re.fullmatch(loss, ray.lost["node-1"])
 
 
 def test_what_a_command_asks_of_ray_s_workers_is_kept_beside_its_environment() -> None:
     asked = json.dumps({"runtime_env": {"py_executable": "nsys profile python"}, "metadata": {}})
-    ray = GivenRay("127.0.0.1:6379", lambda *_, **__: None, 0, 5)
+    ray = given()
     with ray.serve(Use(trial="00-p1-baseline"), make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=asked, A="1")) as service:
         config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
     assert config["py_executable"] == "nsys profile python"
@@ -118,7 +140,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.real
 def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(address: str) -> None:
-    ray = GivenRay(address, lambda *_, **__: None, 1, 120)
+    ray = given(1, address=address, deadline_s=120)
     for value in ("0", "1"):
         command = make_command(VIME_RL_KERNEL=value)
         with ray.serve(Use(trial="00-p1-baseline"), command) as service:
@@ -138,7 +160,7 @@ def test_workers_of_a_ray_that_stays_start_under_what_the_command_asks(address: 
     tool.chmod(0o755)
     config = {"runtime_env": {"py_executable": f"{tool} profile --trace=cuda {sys.executable}"}, "metadata": {}}
     command = make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=json.dumps(config))
-    with GivenRay(address, lambda *_, **__: None, 1, 120).serve(Use(trial="00-p1-baseline"), command) as service:
+    with given(1, address=address, deadline_s=120).serve(Use(trial="00-p1-baseline"), command) as service:
         assert run_driver({**resolve_env(command, os.environ), **service.env}) == {"VIME_RL_KERNEL": "traced"}
 
 

@@ -19,6 +19,8 @@ from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1
 BEAT_S: Final = 1.0
+SILENT_S: Final = 120.0
+"""A pod that has not changed its file for so many seconds has ended without removing its file."""
 MAX_SEAT_BYTES: Final = 1 << 16
 _DIGITS: Final = re.compile(r"(\d+)")
 
@@ -71,7 +73,7 @@ class Gathering:
         self._allocation = f"{leader.uid}.{number}" if number else leader.uid
         self._num_missing = num_nodes - 1
         self._pulses: dict[Path, Listener] = {}
-        self._seats: dict[str, PodSeat] = {}
+        self._seats: list[PodSeat] = []
 
     @property
     def num_missing(self) -> int:
@@ -79,11 +81,10 @@ class Gathering:
 
     def look(self) -> Roster | None:
         """Write and return the roster if all pods are there; return None while pods are missing."""
-        for path in self._run_dir.pod_joins():
-            self._see(path)
+        self._seats = [seat for path in self._run_dir.pod_joins() if (seat := self._see(path)) is not None]
         if self.num_missing > 0:
             return None
-        seats = sorted(self._seats.values(), key=lambda seat: _natural(seat.node))[: self._num_missing]
+        seats = sorted(self._seats, key=lambda seat: _natural(seat.node))[: self._num_missing]
         roster = Roster(
             allocation=self._allocation,
             nodes=(self._leader.node, *(seat.node for seat in seats)),
@@ -92,13 +93,13 @@ class Gathering:
         write_json(self._run_dir.roster, {"schema": SCHEMA, **asdict(roster)})
         return roster
 
-    def _see(self, path: Path) -> None:
+    def _see(self, path: Path) -> PodSeat | None:
+        """Return the pod that changes this file, or None if the file is of an earlier attempt or its pod is silent."""
         if path not in self._pulses:
             self._pulses[path] = Listener(path)
-        self._pulses[path].measure_silence_s()
-        seat = _read_seat(path) if self._pulses[path].has_heard else None
-        if seat is not None and seat.group == self._leader.group:
-            self._seats[seat.uid] = seat
+        silence_s = self._pulses[path].measure_silence_s()
+        seat = _read_seat(path) if self._pulses[path].has_heard and silence_s < SILENT_S else None
+        return seat if seat is not None and seat.group == self._leader.group else None
 
 
 def read_roster(run_dir: RunDir) -> Roster | None:

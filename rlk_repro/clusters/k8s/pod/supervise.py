@@ -167,7 +167,14 @@ def _run_agent(duty: Duty, environ: Mapping[str, str], stop: Stop, ray: Guarded 
     seat, code = find_seat(environ), 0
     given = {ADDRESS_VARIABLE: f"127.0.0.1:{_RAY_PORT}"} if ray is not None else {}
     for number in range(duty.num_restarts + 1):
-        roster = _gather(duty, seat, stop, notes, number)
+        try:
+            roster = _gather(duty, seat, stop, notes, number)
+        except EnvironmentMissing as error:
+            if ray is None:
+                raise
+            sys.stderr.write(f"{error}\n")  # KubeRay would replace a head pod that ends
+            code = error.exit_code
+            break
         if roster is None:
             code = code_after(stop.signal or 0)
             break
