@@ -58,7 +58,7 @@ def _is_whole(folders: list[TrialDir]) -> bool:
 
 
 def _rename_in_telemetry(run_dir: RunDir, names: dict[str, str]) -> None:
-    """Samples of a trial's first run must not count for the trial's second run."""
+    """Rename trials in the telemetry, so that samples of a trial's first run do not count for its second run."""
     for node in run_dir.node_dirs():
         if node.telemetry.is_file():
             data = node.telemetry.read_bytes()

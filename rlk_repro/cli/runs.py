@@ -60,7 +60,7 @@ def list_runs(
 
 
 def _list_submitted(*, as_json: bool) -> None:
-    """Each cluster is asked once for all its submissions."""
+    """List the submitted runs; ask each cluster once for all its submissions."""
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import read_state
     from rlk_repro.submit import sending

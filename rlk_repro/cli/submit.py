@@ -112,7 +112,7 @@ def submit(
 
 
 def _offer_to_save(prepared: Prepared) -> None:
-    """An existing profile is never replaced."""
+    """Offer to save the profile that was made; never replace an existing profile."""
     from rlk_repro.base.files import write_bytes
     from rlk_repro.base.resources import user_profiles_dir
 
@@ -148,7 +148,7 @@ def _send(prepared: Prepared, *, is_waiting: bool, as_json: bool) -> None:
 
 
 def _refuse_other_flags(context: typer.Context) -> None:
-    """A resumed run keeps its plan, so no flag may change it."""
+    """Refuse flags that would change a resumed run, which keeps its plan."""
     from rlk_repro.base.errors import Problem, SpecError
 
     what, expected = "cannot change a run that is resumed", "only --dry-run, --wait or --json"

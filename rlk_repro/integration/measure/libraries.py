@@ -85,7 +85,7 @@ def _find_blas(configuration: str) -> Any:
 
 
 def _hash_sources(name: str) -> Any:
-    """A manifest records the same hash as ``package_tree``."""
+    """Return the hash of a loaded module's sources, which a manifest records as ``package_tree``."""
     if name not in sys.modules:
         return _unknown("not loaded")
     folders = list(getattr(sys.modules[name], "__path__", ()))

@@ -210,7 +210,7 @@ class ShadowStep:
 
 
 def _scale(logits: torch.Tensor, case: str) -> torch.Tensor:
-    """For factor 1 the result is a view of ``logits``."""
+    """Scale the logits for a case; for factor 1 the result is a view of ``logits``."""
     scaled = logits if case == AS_TRAINED else (logits.float() * SCALES[case]).to(logits.dtype)
     return scaled.detach().requires_grad_()
 
