@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 from rlk_repro.clusters.api import TrialLine
@@ -15,18 +16,26 @@ READ_BYTES: Final = 1 << 20
 
 def read_logs(run_dir: RunDir, is_over: Callable[[], bool]) -> Iterator[TrialLine]:
     """Yield every line of every trial's log until ``is_over`` returns True and all lines are read."""
-    seen: set[str] = set()
+    seen: set[tuple[str, int]] = set()  # with the file's number, because a trial that was set aside runs again
     while True:
         was_over = is_over()
-        news = [folder for folder in run_dir.trial_dirs() if folder.name not in seen and folder.stdout.is_file()]
-        for folder in news:
-            seen.add(folder.name)
+        found = {(folder.name, _find_number(folder.stdout)): folder for folder in run_dir.trial_dirs()}
+        news = [(key, folder) for key, folder in found.items() if key not in seen and key[1]]
+        for key, folder in news:
+            seen.add(key)
             for text in _read_log(folder, is_over):
                 yield TrialLine(trial=folder.name, text=text)
         if not news:
             if was_over:
                 return
             time.sleep(POLL_S)
+
+
+def _find_number(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _read_log(folder: TrialDir, is_over: Callable[[], bool]) -> Iterator[str]:

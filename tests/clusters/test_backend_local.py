@@ -238,6 +238,28 @@ def test_logs_are_in_plan_order_and_include_lines_written_meanwhile(
     ]  # fmt: skip
 
 
+def test_logs_include_a_trial_that_was_set_aside_and_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a requeue."""
+    run_dir = RunDir(tmp_path)
+    trial = run_dir.trial("00-p1-baseline")
+    write_text(trial.stdout, "first\n")
+    write_text(trial.exit, "{}")
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 1:
+            aside = run_dir.interrupted_trial(1, "00-p1-baseline").path
+            aside.parent.mkdir(parents=True)
+            trial.path.rename(aside)
+            write_text(trial.stdout, "second\n")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert [line.text for line in read_logs(run_dir, lambda: len(pauses) > 1)] == ["first", "second"]
+
+
 def test_staging_writes_the_authors_bytes_the_plan_and_the_job(tmp_path: Path) -> None:
     plan, inputs = make_example_plan()
     run_dir = RunDir(tmp_path / "run")
