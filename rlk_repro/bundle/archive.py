@@ -32,7 +32,9 @@ _MAX_NAME_BYTES: Final = 1024
 _MAX_PART_BYTES: Final = 255
 _MAX_PARTS: Final = 32
 _MAX_EXTENSION_BYTES: Final = 1 << 16
-_MAX_EXTENSIONS: Final = 2
+_MAX_EXTENSIONS: Final = 1  # of two, tools read different ones
+_PREFIX: Final = slice(345, 500)
+_MAGIC: Final = slice(257, 263)
 _NO_END: Final = "ends without an end-of-archive mark"
 _FILE_TYPES: Final = {tarfile.REGTYPE, tarfile.AREGTYPE}
 _REFUSED_TYPES: Final = {
@@ -122,8 +124,8 @@ class ArchiveReader:
     """Iterates over the members of an archive; ``data`` streams the current member.
 
     An iteration that ends without an error has checked the length and the CRC of the whole file. ``is_own`` says
-    whether the header names ``ArchiveWriter`` as the packer; otherwise ``foreign_member`` is the first member with a
-    header or padding that ``ArchiveWriter`` does not write.
+    whether the header names ``ArchiveWriter`` as the packer; ``foreign_member`` is the first member with a header or
+    padding that ``ArchiveWriter`` does not write.
     """
 
     def __init__(self, stream: BinaryIO, archive: str) -> None:
@@ -191,6 +193,8 @@ class ArchiveReader:
             info = tarfile.TarInfo.frombuf(block, *CODEC)
         except tarfile.HeaderError as error:
             self._place.refuse(f"a tar header is missing or broken ({error})")
+        if block[_PREFIX].strip(b"\0") and block[_MAGIC] != tarfile.POSIX_MAGIC[:6]:
+            self._place.refuse("refused: a name in two parts, which other tools read differently")
         if info.size < 0:
             self._place.refuse("a tar header is missing or broken (negative size)")
         return info
@@ -226,7 +230,7 @@ class ArchiveReader:
             self._place.refuse("refused: a folder entry must not hold data")
         self._place.member = name or "."
         self._register(name, is_file=not is_folder)
-        if not self.is_own and self.foreign_member is None and blocks != render_header(name, size_bytes):
+        if blocks != render_header(name, size_bytes):
             self._note_foreign(name)
         return Member(name=name, size_bytes=size_bytes, is_folder=is_folder)
 

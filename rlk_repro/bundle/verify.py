@@ -191,10 +191,12 @@ def _find_extra_folders(contents: _Contents) -> list[Finding]:
 
 
 def _check_packing(path: Path, reader: ArchiveReader) -> list[Finding]:
-    if reader.is_as_packed:
+    if reader.is_as_packed and reader.foreign_member is None:
         return []
     if reader.is_own:
         found = "changed bytes that decompress to the same content"
+        if reader.is_as_packed:
+            found = "a header or padding that rlk-repro does not write"
         return [Finding(Level.BLOCKING, str(path), "the bytes that were packed", found)]
     found = "an archive that another tool packed, so only its content is checked"
     findings = [Finding(Level.WARNING, str(path), "an archive that rlk-repro packed", found)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
 import tarfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import IO, cast
 
+from rlk_repro.bundle.archive import ArchiveWriter, Member
 from rlk_repro.bundle.gzip_stream import GzipWriter
 from rlk_repro.rundir.paths import RunDir
 from tests.conftest import WEIRD_NAMES
@@ -61,16 +62,13 @@ def rewrite(
     bundle: Path, target: Path, *, removed: Collection[str] = (), added: Mapping[str, bytes] | None = None
 ) -> Path:
     """The same archive without some files and with others, in our container."""
-    out = io.BytesIO()
-    with tarfile.open(bundle) as old, tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as new:
-        for info in old:
-            if info.name not in removed:
-                new.addfile(info, old.extractfile(info))
-        for name, data in (added or {}).items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            new.addfile(info, io.BytesIO(data))
-    return write_as_packed(target, out.getvalue())
+    with tarfile.open(bundle) as old, target.open("wb") as stream:
+        kept = [(info.name, cast("IO[bytes]", old.extractfile(info)).read()) for info in old]
+        new = ArchiveWriter(stream)
+        for name, data in [*(item for item in kept if item[0] not in removed), *(added or {}).items()]:
+            new.add(Member(name=name, size_bytes=len(data)), [data])
+        new.close()
+    return target
 
 
 def _write(path: Path, data: bytes) -> None:
