@@ -26,7 +26,8 @@ _ZERO_BLOCK: Final = bytes(_BLOCK_BYTES)
 _MAX_OCTAL: Final = 8**11
 _BLANK_CHECKSUM: Final = sum(b" " * 8)
 _AFTER_CHECKSUM_BYTES: Final = 356
-_PLAN: Final = str(RunDir(Path()).plan)
+_LAYOUT: Final = RunDir(Path())
+_PLAN: Final = str(_LAYOUT.plan)
 
 _MAX_NAME_BYTES: Final = 1024
 _MAX_PART_BYTES: Final = 255
@@ -248,6 +249,8 @@ class ArchiveReader:
         unsafe = find_unsafe(name)
         if unsafe is not None:
             self._place.refuse(f"refused: {unsafe}")
+        if not _LAYOUT.is_packed(name):
+            self._place.refuse("refused: a file that rlk-repro makes beside a bundle's files, and never packs")
         return name
 
     def _find_size(self, info: tarfile.TarInfo, overrides: dict[str, str]) -> int:

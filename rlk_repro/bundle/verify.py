@@ -43,7 +43,7 @@ _MAX_BYTES: Final = {
     str(_LAYOUT.prepared): MAX_RECORDS_BYTES,
     str(_LAYOUT.analysis): MAX_ANALYSIS_BYTES,
 }
-_ID: Final = re.compile("[0-9a-f]{12,64}")
+_ID: Final = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def verify(path: Path, *, expected_id: str | None = None) -> Verification:
         BundleUnreadable: the archive is unsafe or cannot be read to its end; the error names damaged members.
     """
     if expected_id is not None and _ID.fullmatch(expected_id) is None:
-        raise SpecError(Problem("--id", "not a bundle id", got=expected_id, expected="12 to 64 lower-case hex digits"))
+        raise SpecError(Problem("--id", "not a bundle id", got=expected_id, expected="64 lower-case hex digits"))
     found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path)
     findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
     return replace(found, findings=tuple(limit_findings(findings)))

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def verify(
     bundle: BundlePath,
     expected_id: Annotated[
-        str | None, typer.Option("--id", metavar="SHA256", help="The bundle's expected id, or its first 12 digits.")
+        str | None, typer.Option("--id", metavar="SHA256", help="The bundle's expected id, 64 hex digits.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

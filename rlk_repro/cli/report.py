@@ -77,9 +77,10 @@ def index(
     """Write one static page over several bundles, and the report of each."""
     from rlk_repro.base.disk import writing
     from rlk_repro.base.errors import CheckFailed, Problem
+    from rlk_repro.base.findings import has_blocking
     from rlk_repro.base.units import count
     from rlk_repro.cli.answers import Index
-    from rlk_repro.replay.recorded import load_result
+    from rlk_repro.replay.recorded import CONTRADICTS, load_result
     from rlk_repro.report.index import Entry, write_index
 
     entries = []
@@ -94,6 +95,11 @@ def index(
         page = write_index(entries, output)
     made = Index(page=str(page), bundles=tuple(entry.context.bundle_id for entry in entries))
     say_answer(made, f"{page}: {count(len(entries), 'bundle')}", as_json=as_json)
+    doubtful = [entry.context.bundle for entry in entries if has_blocking(entry.context.findings)]
+    for name in doubtful:
+        note(f"{name} {CONTRADICTS}")
+    if doubtful:
+        raise typer.Exit(1)
 
 
 def _folder(source: Path, output: Path | None, number: int | None) -> Path:

@@ -9,9 +9,10 @@ from pydantic.dataclasses import dataclass as record
 
 from rlk_repro.rundir.agreement import NUM_CLASSES, NUM_LOG_PROBS, NUM_POSITIONS
 
+NonNegativeInt: TypeAlias = Annotated[int, Field(ge=0)]
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 Rank: TypeAlias = Annotated[int, Field(ge=0, le=10**6)]
-Seconds: TypeAlias = Annotated[float, Field(ge=0)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1e100)]  # sums of such values stay finite
 Timer: TypeAlias = Annotated[str, Field(max_length=100)]
 Timers: TypeAlias = Annotated[dict[Timer, Seconds], Field(max_length=64)]
 Memory: TypeAlias = Annotated[dict[Timer, Count], Field(max_length=64)]
@@ -30,9 +31,9 @@ RECORD: Final[Any] = {
 class OpCount:
     """Calls that RL-Kernel served, the rows of logits in them, and calls that fell back to the trainer's function."""
 
-    calls: Count = 0
-    tokens: Count = 0
-    fallbacks: Count = 0
+    calls: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
+    fallbacks: NonNegativeInt = 0
 
     def __add__(self, other: OpCount) -> OpCount:
         return OpCount(
@@ -82,8 +83,8 @@ class Sums:
     """Sums over tokens: of the log-probs' absolute difference (``abs``), and of two KL estimates (``k1``, ``k3``)."""
 
     abs: Seconds
-    k1: float
-    k3: float
+    k1: Annotated[float, Field(ge=-1e100, le=1e100)]
+    k3: Annotated[float, Field(ge=-1e100, le=1e100)]
 
 
 @record(**RECORD)

@@ -10,9 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.answer import Answer
-from rlk_repro.base.findings import Finding, Level, diff_values, limit_findings
+from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking, limit_findings
 from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
@@ -20,7 +19,7 @@ from rlk_repro.prepare.contents import diff_contents, load_parts
 from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_fabric, find_difference
 from rlk_repro.replay.engines import compare_engines
 from rlk_repro.replay.identity import compare_identities, read_identity
-from rlk_repro.replay.recorded import require_intact
+from rlk_repro.replay.recorded import CONTRADICTS, load_result, require_intact
 from rlk_repro.rundir.agreement import compare_checks
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.microbatch import describe_microbatches
@@ -357,16 +356,19 @@ def diff_bundles(first: Path, second: Path) -> Differences:
         findings = _diff_plans(*plans)
         findings += diff_contents(load_parts(left.prepared), load_parts(right.prepared))
         old, new = load_manifests(left), load_manifests(right)
-        analyses = [analyse(run_dir) if run_dir.analysis.is_file() else None for run_dir in (left, right)]
+        has_analyses = left.analysis.is_file() and right.analysis.is_file()
         code = compare_identities(*map(read_identity, (left, right), plans))
         engines = tuple(compare_engines(plans[0], left, right))
     if len(old) != len(new):
         findings.append(Finding(Level.BLOCKING, "nodes", str(len(old)), str(len(new))))
     for was, now in zip(old, new, strict=False):
         findings += diff_manifests(was, now)
-    recorded, later = analyses
     comparison = None
-    if recorded is not None and later is not None:
+    if has_analyses:
+        (recorded, of_first), (later, of_second) = (load_result(source, is_linked=False) for source in (first, second))
+        for source, context in ((first, of_first), (second, of_second)):
+            if has_blocking(context.findings):
+                findings.append(Finding(Level.BLOCKING, str(source), "records that agree", CONTRADICTS))
         comparison = compare_analyses(recorded, later, findings, code, plans[0].run.measure.replay_margin)
         comparison = replace(comparison, details=(*comparison.details, *engines))
     findings += code

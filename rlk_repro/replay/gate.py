@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.answer import Answer
-from rlk_repro.base.findings import Level, diff_values
+from rlk_repro.base.findings import Level, diff_values, has_blocking
 from rlk_repro.base.units import format_number
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.replay.compare import changes_nothing, compare_speed, find_other_hardware
-from rlk_repro.replay.recorded import require_intact
+from rlk_repro.replay.recorded import CONTRADICTS, load_result
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import dump_model
 
@@ -46,11 +45,16 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
     The later result is worse if its ratio is higher, the 95 % interval of the difference excludes 0, and the difference
     exceeds the replay margin of the reference.
     """
-    unsealed = [str(source) for source in (reference, later) if require_intact(source) is None]
-    with open_bundle(reference) as left, open_bundle(later) as right:
-        plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]
-        was, now = analyse(left), analyse(right)
-    obstacles = [*(f"{source} is not sealed" for source in unsealed), *_find_obstacles(plans, was, now)]
+    (was, left), (now, right) = (load_result(source, is_linked=False) for source in (reference, later))
+    doubts = [
+        f"{source} {doubt}"
+        for source, context in ((reference, left), (later, right))
+        for doubt, is_so in (("is not sealed", not context.is_sealed), (CONTRADICTS, has_blocking(context.findings)))
+        if is_so
+    ]
+    with open_bundle(reference) as first, open_bundle(later) as second:
+        plans = [Plan.load(run_dir.plan) for run_dir in (first, second)]
+    obstacles = [*doubts, *_find_obstacles(plans, was, now)]
     return judge_analyses(was, now, plans[0].run.measure.replay_margin, obstacles)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +41,7 @@ def require_intact(source: Path) -> str | None:
 
 
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
+CONTRADICTS: Final = "has records that contradict each other (rlk-repro report names them)"
 
 
 def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]:
@@ -56,9 +56,8 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     if not _COMMIT.fullmatch(commit):
         return [f"rlk-repro had uncommitted changes, but recorded no commit ({commit}): nothing can restore its code"]
     name = RunDir(Path()).own_patch.name
-    source = shlex.quote(str(bundle.absolute()))
-    apply = f"git apply {source}/{name}" if is_folder(bundle) else f"tar xzOf {source} {name} | git apply"
-    lines = [f"rlk-repro had uncommitted changes; to restore its code, in a clone: git checkout {commit} && {apply}"]
+    held = f"rlk-repro had uncommitted changes to commit {commit}; {name} in {printable(str(bundle))} holds them"
+    lines = [f"{held}: code of the bundle's author, to be read before it is applied"]
     if patch != PATCH_IS_WHOLE:
         lines.append("  secrets were removed from this patch: it may not apply, or may not give the code that ran")
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from statistics import NormalDist
 from typing import Final
 
@@ -199,7 +200,7 @@ def describe_ground(view: View) -> str:
 
 def suggest_next(view: View, bundle: str) -> str:
     """Return the command to run next, such as a larger run that would decide, or a check of the bundle."""
-    analysis, word = view.analysis, view.analysis.verdict.word
+    analysis, word, bundle = view.analysis, view.analysis.verdict.word, shlex.quote(bundle)
     if not view.context.is_sealed:
         return f"rlk-repro inspect {bundle}  # what is recorded; only a sealed run can be checked or replayed"
     if analysis.checks:

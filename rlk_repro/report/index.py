@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base.files import write_text
+from rlk_repro.base.findings import has_blocking
 from rlk_repro.base.units import count, format_percent
 from rlk_repro.report import HTML_NAME, write_report
 from rlk_repro.report.answer import describe_baseline, describe_words
@@ -47,7 +48,7 @@ class Entry:
 def write_index(entries: Sequence[Entry], folder: Path) -> Path:
     """Write the page, and each report into a folder named after its bundle's id; return the page's path."""
     for entry in entries:
-        write_report(entry.analysis, folder / entry.shown_id, replace(entry.context, run_directory=""))
+        write_report(entry.analysis, folder / entry.context.bundle_id, replace(entry.context, run_directory=""))
     page = folder / INDEX_NAME
     write_text(page, render_index(entries))
     return page
@@ -82,6 +83,13 @@ def _make_table(entries: Iterable[Entry]) -> Table:
     return drop_empty_columns(Table(columns=_COLUMNS, rows=tuple(map(_make_row, entries))))
 
 
+def _list_doubts(entry: Entry) -> Iterator[str]:
+    if entry.context.rule_changes:
+        yield "measurement rules were changed"
+    if has_blocking(entry.context.findings):
+        yield "records contradict each other"
+
+
 def _make_row(entry: Entry) -> tuple[TableCell, ...]:
     analysis = entry.analysis
     view = make_view(analysis, entry.context)
@@ -92,8 +100,8 @@ def _make_row(entry: Entry) -> tuple[TableCell, ...]:
     if effect is not None and effect.ratio is not None:
         figures = [f"{format_percent(effect.ratio)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]
     return (
-        TableCell(text=analysis.run, target=f"{entry.shown_id}/{HTML_NAME}"),
-        TableCell(text=describe_words(analysis), tone=choose_tone(analysis)),
+        TableCell(text=analysis.run, target=f"{entry.context.bundle_id}/{HTML_NAME}"),
+        TableCell(text="; ".join([describe_words(analysis), *_list_doubts(entry)]), tone=choose_tone(analysis)),
         TableCell(text=choose_word(analysis.checks).value if analysis.checks else "", tone=choose_tone(analysis)),
         *(TableCell(text=text) for text in figures),
         TableCell(text=find_date(analysis)),

@@ -6,6 +6,7 @@ Each line of the report holds one fact, so that a diff of two reports is readabl
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def _render_summary(view: View) -> Iterator[str]:
         yield ""
     if suspects := list_suspects(view):
         yield from (f"Suspects: {escape_markdown(suspects)}", "")
-    command = code_span(f"rlk-repro replay {Path(context.bundle).name} --analyze-only")
+    command = code_span(f"rlk-repro replay {shlex.quote(Path(context.bundle).name)} --analyze-only")
     yield f"bundle `{context.bundle_id[:SHOWN_HASH]}`; check it with {command}" if context.bundle_id else "not sealed"
 
 

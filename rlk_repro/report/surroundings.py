@@ -204,7 +204,11 @@ def make_claims(view: View) -> Section:
     blocks: list[Block] = [Text(text=caution) for caution in make_cautions(view)]
     blocks += [
         Text(text="This report may be cited for:"),
-        Bullets(items=(f"{analysis.verdict.headline} ({scope})", *context.may_claim)),
+        Bullets(items=(f"{analysis.verdict.headline} ({scope})",)),
+    ]
+    if context.may_claim:
+        blocks += [Text(text="The author of the run says what it measures:"), Bullets(items=context.may_claim)]
+    blocks += [
         Text(text="What this report does not show:"),
         Bullets(items=(ELSEWHERE, *find_words(analysis.workload).may_not_claim, *context.may_not_claim)),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Final
 
 from rich.console import Console
@@ -76,7 +75,7 @@ def print_answer(
         ("bundle", bundle),
         ("report", report),
         ("suspects", list_suspects(view)),
-        ("next", next_command or suggest_next(view, shlex.quote(place.partition("  (")[0]))),
+        ("next", next_command or suggest_next(view, place.partition("  (")[0])),
     )
     for name, value in rows:
         if value:

@@ -15,6 +15,8 @@ from typing import Final
 from rlk_repro.base.units import format_number
 from rlk_repro.rundir.results import Effect, NoiseFloor, PairMetric, Summary, TrialResult
 
+GATED: Final = frozenset({"raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff", "peak_memory_bytes"})
+"""Metrics on which a verdict depends: a trial must record them in every step, or records could be left out."""
 STEP_TIME: Final = "step_time_s"
 MEAN_STEP_TIME: Final = "mean_step_time_s"
 UNADJUSTED: Final = "unadjusted_step_time_s"
@@ -105,7 +107,8 @@ def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, .
     """Return every metric of one pair, by name; the mean of the step time is a metric of its own.
 
     The value of a trial is the median for times and rates, the maximum for memory, and the mean for other metrics.  A
-    metric has no values if one trial recorded it in more steps than the other, because the values are not comparable.
+    metric has no values if one trial recorded it in more steps than the other, because the values are not comparable;
+    metrics on which a verdict depends also have none if a trial lacks one in a step that has a time.
     """
     names = {summary.metric for trial in (first, second) for summary in trial.summaries}
     if STEP_TIME in names:
@@ -116,7 +119,7 @@ def pair_metrics(first: TrialResult, second: TrialResult) -> tuple[PairMetric, .
 def _pair_metric(name: str, first: TrialResult, second: TrialResult) -> PairMetric:
     source = STEP_TIME if name == MEAN_STEP_TIME else name
     left, right = first.summary(source), second.summary(source)
-    if left and right and left.n != right.n:
+    if left and right and (left.n != right.n or _lacks_steps(left, first) or _lacks_steps(right, second)):
         return PairMetric(metric=name, first=None, second=None, log_ratio=None)
     before = None if left is None else _representative(name, left)
     after = None if right is None else _representative(name, right)
@@ -124,6 +127,11 @@ def _pair_metric(name: str, first: TrialResult, second: TrialResult) -> PairMetr
     if before is not None and after is not None and before > 0 and 0 < after / before < math.inf:
         log_ratio = math.log(after / before)
     return PairMetric(metric=name, first=before, second=after, log_ratio=log_ratio)
+
+
+def _lacks_steps(summary: Summary, trial: TrialResult) -> bool:
+    step_times = trial.summary(STEP_TIME)
+    return summary.metric in GATED and step_times is not None and summary.n < step_times.n
 
 
 def _representative(name: str, summary: Summary) -> float:

@@ -37,7 +37,7 @@ def test_an_unsealed_run_has_no_id_to_print(call: Call, run_dir: RunDir) -> None
 def test_another_id_does_not_verify(call: Call, run_dir: RunDir) -> None:
     bundle_id = seal(run_dir)
     root = str(run_dir.root)
-    assert call("verify", root, "--id", bundle_id[:12])[0] == 0
+    assert call("verify", root, "--id", bundle_id)[0] == 0
     told = f"id {bundle_id}\n  but --id expects {'0' * 64}\n"
     finding = f"  blocking: id: expected {'0' * 64}, found {bundle_id}\n"
     assert call("verify", root, "--id", "0" * 64) == (1, f"{told}{finding}{root}: verification failed\n", "")

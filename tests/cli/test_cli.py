@@ -191,7 +191,12 @@ def test_a_verdict_forged_with_its_checksums_is_computed_again(call, sealed: Run
     assert "\nFASTER\n" in out
     assert "analysis.json: expected the values computed from the logs, as in this report" in " ".join(out.split())
     assert "Records of the bundle contradict each other" in " ".join(out.split())
-    assert "new verdict:      faster" in call("diff", bundle, bundle)[1]
+    code, out, _ = call("diff", bundle, bundle)
+    assert (code, "new verdict:      faster" in out) == (1, True)
+    code, out, _ = call("diff", "--gate", bundle, bundle)
+    assert (code, "gate closed: the results cannot be judged" in out) == (1, True)
+    assert call("index", bundle, "-o", str(tmp_path / "site"))[0] == 1
+    assert "records contradict each other" in (tmp_path / "site" / "index.html").read_text()
     assert "the values computed from the logs, as in this report" in (tmp_path / "out" / "report.md").read_text()
 
 

@@ -30,11 +30,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_link_leads_to_a_report_of_that_bundle(site: Path) -> None:
     page = (site / "index.html").read_text()
-    links = re.findall(r'href="([0-9a-f]{12})/report\.html"', page)
+    links = re.findall(r'href="([0-9a-f]{64})/report\.html"', page)
     assert len(set(links)) == len(BUNDLES)
-    for shown_id in links:
-        assert (site / shown_id / "report.html").is_file()
-        assert f"<code>{shown_id}</code>" in page
+    for bundle_id in links:
+        assert (site / bundle_id / "report.html").is_file()
+        assert f"<code>{bundle_id[:12]}</code>" in page
 
 
 def test_a_row_holds_verdict_size_interval_and_baseline(site: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_repeated_experiment_has_a_section_of_its_own(site: Path) -> None:
     page = (site / "index.html").read_text()
     assert page.count("over time</h2>") == 1
     part = page[page.index("over time</h2>") :]
-    assert re.findall(r'href="([0-9a-f]{12})/', part) == ["23fb06c17127", "7f5b27235387"]
+    assert re.findall(r'href="([0-9a-f]{12})[0-9a-f]{52}/', part) == ["23fb06c17127", "7f5b27235387"]
 
 
 def test_the_page_needs_no_network_and_is_well_formed(site: Path) -> None:

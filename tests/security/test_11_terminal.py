@@ -119,7 +119,7 @@ def list_commands(bundle: Path, honest: RunDir, out: Path) -> list[tuple[str, ..
         ("diff", str(bundle), str(honest.bundle)),
         ("report", str(bundle), "-o", str(out)),
         ("inspect", str(bundle)),
-        ("verify", str(bundle), "--id", "0" * 12),
+        ("verify", str(bundle), "--id", "0" * 64),
         ("replay", str(bundle), "--analyze-only"),
     ]
 

@@ -118,7 +118,7 @@ def reseal(run_dir: RunDir) -> Path:
 def _write_trial(folder: TrialDir, plan: Plan, trial: Trial, recipe: Recipe) -> None:
     status = recipe.failed.get(trial.name, "ok")
     num_steps = plan.num_steps if status == "ok" else 2
-    write_text(folder.stdout, "\n".join(_log_lines(trial, recipe, num_steps)) + "\n")
+    write_text(folder.stdout, "\n".join(_log_lines(plan, trial, recipe, num_steps)) + "\n")
     ops_lines = list_ops_lines(plan, trial, [10**9] * num_steps, is_routed=recipe.is_routed)
     write_text(folder.ops_file(0), "\n".join(ops_lines) + "\n")
     write_json(folder.command, {"schema": 1, "argv": ["python", "-m", "trainer", "--seed", str(trial.seed)]})
@@ -131,7 +131,7 @@ def _write_trial(folder: TrialDir, plan: Plan, trial: Trial, recipe: Recipe) -> 
     write_json(folder.exit, make_exit(trial, status))
 
 
-def _log_lines(trial: Trial, recipe: Recipe, num_steps: int) -> Iterable[str]:
+def _log_lines(plan: Plan, trial: Trial, recipe: Recipe, num_steps: int) -> Iterable[str]:
     rng = random.Random(f"{trial.seed}-{trial.variant}-{trial.index}")
     is_enabled = trial.variant == ENABLED and recipe.is_routed
     level = (1 + trial.seed % 7 / 100) * (1 + rng.gauss(0, recipe.noise)) / (recipe.speedup if is_enabled else 1)
@@ -141,10 +141,12 @@ def _log_lines(trial: Trial, recipe: Recipe, num_steps: int) -> Iterable[str]:
         reward = 0.5 + 0.01 * step - (recipe.reward_drop if is_enabled else 0) + rng.gauss(0, 0.001)
         yield f"{PREFIX}perf {step}: {{'rollout/response_len/mean': 5.0, 'perf/rollout_time': {step_time * 0.4}}}"
         yield f"{PREFIX}rollout {step}: {{'rollout/raw_reward': {reward}, 'rollout/response_lengths': 5.0}}"
-        yield (
-            f"{PREFIX}step {step}: {{'train/loss': 0.1, 'train/grad_norm': 1.5, 'train/kl_loss': 0.0, "
-            f"'train/train_rollout_logprob_abs_diff': {0.01 + rng.gauss(0, 1e-5)}, 'train/step': {step}}}"
-        )
+        per_rollout = plan.run.workload.num_steps_per_rollout
+        for number in range(step * per_rollout, (step + 1) * per_rollout):
+            yield (
+                f"{PREFIX}step {number}: {{'train/loss': 0.1, 'train/grad_norm': 1.5, 'train/kl_loss': 0.0, "
+                f"'train/train_rollout_logprob_abs_diff': {0.01 + rng.gauss(0, 1e-5)}, 'train/step': {number}}}"
+            )
         yield (
             f"{PREFIX}perf {step}: {{'perf/actor_train_time': {step_time * 0.5}, 'perf/train_time': {step_time * 0.6}, "
             f"'perf/train_wait_time': {step_time * 0.4}, 'perf/update_weights_time': 0.01, "

@@ -80,7 +80,7 @@ def list_microbatches(plan: Plan) -> list[tuple[int, int]]:
     workload = vime_of(plan)
     rollouts = RandomRollouts.of(plan.run, workload)
     assert rollouts is not None
-    num_samples = workload.grpo.global_batch_size // divide(plan).data_parallel
+    num_samples = workload.grpo.global_batch_size // max(1, divide(plan).data_parallel)
     lengths = map(rollouts.find_response_len, range(rollouts.num_files))
     return [(n, -(-num_samples * (rollouts.prompt_len + n) // plan.layout.context_parallel)) for n in lengths]
 
