@@ -375,4 +375,8 @@ def _units_gate(evidence: Evidence) -> Gate:
     status = GateStatus.UNDECIDED if too_many or not n else GateStatus.PASSED
     if too_many:
         detail += f", at most {100 * evidence.measure.max_dropped_fraction:g} % may be lost"
+    controls = 0 if evidence.is_crossover else evidence.measure.control_pairs
+    if controls - len(evidence.controls) > evidence.measure.max_dropped_fraction * controls:
+        status = GateStatus.UNDECIDED
+        detail += f"; {len(evidence.controls)} of {count(controls, 'planned control pair')} scored"
     return _plain_gate(SESSIONS if evidence.is_crossover else PAIRS, status, detail, n)

@@ -135,13 +135,13 @@ def _find_faults(
     served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
     for block, steps in enumerate(schedule.steps_of_blocks):
         unswitched = (find_unswitched(ops, step, schedule.variant_of(step)) for step in steps if plan.run.switch)
-        found = (_find_fault(ops, served, schedule, step_times, step) for step in steps)
+        found = (_find_fault(plan, ops, served, schedule, step_times, step) for step in steps)
         if fault := next(filter(None, (*unswitched, *found)), ""):
             yield block, fault
 
 
 def _find_fault(
-    ops: OpsLog, served: Sequence[str], schedule: Schedule, step_times: Sequence[float | None], step: int
+    plan: Plan, ops: OpsLog, served: Sequence[str], schedule: Schedule, step_times: Sequence[float | None], step: int
 ) -> str:
     unproved = (find_unproved(ops, op, step, schedule.variant_of(step)) for op in served)
     if found := next(filter(None, unproved), ""):
@@ -151,6 +151,8 @@ def _find_fault(
     if step >= len(step_times) or step_times[step] is None:
         return f"step {step} has no step time"
     counts = ops.counts_in(step)
+    if plan.num_gpus and not counts:
+        return f"step {step}, which is scored, has no counts of compilations and repeated allocations"
     return next((f"{count(counts[name], what)} in step {step}, which is scored"
                  for name, what in _COUNTS.items() if counts.get(name)), "")  # fmt: skip
 

@@ -21,6 +21,11 @@ def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
     for rank in ops.ranks:
         for shadow in rank.shadows:
             by_case.setdefault(shadow.case, []).append((rank.rank, shadow))
+    serving = {
+        rank.rank
+        for rank in ops.ranks
+        if any(count.calls for _, step in rank.steps.values() for count in step.calls.values())
+    }
     for case, found in by_case.items():
         records = [record for _, record in found]
         gaps = [gap for record in records for gap in (record.log_probs, record.log_probs_no_grad) if gap is not None]
@@ -30,6 +35,7 @@ def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
             if (gap := record.logits_grad) is not None
         ]
         errors = [f"rank {number}: {record.error}" for number, record in found if record.error]
+        errors += [f"rank {number} has no comparison" for number in sorted(serving - {number for number, _ in found})]
         if not errors and not all(record.calls for record in records):
             errors = ["RL-Kernel was not called in the comparison"]
         yield ShadowResult(
