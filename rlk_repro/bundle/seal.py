@@ -335,7 +335,8 @@ def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleIn
         if member.name == CHECKSUMS:
             bundle_id = sha256_bytes(read_own(reader.data(), files.MAX_RECORDS_BYTES) or b"")
         elif member.name in {_PLAN, _ANALYSIS}:
-            records[member.name] = _load_own(reader.data(), files.MAX_ANALYSIS_BYTES)
+            most_bytes = files.MAX_PLAN_BYTES if member.name == _PLAN else files.MAX_ANALYSIS_BYTES
+            records[member.name] = _load_own(reader.data(), most_bytes)
         elif parts[0] == NODES and len(parts) > 2:
             nodes.add(parts[1])
         elif parts[0] == TRIALS and len(parts) > 2:

@@ -36,6 +36,8 @@ MOST_CAUTIONS: Final = 6
 MOST_EFFECTS: Final = 12
 MOST_LIMITS: Final = 6
 _SPECIAL: Final = re.compile(r"[\\`*\[\]<>|&~]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
+# GitHub makes links of mentions, numbers of issues and addresses, and formulas of text between dollar signs
+_LINKED: Final = re.compile(r"@(?=\w)|#(?=\d)|(?<=\bGH)-(?=\d)|(?<=\bwww)\.|:(?=//)|\$", re.IGNORECASE)
 _LEADING: Final = re.compile(r"^([#+-]|\d+[.)])(?=\s|$)")
 
 
@@ -149,8 +151,8 @@ def _cell(cell: TableCell) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return one line that Markdown shows unchanged: markup, HTML and table borders in ``text`` are escaped."""
-    return _LEADING.sub(r"\\\1", _SPECIAL.sub(r"\\\g<0>", clean(text)))
+    """Return one line that Markdown shows unchanged: markup, HTML, links and table borders in ``text`` are escaped."""
+    return _LINKED.sub(r"\g<0><!-- -->", _LEADING.sub(r"\\\1", _SPECIAL.sub(r"\\\g<0>", clean(text))))
 
 
 def code_span(text: str) -> str:

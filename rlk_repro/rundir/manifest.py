@@ -148,6 +148,8 @@ def diff_nodes(manifests: Sequence[Manifest]) -> Iterator[Finding]:
     telling = {path for path in telling if severity(path) is not Level.INFO}
     num_left = MAX_FINDINGS
     for other in manifests[1:]:
+        if other.sections == manifests[0].sections:
+            continue
         right = dict(other.facts())
         for item in _diff_facts(first, right, telling | right.keys()):
             if item.level is not Level.INFO:
