@@ -151,7 +151,7 @@ def _metric_cells(view: View, metric: str, *, is_wide: bool) -> list[str]:
 
 
 def _print_gates(view: View, console: Console) -> None:
-    _print_heading(console, "Gates", "one that fails makes the run not comparable, one undecided inconclusive")
+    _print_heading(console, "Gates", "if one failed, the run is not comparable; if one is undecided, inconclusive")
     table = _make_table("gate", "status", "what")
     for gate in view.analysis.gates:
         table.add_row(_text(gate.name), _text(gate.status.value, STYLES[GATE_TONES[gate.status]]), _text(gate.detail))
