@@ -256,7 +256,7 @@ class ArchiveReader:
     def _find_size(self, info: tarfile.TarInfo, overrides: dict[str, str]) -> int:
         text = overrides.get("size", str(info.size))
         if not re.fullmatch("[0-9]{1,20}", text):
-            self._place.refuse("refused: the size is not a number", got=text)
+            self._place.refuse("refused: the size is not a number", got=text, expected="digits")
         return int(text)
 
     def _register(self, name: str, *, is_file: bool) -> None:

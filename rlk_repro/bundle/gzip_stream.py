@@ -67,6 +67,10 @@ class Limits:
 
 
 LIMITS: Final = Limits()
+ADVICE: Final = {
+    "expected": "files and folders as rlk-repro packs them",
+    "hint": "get the bundle again from its author, and compare its id with the published one",
+}
 
 
 @dataclass
@@ -76,7 +80,7 @@ class ReaderPlace:
 
     def refuse(self, what: str, **details: Any) -> NoReturn:
         where = f"{self.archive}: {printable(self.member)}" if self.member else self.archive
-        raise BundleUnreadable(Problem(where, what, **details)) from None
+        raise BundleUnreadable(Problem(where, what, **(details or ADVICE))) from None
 
 
 class GzipReader:

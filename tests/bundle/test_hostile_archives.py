@@ -12,7 +12,7 @@ import pytest
 
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.bundle import gzip_stream
-from rlk_repro.bundle.gzip_stream import Limits
+from rlk_repro.bundle.gzip_stream import ADVICE, Limits
 from rlk_repro.bundle.seal import inspect_bundle, open_bundle, unpack
 from tests.support.verifying import verify_bundle
 
@@ -104,7 +104,7 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     ),
     "headers without end": (3 * pax(b""), "", "refused: too many headers for one member"),
     "broken pax header": (pax(b"99 path=x\n") + HARMLESS, "", "a pax header is missing or broken"),
-    "pax size": (pax(record("size", "-1")) + HARMLESS, "a", "refused: the size is not a number, got '-1'"),
+    "pax size": (pax(record("size", "-1")) + HARMLESS, "a", "refused: the size is not a number, got '-1', expected digits"),
     "negative size": (entry("a", size=-512), "", "a tar header is missing or broken (negative size)"),
     "huge size": (
         HARMLESS + entry("b", size=1 << 60),
@@ -134,7 +134,9 @@ def refusal(bundle: Path, act: Callable[[Path], object]) -> str:
         act(bundle)
     assert caught.value.exit_code == 5
     assert tree(bundle.parent) == before
-    return str(caught.value)
+    text = str(caught.value)
+    assert ", expected " in text or "\n  hint: " in text
+    return text.removesuffix(f", expected {ADVICE['expected']}\n  hint: {ADVICE['hint']}")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
