@@ -104,7 +104,11 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
     ),
     "headers without end": (3 * pax(b""), "", "refused: too many headers for one member"),
     "broken pax header": (pax(b"99 path=x\n") + HARMLESS, "", "a pax header is missing or broken"),
-    "pax size": (pax(record("size", "-1")) + HARMLESS, "a", "refused: the size is not a number, got '-1', expected digits"),
+    "pax size": (
+        pax(record("size", "-1")) + HARMLESS,
+        "a",
+        "refused: the size is not a number, got '-1', expected digits",
+    ),
     "negative size": (entry("a", size=-512), "", "a tar header is missing or broken (negative size)"),
     "huge size": (
         HARMLESS + entry("b", size=1 << 60),

@@ -70,7 +70,7 @@ def test_any_other_impossible_time_or_rate_voids_its_step(tmp_path: Path, key: s
 def test_a_negative_log_prob_difference_voids_its_step(tmp_path: Path) -> None:
     key = "train/train_rollout_logprob_abs_diff"
     trial = analyse_with(tmp_path, key, "-1").trials[1]
-    assert trial.reason.endswith(f"; step 1 is void: {key} -1 on line 16 is impossible")  # two updates per rollout
+    assert trial.reason.endswith(f"; step 1 is void: {key} -1 on line 10 is impossible")  # two updates per rollout
 
 
 @pytest.mark.parametrize(
