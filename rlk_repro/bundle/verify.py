@@ -78,7 +78,10 @@ def verify(path: Path, *, expected_id: str | None = None) -> Verification:
         BundleUnreadable: the archive is unsafe or cannot be read to its end; the error names damaged members.
     """
     if expected_id is not None and _ID.fullmatch(expected_id) is None:
-        raise SpecError(Problem("--id", "not a bundle id", got=expected_id, expected="64 lower-case hex digits"))
+        hint = "without --id, rlk-repro verify prints a bundle's whole id"
+        raise SpecError(
+            Problem("--id", "not a bundle id", got=expected_id, expected="64 lower-case hex digits", hint=hint)
+        )
     found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path)
     findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
     return replace(found, findings=tuple(limit_findings(findings)))

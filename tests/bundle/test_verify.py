@@ -96,7 +96,10 @@ def test_a_bundle_that_was_never_sealed_has_no_id(run_dir: RunDir) -> None:
 def test_a_malformed_id_is_a_wrong_argument(bundle: Path, expected_id: str) -> None:
     with pytest.raises(SpecError) as caught:
         verify.verify(bundle, expected_id=expected_id)
-    assert str(caught.value) == f"--id: not a bundle id, got {expected_id!r}, expected 64 lower-case hex digits"
+    assert str(caught.value) == (
+        f"--id: not a bundle id, got {expected_id!r}, expected 64 lower-case hex digits\n"
+        "  hint: without --id, rlk-repro verify prints a bundle's whole id"
+    )
 
 
 def test_the_id_needs_no_second_reading(run_dir: RunDir, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
