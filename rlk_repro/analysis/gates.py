@@ -15,7 +15,6 @@ from typing import Final
 from rlk_repro.analysis.shadows import make_shadow_gate
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import count, format_number, name_some
-from rlk_repro.logs.metrics import ABS_DIFF
 from rlk_repro.rundir.results import (
     BlockResult,
     Gate,
@@ -31,11 +30,18 @@ from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER, ENABLED
 from rlk_repro.statistics.crossover import MIN_BLOCKS, trimmed_interval
 from rlk_repro.statistics.power import pairs_to_decide
-from rlk_repro.statistics.stats import STEP_TIME, Interval, mean, t_interval, to_ratio
+from rlk_repro.statistics.stats import (
+    ABS_DIFF,
+    PEAK_MEMORY,
+    RAW_REWARD,
+    RESPONSE_LENGTH,
+    STEP_TIME,
+    Interval,
+    mean,
+    t_interval,
+    to_ratio,
+)
 
-RAW_REWARD: Final = "raw_reward"
-PEAK_MEMORY: Final = "peak_memory_bytes"
-RESPONSE_LENGTH: Final = "response_length_mean"
 MANIFESTS: Final = "manifests"
 STEPS: Final = "steps"
 ACTIVE: Final = "rl_kernel_active"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rlk_repro.analysis.gates import ACTIVE, BLOCKS, MANIFESTS, PAIRS, PEAK_MEMORY, SESSIONS
+from rlk_repro.analysis.gates import ACTIVE, BLOCKS, MANIFESTS, PAIRS, SESSIONS
 from rlk_repro.base.units import format_number, format_percent, name_some
 from rlk_repro.rundir.results import Analysis, GateStatus, TrialStatus, VerdictWord
-from rlk_repro.statistics.stats import Place, place_interval
+from rlk_repro.statistics.stats import PEAK_MEMORY, Place, place_interval
 
 
 class MemoryWord(StrEnum):

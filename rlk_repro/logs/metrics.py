@@ -11,7 +11,6 @@ from typing import Final, TypeAlias
 
 from rlk_repro.logs.vime import LogSample, ParsedLog, Rows
 
-ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
 CLOCKED: Final = "perf/"
 """Prefix of the keys under which vime prints times and rates."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlk_repro.analysis.gates import PEAK_MEMORY
 from rlk_repro.base.units import format_count
 from rlk_repro.report.blocks import Section, Table, TableCell, Text, Tone, make_columns, make_row
 from rlk_repro.report.view import View
 from rlk_repro.rundir.microbatch import MicrobatchResult
+from rlk_repro.statistics.stats import PEAK_MEMORY
 
 _TEXT: Final = (
     "In each step, the samples have more tokens than in the step before, and one microbatch on each GPU holds all "

@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlk_repro.analysis.gates import PEAK_MEMORY
-from rlk_repro.logs.metrics import ABS_DIFF
 from rlk_repro.report.agreement import plot_agreement
 from rlk_repro.report.checks import plot_drift
 from rlk_repro.report.figure import (
@@ -35,7 +33,7 @@ from rlk_repro.report.row_plots import plot_modules, plot_pairs
 from rlk_repro.report.svg import Scale, clip, line, make_scale, marker, polyline, rect, text
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
-from rlk_repro.statistics.stats import STEP_TIME
+from rlk_repro.statistics.stats import ABS_DIFF, PEAK_MEMORY, STEP_TIME
 
 MANY: Final = 40
 MAX_TICK_LABELS: Final = 10

@@ -15,7 +15,11 @@ from typing import Final
 from rlk_repro.base.units import format_number
 from rlk_repro.rundir.results import Effect, NoiseFloor, PairMetric, Summary, TrialResult
 
-GATED: Final = frozenset({"raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff", "peak_memory_bytes"})
+RAW_REWARD: Final = "raw_reward"
+ABS_DIFF: Final = "train_rollout_logprob_abs_diff"
+PEAK_MEMORY: Final = "peak_memory_bytes"
+RESPONSE_LENGTH: Final = "response_length_mean"
+GATED: Final = frozenset({RAW_REWARD, ABS_DIFF, PEAK_MEMORY, RESPONSE_LENGTH})
 """Metrics on which a verdict depends: a trial must record them in every step, or records could be left out."""
 STEP_TIME: Final = "step_time_s"
 MEAN_STEP_TIME: Final = "mean_step_time_s"
