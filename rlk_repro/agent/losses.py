@@ -26,13 +26,12 @@ class Followers:
     def find_lost(self) -> dict[str, str]:
         return {node: reason for node in self._place.followers if (reason := self.find_loss(node))}
 
-    def decide(self) -> dict[str, str]:
+    def wait_for_signs(self) -> None:
         """Wait until every node is lost or gave a new sign of life, because Ray notices a dead node much earlier."""
         waiting = self._listen()
         while waiting := {node: pulse for node, pulse in waiting.items() if not self._is_decided(node, pulse)}:
             if self._stop.wait(POLL_S):
-                break
-        return self.find_lost()
+                return
 
     def _is_decided(self, node: str, pulse: Listener) -> bool:
         pulse.measure_silence_s()

@@ -76,7 +76,7 @@ class GivenRay:
         """A trial that failed because a node was lost counts as interrupted: its variant is not the cause."""
         if outcome.status is TrialStatus.OK:
             return outcome
-        self.lost |= self.followers.decide()
+        self.followers.wait_for_signs()
         return outcome.with_trouble(self._find_trouble(), is_interrupted=True)
 
     def _wait_for_nodes(self) -> None:
@@ -86,7 +86,8 @@ class GivenRay:
         while len(known) < self.num_nodes:
             left_s = until - time.monotonic()
             if left_s <= 0:
-                self.lost |= self.followers.decide()
+                self.followers.wait_for_signs()
+                self._find_trouble()
                 expected = f"{self.num_nodes} nodes within {self.deadline_s:g} s"
                 raise EnvironmentMissing(
                     Problem(f"Ray at {self.address}", "lacks nodes", got=list(known), expected=expected)
