@@ -49,10 +49,9 @@ def available() -> str | None:
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
     settings = kubernetes_settings(plan)
-    context = (f"--context={settings.context}",) if settings.context else ()
+    place = Sent.of_plan(plan, run_dir).place
     file = RunDir(run_dir.root.absolute()).job / OBJECTS
-    options = (f"--namespace={settings.namespace}", "apply", "--validate=strict", f"--filename={file}")
-    command = ("kubectl", *context, *options)
+    command = ("kubectl", *place.options, "apply", "--validate=strict", f"--filename={file}")
     text = dump_objects(render_objects(plan, run_dir, nodes=nodes))
     return Job(files={OBJECTS: text}, command=command, remarks=tuple(find_remarks(plan, settings)))
 
@@ -82,9 +81,7 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
 
 
 def _name_left(sent: Sent) -> Problem:
-    place = [f"--context={sent.place.context}"] if sent.place.context else []
-    words = ["kubectl", *place, f"--namespace={sent.place.namespace}", "delete", sent.resources]
-    hint = shlex.join([*words, f"--selector={sent.selector}"])
+    hint = shlex.join(["kubectl", *sent.place.options, "delete", sent.resources, f"--selector={sent.selector}"])
     return Problem("kubernetes", f"objects of {sent.name} may be left, and may hold GPUs", hint=hint)
 
 

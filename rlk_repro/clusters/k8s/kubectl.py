@@ -35,14 +35,16 @@ class Target:
     namespace: str
     context: str = ""
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        context = (f"--context={self.context}",) if self.context else ()
+        return (*context, f"--namespace={self.namespace}")
+
     def run(
         self, *words: str, timeout_s: float = TIMEOUT_S, stdin: bytes = b"", is_binary: bool = False
     ) -> proc.Completed:
-        context = (f"--context={self.context}",) if self.context else ()
-        options = (*context, f"--namespace={self.namespace}", f"--request-timeout={int(timeout_s)}s")
-        return proc.run(
-            ("kubectl", *options, *words), timeout_s=timeout_s + REQUEST_S, stdin=stdin, is_binary=is_binary
-        )  # fmt: skip
+        command = ("kubectl", *self.options, f"--request-timeout={int(timeout_s)}s", *words)
+        return proc.run(command, timeout_s=timeout_s + REQUEST_S, stdin=stdin, is_binary=is_binary)
 
     def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
         """Return the matching objects; raise Unreachable or SchedulerRefused if kubectl fails."""
