@@ -19,7 +19,7 @@ from rlk_repro.prepare.contents import diff_contents, load_parts
 from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_fabric, find_difference
 from rlk_repro.replay.engines import compare_engines
 from rlk_repro.replay.identity import compare_identities, read_identity
-from rlk_repro.replay.recorded import CONTRADICTS, load_result, require_intact
+from rlk_repro.replay.recorded import CONTRADICTS, read_result, require_intact
 from rlk_repro.rundir.agreement import compare_checks
 from rlk_repro.rundir.manifest import diff_manifests, load_manifests
 from rlk_repro.rundir.microbatch import describe_microbatches
@@ -350,13 +350,16 @@ def diff_bundles(first: Path, second: Path) -> Differences:
     Raises:
         CheckFailed: one of the bundles was sealed and has been changed.
     """
-    unsealed = tuple(str(source) for source in (first, second) if require_intact(source) is None)
+    sources = (first, second)
+    ids = [require_intact(source) for source in sources]
+    unsealed = tuple(str(source) for source, bundle_id in zip(sources, ids, strict=True) if bundle_id is None)
     with open_bundle(first) as left, open_bundle(second) as right:
         plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]
         findings = _diff_plans(*plans)
         findings += diff_contents(load_parts(left.prepared), load_parts(right.prepared))
         old, new = load_manifests(left), load_manifests(right)
         has_analyses = left.analysis.is_file() and right.analysis.is_file()
+        results = list(map(read_result, (left, right), sources, ids)) if has_analyses else []
         code = compare_identities(*map(read_identity, (left, right), plans))
         engines = tuple(compare_engines(plans[0], left, right))
     if len(old) != len(new):
@@ -364,11 +367,11 @@ def diff_bundles(first: Path, second: Path) -> Differences:
     for was, now in zip(old, new, strict=False):
         findings += diff_manifests(was, now)
     comparison = None
-    if has_analyses:
-        (recorded, of_first), (later, of_second) = (load_result(source, is_linked=False) for source in (first, second))
-        for source, context in ((first, of_first), (second, of_second)):
-            if has_blocking(context.findings):
-                findings.append(Finding(Level.BLOCKING, str(source), "records that agree", CONTRADICTS))
+    for source, (_, context) in zip(sources, results, strict=False):
+        if has_blocking(context.findings):
+            findings.append(Finding(Level.BLOCKING, str(source), "records that agree", CONTRADICTS))
+    if results:
+        (recorded, _), (later, _) = results
         comparison = compare_analyses(recorded, later, findings, code, plans[0].run.measure.replay_margin)
         comparison = replace(comparison, details=(*comparison.details, *engines))
     findings += code

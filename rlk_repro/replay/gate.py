@@ -17,7 +17,7 @@ from rlk_repro.base.units import format_number
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.replay.compare import changes_nothing, compare_speed, find_other_hardware
-from rlk_repro.replay.recorded import CONTRADICTS, load_result
+from rlk_repro.replay.recorded import CONTRADICTS, read_result, require_intact
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import dump_model
 
@@ -45,15 +45,17 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
     The later result is worse if its ratio is higher, the 95 % interval of the difference excludes 0, and the difference
     exceeds the replay margin of the reference.
     """
-    (was, left), (now, right) = (load_result(source, is_linked=False) for source in (reference, later))
+    sources = (reference, later)
+    ids = [require_intact(source) for source in sources]
+    with open_bundle(reference) as first, open_bundle(later) as second:
+        plans = [Plan.load(run_dir.plan) for run_dir in (first, second)]
+        (was, left), (now, right) = map(read_result, (first, second), sources, ids)
     doubts = [
         f"{source} {doubt}"
         for source, context in ((reference, left), (later, right))
         for doubt, is_so in (("is not sealed", not context.is_sealed), (CONTRADICTS, has_blocking(context.findings)))
         if is_so
     ]
-    with open_bundle(reference) as first, open_bundle(later) as second:
-        plans = [Plan.load(run_dir.plan) for run_dir in (first, second)]
     obstacles = [*doubts, *_find_obstacles(plans, was, now)]
     return judge_analyses(was, now, plans[0].run.measure.replay_margin, obstacles)
 

@@ -85,12 +85,19 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
     """
     bundle_id = require_intact(source)
     with open_bundle(source) as run_dir:
-        analysis = analyse(run_dir)
-        plan = Plan.load(run_dir.plan)
-        context = report_context(run_dir, source, is_linked=is_linked)
-        found = find_rewritten(plan, run_dir)
-        is_other_contract = bool(analysis.checks) and has_other_contract(plan, run_dir)
-        difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
+        return read_result(run_dir, source, bundle_id, is_linked=is_linked)
+
+
+def read_result(
+    run_dir: RunDir, source: Path, bundle_id: str | None, *, is_linked: bool = False
+) -> tuple[Analysis, Context]:
+    """Do the work of ``load_result`` for a bundle that is open as ``run_dir`` and whose files were checked."""
+    analysis = analyse(run_dir)
+    plan = Plan.load(run_dir.plan)
+    context = report_context(run_dir, source, is_linked=is_linked)
+    found = find_rewritten(plan, run_dir)
+    is_other_contract = bool(analysis.checks) and has_other_contract(plan, run_dir)
+    difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
         expected = "the values computed from the logs, as in this report"
         found.append(Finding(Level.BLOCKING, run_dir.analysis.name, expected, difference))
