@@ -42,6 +42,16 @@ class Window:
         return self.begin_s - SLACK_S <= other.begin_s and other.end_s <= self.end_s + SLACK_S
 
 
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """One allocation of a run: the pairs or sessions that ran in it, its nodes, and the ids of the nodes' GPUs."""
+
+    name: str
+    pairs: tuple[str, ...]
+    nodes: tuple[str, ...]
+    gpus: tuple[str, ...]
+
+
 def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
     """Return the pairs that one agent cannot have run in one allocation, each with the reason."""
     agents = _read_agents(run_dir)
@@ -62,7 +72,7 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
     """Yield a finding for each allocation of these pairs in which a node has no manifest or no preflight record."""
     by_pair = plan.groups()
     allocations = {read_exit(run_dir.trial(trial.name)).allocation for name in pairs for trial in by_pair[name]}
-    described = [_find_allocation(node) for _, node in _list_agents(run_dir)]
+    described = [_read_agent(agent)[0] for _, agent in _list_agents(run_dir)]
     wanted = plan.layout.num_nodes
     for allocation in sorted(allocations):
         found = described.count(allocation)
@@ -71,20 +81,31 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
             yield Finding(Level.WARNING, where, f"manifest and preflight record of {count(wanted, 'node')}", str(found))
 
 
-def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
-    """Yield a finding if these pairs ran in more than one allocation, whose nodes may differ in speed."""
+def list_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> list[Allocation]:
+    """Return the allocations in which these pairs ran, in the order of the pairs."""
     by_pair = plan.groups()
     found: dict[str, list[str]] = {}
     for name in pairs:
         found.setdefault(read_exit(run_dir.trial(by_pair[name][0].name)).allocation, []).append(name)
+    agents = [(node, *_read_agent(agent)) for node, agent in _list_agents(run_dir)]
+    return [
+        Allocation(
+            name=allocation,
+            pairs=tuple(names),
+            nodes=tuple(sorted({node for node, name, _ in agents if name == allocation})),
+            gpus=tuple(gpu for _, name, gpus in agents if name == allocation for gpu in gpus),
+        )
+        for allocation, names in found.items()
+    ]
+
+
+def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
+    """Yield a finding if these pairs ran in more than one allocation, whose nodes may differ in speed."""
+    found = list_allocations(plan, run_dir, pairs)
     if len(found) < 2:
         return
-    nodes: dict[str | None, set[str]] = {}
-    for name, node in _list_agents(run_dir):
-        nodes.setdefault(_find_allocation(node), set()).add(name)
     rows = [
-        f"{', '.join(names)} in {_show(allocation)} on {', '.join(sorted(nodes.get(allocation, {'unknown nodes'})))}"
-        for allocation, names in found.items()
+        f"{', '.join(item.pairs)} in {_show(item.name)} on {', '.join(item.nodes) or 'unknown nodes'}" for item in found
     ]
     yield Finding(Level.WARNING, "allocations", "1", f"{len(found)}: {'; '.join(rows)}")
 
@@ -153,13 +174,15 @@ def _list_agents(run_dir: RunDir) -> Iterator[tuple[str, NodeDir]]:
             yield node.path.name, agent
 
 
-def _find_allocation(node: NodeDir) -> str | None:
+def _read_agent(node: NodeDir) -> tuple[str | None, list[str]]:
+    """Return the allocation in which an agent ran, and the ids of its node's GPUs."""
     try:
-        Manifest.load(node.manifest)
+        facts = Manifest.load(node.manifest).facts()
         found = load_json(node.preflight)["allocation"]
-        return found if isinstance(found, str) else None
     except (BundleUnreadable, KeyError, TypeError):
-        return None
+        return None, []
+    gpus = [str(fact) for path, fact in facts if path.startswith("gpu.devices.") and path.endswith(".uuid")]
+    return (found if isinstance(found, str) else None), [printable(gpu[:MAX_SHOWN]) for gpu in gpus]
 
 
 def _show(allocation: str) -> str:

@@ -186,16 +186,18 @@ def _apply(view: View, metric: str, ratio: float) -> str:
 def describe_ground(view: View) -> str:
     """Return the number of pairs or sessions and the hardware, like ``4 sessions on NVIDIA H200, driver 580.159.04``.
 
-    If a trial uses several GPUs, the layout follows the name of the GPU.
+    If a trial uses several GPUs, the layout follows the name of the GPU. Several allocations follow at the end.
     """
     analysis = view.analysis
     gpu, driver = (analysis.facts.get(name, "") for name in ("GPU", "driver"))
     layout = dict(view.context.setting).get("layout", ONE_GPU)
     if gpu and not layout.startswith(ONE_GPU):
         gpu += f" ({layout})"
-    place = ", ".join(filter(None, (gpu, driver and f"driver {driver}")))
+    place = ", ".join(filter(None, (gpu, driver and f"driver {driver}"))) or analysis.hardware
+    if len(view.allocations) > 1:
+        place += f", in {count(len(view.allocations), 'allocation')}"
     number = f"{count(analysis.verdict.num_pairs, analysis.unit)} on " if analysis.verdict.num_pairs else ""
-    return f"{number}{place or analysis.hardware}"
+    return f"{number}{place}"
 
 
 def suggest_next(view: View, bundle: str) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 from rlk_repro.base.units import format_count, format_duration, format_number, format_percent
 from rlk_repro.operators import OPERATORS
+from rlk_repro.report.allocations import make_allocation_tables
 from rlk_repro.report.answer import VERDICT_TONES, did_not_run
 from rlk_repro.report.basis import describe_confidence, describe_interval
 from rlk_repro.report.blocks import (
@@ -149,7 +150,11 @@ def make_pairs(view: View) -> Section:
     title = f"{start_sentence(unit)} by {unit}"
     if not pairs:
         return Section(key="pairs", title=title, blocks=(Text(text=f"No comparison {unit}."),))
-    tables = [_make_pair_table(view, pairs, "baseline", "enabled"), *_make_block_tables(view)]
+    tables = [
+        _make_pair_table(view, pairs, "baseline", "enabled"),
+        *make_allocation_tables(view),
+        *_make_block_tables(view),
+    ]
     return Section(key="pairs", title=title, blocks=tuple(tables))
 
 
@@ -157,6 +162,7 @@ def _make_block_tables(view: View) -> Iterable[Table]:
     if not view.analysis.is_crossover:
         return
     numbers = ("change", "by first steps")
+    has_first = any(block.first_log_ratio != block.log_ratio for block in view.analysis.blocks)
     columns = make_columns("session", "block", "order", "kind", *numbers, "lost because", numbers=numbers,
                            prose=("lost because",))  # fmt: skip
     rows = tuple(
@@ -167,7 +173,7 @@ def _make_block_tables(view: View) -> Iterable[Table]:
             "control" if block.is_control else "comparison",
             *(
                 "" if ratio is None else format_percent(to_ratio(ratio))
-                for ratio in (block.log_ratio, block.first_log_ratio)
+                for ratio in (block.log_ratio, block.first_log_ratio if has_first else None)
             ),
             block.reason,
         )
@@ -175,9 +181,13 @@ def _make_block_tables(view: View) -> Iterable[Table]:
     )
     note = (
         "A change compares the step time of B with that of A over a block's scored steps; in a control block, A and B "
-        "are both the baseline. The column 'by first steps' is the same change, but over the first step of each "
-        "period, which is not scored."
+        "are both the baseline."
     )
+    if has_first:
+        note += (
+            " The column 'by first steps' is the same change, but over the first step of each period, which is not "
+            "scored."
+        )
     yield drop_empty_columns(Table(title="Block by block", columns=columns, rows=rows, note=note, is_folded=True))
     metric, shown = view.primary, ("n", "p50", "p90", "p99")
     columns = make_columns("variant", *shown, numbers=shown)
@@ -249,8 +259,8 @@ def make_trials(view: View) -> Section:
     rows = tuple(_trial_row(view, trial) for trial in view.analysis.trials)
     note = (
         f"Trials are in the order that they ran. Mean and median are those of {view.label(view.primary).label} over "
-        "the scored steps. Throttled is the share of telemetry samples in which a device was slowed down. The log of a "
-        f"trial is {log_path('<trial>')}."
+        "the scored steps. Throttled is the share of telemetry samples in which heat or a fault slowed a device down; "
+        f"the power limit does not count. The log of a trial is {log_path('<trial>')}."
     )
     blocks: list[Block] = [drop_empty_columns(Table(columns=columns, rows=rows, note=note))]
     if rejects := tuple(_describe_rejects(view.analysis.trials)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from rlk_repro.analysis.allocations import Allocation
 from rlk_repro.base.findings import Finding
 from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import (
@@ -24,7 +25,7 @@ from rlk_repro.report.labels import (
 )
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, Effect, PairStatus, Series, TrialResult, VerdictWord
+from rlk_repro.rundir.results import Analysis, Effect, PairMetric, PairStatus, Series, TrialResult, VerdictWord
 from rlk_repro.statistics.stats import STEP_TIME
 from rlk_repro.workloads.differences import Difference
 
@@ -54,6 +55,7 @@ class Context:
     bundle_id: str = ""
     run_directory: str = ""
     manifests: tuple[Manifest, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
     findings: tuple[Finding, ...] = ()
     may_claim: tuple[str, ...] = ()
     may_not_claim: tuple[str, ...] = ()
@@ -98,6 +100,16 @@ class View:
     @property
     def primary(self) -> str:
         return next((effect.metric for effect in self.analysis.effects if effect.role == "primary"), STEP_TIME)
+
+    @cached_property
+    def allocations(self) -> list[tuple[Allocation, dict[str, PairMetric]]]:
+        """The allocations in which pairs count, each with the primary metric of these pairs."""
+        pairs = {pair.pair: pair.metric(self.primary) for pair in self.analysis.pairs if pair.is_counted}
+        metrics = {name: item for name, item in pairs.items() if item is not None and item.log_ratio is not None}
+        found = [
+            (item, {name: metrics[name] for name in item.pairs if name in metrics}) for item in self.context.allocations
+        ]
+        return [(item, counted) for item, counted in found if counted]
 
     @property
     def effects(self) -> tuple[Effect, ...]:

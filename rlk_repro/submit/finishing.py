@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rlk_repro.analysis.allocations import list_allocations
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import (
@@ -86,6 +87,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
         bundle=str(bundle),
         run_directory=".." if is_linked else "",
         manifests=load_manifests(run_dir),
+        allocations=tuple(list_allocations(plan, run_dir, list(plan.groups()))),
         may_claim=run.may_claim,
         may_not_claim=run.may_not_claim,
     )

@@ -9,11 +9,14 @@ import math
 import re
 import shlex
 import statistics
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlk_repro.analysis.allocations import Allocation, list_allocations
 from rlk_repro.base.files import sha256_file
 from rlk_repro.base.units import GIB
 from rlk_repro.bundle.seal import open_bundle
@@ -25,11 +28,10 @@ from rlk_repro.replay.recorded import load_result
 from rlk_repro.replay.steps import reanalyse
 from rlk_repro.report.labels import headline_value
 from rlk_repro.report.setting import describe_setting
-from rlk_repro.rundir.exits import read_exit
-from rlk_repro.rundir.manifest import Manifest, load_manifests
+from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.results import Analysis, GateStatus, ProofStatus
 from rlk_repro.spec.load import load_run
-from rlk_repro.statistics.stats import t_quantile
+from rlk_repro.statistics.stats import t_interval
 from rlk_repro.workloads.vime.memory import estimate_memory
 from tests import ROOT
 from tests.docs.test_docs import make_anchor
@@ -54,6 +56,8 @@ VIME = {
     COLLECTING: "qwen3-4b-random-h200.tgz",
     LIVE: "qwen3-4b-random-live-h200.tgz",
 }
+EARLIER_EXPERTS = ("qwen3-30b-a3b-random-4l-six-h200.tgz", "qwen3-30b-a3b-random-4l-h200.tgz")
+PARTS = ("module_log_probs_no_grad_s", "module_grpo_loss_forward_s", "module_grpo_loss_backward_s")
 ROWS = {
     "step": ("step_time_s", 1, "s"),
     "rollout, by vLLM": ("rollout_time_s", 1, "s"),
@@ -226,11 +230,7 @@ def test_the_parts_of_a_step_at_real_sizes_save_what_the_page_says(title: str) -
     analysis = analyse(VIME[title])
     saved_ms = {
         part: find_saving(analysis, metric)
-        for part, metric in (
-            ("passes", "module_log_probs_no_grad_s"),
-            ("forward", "module_grpo_loss_forward_s"),
-            ("backward", "module_grpo_loss_backward_s"),
-        )
+        for part, metric in zip(("passes", "forward", "backward"), PARTS, strict=True)
     }
     told = "save {passes:.0f} ms, the GRPO loss {forward:.0f} ms forward and {backward:.0f} ms"
     assert told.format(**saved_ms) in section
@@ -485,42 +485,120 @@ def test_a_change_of_the_rollout_slows_a_step_and_not_the_gain_as_the_page_says(
     changed, same = (
         100 * (1 - enabled / baseline) for baseline, enabled in zip(steps["baseline"], steps["enabled"], strict=True)
     )
-    assert f"saves {changed:.1f} % of a step after a change" in section
-    assert f"and {same:.1f} % of the next one" in section
+    saved = [1000 * (baseline - enabled) for baseline, enabled in zip(steps["baseline"], steps["enabled"], strict=True)]
+    told = (
+        f"saves {saved[0]:.0f} ms and {changed:.1f} % of a step after a change, and {saved[1]:.0f} ms and {same:.1f} %"
+    )
+    assert told in section
 
 
 def test_the_machines_of_the_experts_run_differ_as_the_page_says() -> None:
-    """Each machine's effect, and Student's interval over the means of the machines."""
     section = " ".join(find_section(EXPERTS).split())
-    with open_bundle(FOLDER / VIME[EXPERTS]) as run_dir:
-        (node,) = run_dir.node_dirs()
-        manifests = [Manifest.load(item.manifest) for item in (*node.earlier_dirs(), node)]
-        exits = [read_exit(run_dir.trial(trial.name)).allocation for trial in Plan.load(run_dir.plan).trials]
-    gpus: Any = [manifest.sections["gpu"] for manifest in manifests]
-    assert ", ".join(f"`{gpu['devices'][0]['uuid'][:12]}-…`" for gpu in gpus) in PAGE
-    found: dict[str, list[tuple[float, float]]] = {}
-    for allocation, pair in zip(exits, analyse(VIME[EXPERTS]).pairs, strict=True):
-        (step,) = (item for item in pair.metrics if item.metric == "step_time_s")
-        assert step.log_ratio is not None
-        assert step.first is not None
-        found.setdefault(allocation, []).append((step.log_ratio, step.first))
-    means = [[statistics.mean(column) for column in zip(*rows, strict=True)] for rows in found.values()]
+    machines = list_machines()
+    assert ", ".join(f"`{gpu[:12]}-…`" for item, _ in machines for gpu in item.gpus) in PAGE
     told = (
         "takes {:.2f} % less time on the first H200 ({} sessions, {:.2f} s in baseline), "
         "{:.2f} % on the second ({} sessions, {:.2f} s) and {:.2f} % on the third ({} sessions, {:.2f} s)"
     )
+    effects = list_effects("step_time_s")
     values = [
-        (100 - 100 * math.exp(effect), len(rows), seconds)
-        for (effect, seconds), rows in zip(means, found.values(), strict=True)
+        (to_less(effects[number]), len(item.pairs), find_mean(analysis, "step_time_s", "baseline"))
+        for number, (item, analysis) in enumerate(machines)
     ]
     assert told.format(*itertools.chain(*values)) in section
-    effects = [effect for effect, _ in means]
-    half = t_quantile(0.95, 2) * statistics.stdev(effects) / math.sqrt(3)
-    less = [100 - 100 * math.exp(statistics.mean(effects) + side * half) for side in (0, 1, -1)]
-    assert "give {:.2f} % with an interval of {:.2f} to {:.2f} %".format(*less) in section
+    saved = [sum(find_saving(analysis, metric) for metric in PARTS) for _, analysis in machines]
+    assert "on each H200 ({:.0f}, {:.0f} and {:.0f} ms)".format(*saved) in section
+    assert "give {:.2f} % less time with an interval of {:.2f} to {:.2f} %".format(*count_once(effects[:3])) in section
 
 
-def find_changed_and_same(metric: str) -> dict[str, tuple[float, float]]:
+def test_the_five_machines_with_experts_give_what_the_page_says() -> None:
+    section = " ".join(find_section(EXPERTS).split())
+    effects = list_effects("step_time_s")
+    step, low, high = count_once(effects)
+    told = f"give {step:.2f} % less time ({low:.2f} to {high:.2f} %, a half width of {(high - low) / 2:.2f} %)"
+    assert told in section
+    assert f"six sessions with {to_less(effects[3]):.2f} %" in section
+    assert f"four sessions with {to_less(effects[4]):.2f} %" in section
+    assert (
+        f"over five H200, each counted once, {step:.2f} % ({low:.2f} to {high:.2f} %)"
+        in (ROOT / "README.md").read_text()
+    )
+    told = "The five H200, each counted once, give {:.2f} % ({:.2f} to {:.2f} %)"
+    assert told.format(*count_once(list_effects("energy_j"))) in section
+
+
+def test_the_parts_of_the_step_with_experts_save_more_than_the_step_as_the_page_says() -> None:
+    analysis = analyse(VIME[EXPERTS])
+    more = [
+        sum(find_saving(part, metric) for metric in PARTS) - find_saving(part, "step_time_s")
+        for pair in analysis.pairs
+        for part in [select(analysis, {pair.pair})]
+    ]
+    found = t_interval(more, 0.95)
+    assert found is not None
+    told = f"the difference is {found.estimate:.0f} ms ({found.low:.1f} to {found.high:.1f} ms)"
+    assert told in " ".join(find_section(EXPERTS).split())
+
+
+def test_the_first_block_with_experts_is_not_balanced_as_the_page_says() -> None:
+    section = " ".join(find_section(EXPERTS).split())
+    blocks = analyse(VIME[EXPERTS]).blocks
+    first = {
+        order: to_less(
+            statistics.mean(item.log_ratio or 0 for item in blocks if (item.number, item.order) == (0, order))
+        )
+        for order in ("ABBA", "BAAB")
+    }
+    told = "takes {ABBA:.2f} % less time where baseline comes first and {BAAB:.2f} % where RL-Kernel comes first"
+    assert told.format(**first) in section
+    rest = [
+        statistics.mean(item.log_ratio or 0 for item in items if item.number)
+        for _, items in itertools.groupby(blocks, key=lambda item: item.session)
+    ]
+    assert "takes {:.2f} % less time ({:.2f} to {:.2f} %)".format(*count_once(rest)) in section
+    passes = find_changed_and_same("ref_log_probs_time_s", steps=range(6, 8))
+    assert all(abs(changed - same) < 0.015 for changed, same in passes.values())
+
+
+def select(analysis: Analysis, pairs: Collection[str]) -> Analysis:
+    """The part of an analysis with these pairs' trials."""
+    return replace(
+        analysis,
+        trials=tuple(trial for trial in analysis.trials if trial.pair in pairs),
+        pairs=tuple(pair for pair in analysis.pairs if pair.pair in pairs),
+    )
+
+
+@functools.cache
+def list_machines() -> list[tuple[Allocation, Analysis]]:
+    """The allocations of the run with experts, each with its part of the analysis."""
+    analysis = analyse(VIME[EXPERTS])
+    with open_bundle(FOLDER / VIME[EXPERTS]) as run_dir:
+        found = list_allocations(Plan.load(run_dir.plan), run_dir, [pair.pair for pair in analysis.pairs])
+    return [(item, select(analysis, item.pairs)) for item in found]
+
+
+def list_effects(metric: str) -> list[float]:
+    """The mean log ratio of each H200 on which the model with experts ran; the two earlier runs come last."""
+    analyses = [analysis for _, analysis in list_machines()] + [analyse(name) for name in EARLIER_EXPERTS]
+    return [
+        statistics.mean(found.log_ratio or 0 for pair in analysis.pairs if (found := pair.metric(metric)))
+        for analysis in analyses
+    ]
+
+
+def count_once(effects: list[float]) -> tuple[float, float, float]:
+    """How many percent less the effects give, with Student's 95 % interval."""
+    found = t_interval(effects, 0.95)
+    assert found is not None
+    return to_less(found.estimate), to_less(found.high), to_less(found.low)
+
+
+def to_less(log_ratio: float) -> float:
+    return 100 - 100 * math.exp(log_ratio)
+
+
+def find_changed_and_same(metric: str, steps: range | None = None) -> dict[str, tuple[float, float]]:
     """Mean seconds of each variant in scored steps whose rollout is not that of the step before, and is that one."""
     analysis = analyse(VIME[EXPERTS])
     with open_bundle(FOLDER / VIME[EXPERTS]) as run_dir:
@@ -532,7 +610,7 @@ def find_changed_and_same(metric: str) -> dict[str, tuple[float, float]]:
     for trial in analysis.trials:
         (series,) = (series for series in trial.series if series.metric == metric)
         used = files[trial.folder]
-        for step in range(start, end):
+        for step in steps or range(start, end):
             value = series.values[step]
             if value is not None:
                 found[trial.variant][used[step] == used[step - 1]].append(value)
