@@ -6,8 +6,7 @@ A claim holds numbers as their authors printed them; rlk-repro measured none of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -17,51 +16,15 @@ from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import data_dir, list_names, suggest
 from rlk_repro.base.units import GIB, MIB
 from rlk_repro.spec.load import load
-from rlk_repro.spec.values import Count, Model, Name, NonNegative, PathProblem, Positive, Schema, Text
+from rlk_repro.spec.values import Count, Model, Name, NonNegative, Positive, Schema, Text
 
 ShortCommit: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")]
 Pass: TypeAlias = Literal["forward", "forward-backward", "sample", "step"]
 Unit: TypeAlias = Literal["ms", "s", "MB", "GB", "x", "tok/GPU/s", "none"]
 Dtype: TypeAlias = Literal["float16", "bfloat16", "float32"]
 
-SECONDS: Final[Mapping[str, float]] = {"ms": 1e-3, "s": 1.0}
 # The published values fit the tensors' shapes only if MB means MiB and GB means GiB.
 BYTES: Final[Mapping[str, int]] = {"MB": MIB, "GB": GIB}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurable:
-    """An operator that ``claims check`` can measure: implementations, passes, settings and the inputs' dimensions."""
-
-    implementations: tuple[str, ...]
-    dimensions: tuple[str, ...]
-    passes: tuple[Pass, ...] = ("forward",)
-    settings: tuple[str, ...] = ()
-
-
-_LOGITS: Final = ("sequences", "tokens", "vocab")
-MEASURABLE: Final[Mapping[str, Measurable]] = {
-    "logp": Measurable(implementations=("native", "fused"), dimensions=_LOGITS),
-    "sampler-logp": Measurable(implementations=("native", "sampler"), dimensions=_LOGITS),
-    "ratio-kl": Measurable(implementations=("native", "triton"), dimensions=_LOGITS),
-    "grpo-loss": Measurable(
-        implementations=("native", "triton"),
-        dimensions=("prompts", "samples", "tokens", "vocab"),
-        passes=("forward", "forward-backward"),
-        settings=("clip_eps", "beta"),
-    ),
-    "linear-logp": Measurable(
-        implementations=("native", "triton", "sm90"),
-        dimensions=("tokens", "hidden", "vocab"),
-        passes=("forward", "forward-backward"),
-    ),
-    "sampling": Measurable(
-        implementations=("native", "flashinfer"),
-        dimensions=("sequences", "vocab"),
-        passes=("sample",),
-        settings=("top_k", "top_p"),
-    ),
-}
 
 
 class Source(Model):
@@ -202,85 +165,7 @@ def load_claims(names: Sequence[str] = ()) -> list[Claim]:
         raise SpecError(*(Problem("ID", "no claim of this name", got=name, hint=suggest(name, known) or hint)
                           for name in unknown))  # fmt: skip
     chosen = dict.fromkeys(names) if names else known
-    return [load(Claim, claims_dir() / f"{name}.yaml", check=claim_problems).model for name in chosen]
-
-
-def claim_problems(claim: Claim) -> list[PathProblem]:
-    problems = [*_source_problems(claim), *_row_problems(claim)]
-    if isinstance(claim.check, MeasureCheck):
-        problems += [*_measure_problems(claim, claim.check)]
-        for index, comparison in enumerate(claim.check.compare):
-            path = ("check", "compare", str(index))
-            problems += [
-                ((*path, *inner), *rest)
-                for inner, *rest in _comparison_problems(claim, MEASURABLE[claim.check.operator], comparison)
-            ]
-    return problems
-
-
-def _one_of(names: Iterable[str]) -> str:
-    return f"one of {', '.join(names)}"
-
-
-def _source_problems(claim: Claim) -> Iterator[PathProblem]:
-    if claim.source.document is None and claim.source.thread is None:
-        what = "does not say where the claim was published"
-        yield ("source",), what, claim.source.repository, "source.document or source.thread"
-
-
-def _row_problems(claim: Claim) -> Iterator[PathProblem]:
-    names = [row.row for row in claim.rows]
-    if len(set(names)) != len(names):
-        yield ("rows",), "two rows have the same name", names, "each name once"
-    menu = _one_of(claim.quantities)
-    for index, row in enumerate(claim.rows):
-        for implementation, values in row.published.items():
-            for quantity in values:
-                if quantity not in claim.quantities:
-                    path = ("rows", str(index), "published", implementation, quantity)
-                    yield path, "no such quantity", quantity, menu
-
-
-def _measure_problems(claim: Claim, check: MeasureCheck) -> Iterator[PathProblem]:
-    measurable = MEASURABLE[check.operator]
-    if set(check.settings) != set(measurable.settings):
-        expected = ", ".join(measurable.settings) or "none"
-        what = "must name exactly the settings of this operator"
-        yield ("check", "settings"), what, sorted(check.settings), expected
-    if claim.dtype is None:
-        yield ("check", "operator"), "the claim names no dtype", None, "a dtype at the top level of the file"
-    for index, row in enumerate(claim.rows):
-        if set(row.shape) != set(measurable.dimensions):
-            expected = ", ".join(measurable.dimensions)
-            what = "must name exactly the dimensions of this operator's inputs"
-            yield ("rows", str(index), "shape"), what, sorted(row.shape), expected
-
-
-def _comparison_problems(claim: Claim, measurable: Measurable, comparison: Comparison) -> Iterator[PathProblem]:
-    quantity = claim.quantities.get(comparison.quantity)
-    if quantity is None:
-        yield ("quantity",), "no such quantity", comparison.quantity, _one_of(claim.quantities)
-        return
-    units = BYTES if isinstance(comparison, MemoryComparison) else {*SECONDS, "x"}
-    if quantity.unit not in units:
-        yield ("quantity",), "has the wrong unit", quantity.unit, _one_of(sorted(units))
-    if quantity.pass_ not in measurable.passes:
-        what = "rlk-repro does not measure this pass of the operator"
-        yield ("quantity",), what, quantity.pass_, ", ".join(measurable.passes)
-    for name in comparison.implementations:
-        if name not in measurable.implementations:
-            yield (), "the operator has no such implementation", name, _one_of(measurable.implementations)
-    yield from _chosen_rows_problems(claim, comparison)
-
-
-def _chosen_rows_problems(claim: Claim, comparison: Comparison) -> Iterator[PathProblem]:
-    names = [row.row for row in claim.rows]
-    for name in comparison.rows:
-        if name not in names:
-            yield ("rows",), "no such row", name, _one_of(names)
-    if all(find_published(claim, row, comparison) is None for row in chosen_rows(claim, comparison)):
-        what = "no row has published values to compare"
-        yield ("quantity",), what, comparison.quantity, "published values of the compared implementations"
+    return [load(Claim, claims_dir() / f"{name}.yaml").model for name in chosen]
 
 
 def chosen_rows(claim: Claim, comparison: Comparison) -> list[Row]:

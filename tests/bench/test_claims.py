@@ -19,13 +19,13 @@ from rlk_repro.bench.claims import (
 )
 from rlk_repro.bench.implementation import Blocked
 from rlk_repro.claims.check import check_claims
-from rlk_repro.claims.files import MEASURABLE, Claim, Pass
+from rlk_repro.claims.files import Claim, Pass
 from rlk_repro.claims.processes import Bench, measure_claim
 from rlk_repro.claims.results import Cell, Task, Word
 from rlk_repro.claims.text import check_lines
 from rlk_repro.rundir.operator_results import OperatorStatus
 from tests import ROOT, SUPPORT
-from tests.support.claim_examples import CLAIM, cell, make_claim
+from tests.support.claim_examples import CLAIM, MEASURABLE, cell, make_claim
 
 DOUBLE = SUPPORT / "fake_rl_engine"
 TWO_ROWS = CLAIM.replace(
