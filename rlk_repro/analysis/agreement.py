@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rlk_repro.analysis.sessions import Session
-from rlk_repro.logs.ops import read_tokens
+from rlk_repro.logs.ops import read_ops
 from rlk_repro.logs.ops_lines import Tokens
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.agreement import LADDER, NUM_CLASSES, NUM_LOG_PROBS, AgreementResult, LargestDifference
@@ -46,9 +46,10 @@ def summarise_agreement(
 
 
 def _read(folder: TrialDir, steps: Collection[int]) -> Iterator[tuple[int, int, Tokens]]:
-    for rank, step in read_tokens(folder):
-        if step.step in steps and step.agreement is not None:
-            yield rank, step.step, step.agreement
+    for rank in read_ops(folder).ranks:
+        for _, step in rank.steps.values():
+            if step.step in steps and step.agreement is not None:
+                yield rank.rank, step.step, step.agreement
 
 
 def _add_up(variant: str, found: Sequence[_Found]) -> AgreementResult:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -26,8 +25,6 @@ MAX_METRICS: Final = 40
 MAX_SHADOWS: Final = 64
 MAX_DETAIL: Final = 200
 
-_AGREEMENT: Final = b'"agreement"'
-_DECISION: Final = b'"decision"'
 _KERNELS: Final = b'{"event":"kernels",'
 
 
@@ -136,32 +133,6 @@ def read_ops(trial_dir: TrialDir) -> OpsLog:
     )
 
 
-def read_decisions(trial_dir: TrialDir) -> Iterator[Decided]:
-    """Yield the decisions in a trial's ops files, rank by rank.
-
-    Raises:
-        BundleUnreadable: a file cannot be read.
-    """
-    for path in trial_dir.ops_files().values():
-        for _, event in islice(_read_events(path, "", _Rejects(), needle=_DECISION), MAX_DECISIONS):
-            if isinstance(event, Decided):
-                yield event
-
-
-def read_tokens(trial_dir: TrialDir) -> Iterator[tuple[int, Step]]:
-    """Yield the rank and the step of each record that compares log-probs of training and rollout; skip other records.
-
-    Raises:
-        BundleUnreadable: a file cannot be read.
-    """
-    for rank, path in trial_dir.ops_files().items():
-        seen: set[int] = set()
-        for _, event in _read_events(path, "", _Rejects(), needle=_AGREEMENT):
-            if isinstance(event, Step) and event.step not in seen:
-                seen.add(event.step)
-                yield rank, event
-
-
 class _Rejects:
     def __init__(self) -> None:
         self.first = ""
@@ -218,11 +189,9 @@ def _find_step_problem(event: Step, steps: Collection[int], metrics: Set[str]) -
     return "too many metrics" if is_full else None
 
 
-def _read_events(path: Path, source: str, rejects: _Rejects, needle: bytes = b"") -> Iterator[tuple[int, Event]]:
+def _read_events(path: Path, source: str, rejects: _Rejects) -> Iterator[tuple[int, Event]]:
     with open_log(path) as stream:
         for number, text in read_lines(stream, MAX_KERNELS_BYTES):
-            if needle not in text:
-                continue
             try:
                 limit = MAX_KERNELS_BYTES if text.startswith(_KERNELS) else MAX_LINE_BYTES
                 event = EVENTS.validate_json(text[:limit])

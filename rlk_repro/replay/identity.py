@@ -11,7 +11,7 @@ from rlk_repro.analysis.transport import find_network
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.logs.ops import read_decisions
+from rlk_repro.logs.ops import read_ops
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.paths import RunDir, TrialDir
@@ -69,7 +69,7 @@ def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
 def _read_decisions(folders: Sequence[TrialDir]) -> dict[str, frozenset[tuple[str, str]]]:
     found: dict[str, set[tuple[str, str]]] = {}
     for folder in folders:
-        for item in read_decisions(folder):
+        for item in (item for rank in read_ops(folder).ranks for item in rank.decisions):
             if item.is_rl_kernel:
                 found.setdefault(item.op, set()).add((item.implementation, item.version))
     return {op: frozenset(resolved) for op, resolved in sorted(found.items())}
