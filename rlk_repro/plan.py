@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import check_schema, dump_json, sha256_bytes
+from rlk_repro.base.units import group
 from rlk_repro.operators import Case, Eligibility, find_refusal, read_loss_options
 from rlk_repro.rundir.store import read_plan
 from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, run_problems
@@ -133,10 +134,7 @@ class Plan:
         return sha256_bytes(dump_json({"experiment": self.experiment, "profile": dump_model(self.profile)}))
 
     def groups(self) -> dict[str, list[Trial]]:
-        grouped: dict[str, list[Trial]] = {}
-        for trial in self.trials:
-            grouped.setdefault(trial.pair, []).append(trial)
-        return grouped
+        return group((trial.pair, trial) for trial in self.trials)
 
     def pairs(self) -> dict[str, tuple[Trial, Trial]]:
         """Return the two trials of each pair, baseline first, by the pair's name; a plan of sessions has no pairs.

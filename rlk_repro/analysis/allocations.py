@@ -15,7 +15,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import load_json, read_start
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.units import count
+from rlk_repro.base.units import count, group
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import ExitRecord, read_exit
 from rlk_repro.rundir.manifest import Manifest
@@ -84,9 +84,7 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
 def list_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> list[Allocation]:
     """Return the allocations in which these pairs ran, in the order of the pairs."""
     by_pair = plan.groups()
-    found: dict[str, list[str]] = {}
-    for name in pairs:
-        found.setdefault(read_exit(run_dir.trial(by_pair[name][0].name)).allocation, []).append(name)
+    found = group((read_exit(run_dir.trial(by_pair[name][0].name)).allocation, name) for name in pairs)
     agents = [(node, *_read_agent(agent)) for node, agent in _list_agents(run_dir)]
     return [
         Allocation(

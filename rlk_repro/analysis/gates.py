@@ -14,7 +14,7 @@ from typing import Final
 
 from rlk_repro.analysis.shadows import make_shadow_gate
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.base.units import count, format_number, name_some
+from rlk_repro.base.units import count, format_number, group, name_some
 from rlk_repro.rundir.results import (
     BlockResult,
     Gate,
@@ -320,9 +320,7 @@ def _active_gate(evidence: Evidence) -> Gate:
         return _plain_gate(ACTIVE, GateStatus.NOT_APPLICABLE, detail, 0)
     finished = [pair for pair in evidence.comparisons if pair.status is not PairStatus.DROPPED]
     pairs, n = evidence.scored or finished, len(evidence.scored)
-    by_proof: dict[ProofStatus, list[str]] = {}
-    for pair in pairs:
-        by_proof.setdefault(evidence.proof(pair), []).append(pair.pair)
+    by_proof = group((evidence.proof(pair), pair.pair) for pair in pairs)
     refuted = by_proof.get(ProofStatus.FALLBACK, []) + by_proof.get(ProofStatus.NOT_REQUESTED, [])
     if refuted:
         detail = f"RL-Kernel did not run, or not everywhere, in {name_some(refuted)}"

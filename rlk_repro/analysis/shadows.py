@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rlk_repro.base.units import format_number
+from rlk_repro.base.units import format_number, group
 from rlk_repro.logs.ops import OpsLog
-from rlk_repro.logs.ops_lines import Shadow
 from rlk_repro.rundir.results import Gate, GateStatus, ShadowResult
 from rlk_repro.spec import Margins
 
@@ -17,10 +16,7 @@ ROUTES: Final = "RL-Kernel and the trainer's own functions"
 
 
 def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
-    by_case: dict[str, list[tuple[int, Shadow]]] = {}
-    for rank in ops.ranks:
-        for shadow in rank.shadows:
-            by_case.setdefault(shadow.case, []).append((rank.rank, shadow))
+    by_case = group((shadow.case, (rank.rank, shadow)) for rank in ops.ranks for shadow in rank.shadows)
     serving = {
         rank.rank
         for rank in ops.ranks

@@ -9,7 +9,7 @@ from typing import Final
 
 from rlk_repro.analysis.gates import ACTIVE, Evidence, make_gates
 from rlk_repro.analysis.gates import CONTROL_BLOCKS as CONTROL_BLOCKS_GATE
-from rlk_repro.base.units import count, format_number, name_some
+from rlk_repro.base.units import count, format_number, group, name_some
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, AgreementCheck, choose_word, describe_checks
 from rlk_repro.rundir.microbatch import MicrobatchResult, describe_microbatches
 from rlk_repro.rundir.results import (
@@ -188,10 +188,8 @@ def _make_effects(evidence: Evidence) -> tuple[Effect, ...]:
 
 
 def _randomise(evidence: Evidence) -> tuple[float | None, float | None]:
-    by_session: dict[str, list[tuple[str, float | None]]] = {}
-    for block in evidence.blocks_of(is_control=False):
-        effect = None if block.reason else block.log_ratio
-        by_session.setdefault(block.session, []).append((block.order, effect))
+    blocks = evidence.blocks_of(is_control=False)
+    by_session = group((block.session, (block.order, None if block.reason else block.log_ratio)) for block in blocks)
     return randomisation_p(list(by_session.values())) or (None, None)
 
 

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from rlk_repro.base.units import group
+
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
@@ -56,9 +58,7 @@ def find_session(session: int) -> dict[int, ProcessStat]:
 
 def find_descendants(ancestor: int) -> dict[int, ProcessStat]:
     everybody = _read_all()
-    children: dict[int, list[int]] = {}
-    for pid, stat in everybody.items():
-        children.setdefault(stat.parent, []).append(pid)
+    children = group((stat.parent, pid) for pid, stat in everybody.items())
     found = [ancestor]
     for pid in found:
         found += children.get(pid, [])

@@ -1,15 +1,18 @@
-"""Format numbers for people and for files."""
+"""Format numbers for people and for files, and group values."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 SIGNIFICANT_DIGITS: Final = 12
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def canonical(value: float) -> float:
@@ -71,3 +74,11 @@ def name_some(items: Iterable[str], limit: int = 3) -> str:
     names = list(items)
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def group(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Map each key to its values; keys and values stay in the order of the pairs."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found

@@ -14,7 +14,7 @@ import typer
 
 from rlk_repro.base.console import silence
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, NotReproduced, Problem, RlkReproError
-from rlk_repro.base.units import count
+from rlk_repro.base.units import count, group, name_some
 from rlk_repro.cli.completion import complete_profile
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, show
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
@@ -214,11 +214,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
 
 
 def _say_warnings(warnings: Sequence[Finding]) -> None:
-    from rlk_repro.base.units import name_some
-
-    by_part: dict[str, list[Finding]] = {}
-    for finding in warnings:
-        by_part.setdefault(".".join(finding.where.split(".")[:-1][:2]), []).append(finding)
+    by_part = group((".".join(finding.where.split(".")[:-1][:2]), finding) for finding in warnings)
     for part, found in by_part.items():
         is_unknown = len(found) > 1 and all(finding.found.startswith("unknown") for finding in found)
         if len(found) <= MOST_IN_FULL and not is_unknown:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
+from rlk_repro.base.units import group
 from rlk_repro.integration.commits import use_commit
 from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import open_energy
@@ -252,10 +253,7 @@ def _describe_choice(settings: Settings, found: Mapping[str, Route | Refusal]) -
 
 
 def _forbid_fallbacks(found: Mapping[str, Route | Refusal]) -> None:
-    refused: dict[Refusal, list[str]] = {}
-    for op, result in found.items():
-        if isinstance(result, Refusal):
-            refused.setdefault(result, []).append(op)
+    refused = group((result, op) for op, result in found.items() if isinstance(result, Refusal))
     if refused:
         raise EnvironmentMissing(
             *(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+from rlk_repro.base.units import group
 from rlk_repro.logs.vime import LogSample, ParsedLog, Rows
 
 CLOCKED: Final = "perf/"
@@ -163,10 +163,7 @@ def find_void_rollouts(parsed: ParsedLog, *, num_steps_per_rollout: int) -> dict
 
 
 def _find_samples(rows: Rows, key: str, num_rows: int) -> dict[int, LogSample]:
-    found: defaultdict[int, list[LogSample]] = defaultdict(list)
-    for index in sorted(rows):
-        if key in rows[index]:
-            found[index // num_rows].append(rows[index][key])
+    found = group((index // num_rows, rows[index][key]) for index in sorted(rows) if key in rows[index])
     return {rollout_id: _mean(samples) for rollout_id, samples in found.items() if len(samples) == num_rows}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from rlk_repro.base.units import group
 from rlk_repro.refengine.core import make_sum_of_sample_mean
 from rlk_repro.refengine.data import Sample, TrainData
 
@@ -33,9 +34,7 @@ def make_generation_metrics(samples: Sequence[Sample], rollout_time_s: float) ->
 
 def _count_constant_groups(samples: Sequence[Sample]) -> dict[str, int]:
     """A group whose samples all have the same reward gives no training signal."""
-    groups: dict[int, list[float]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group_index, []).append(sample.reward)
+    groups = group((sample.group_index, sample.reward) for sample in samples)
     constant = [str(round(rewards[0], 1)) for rewards in groups.values() if len(set(rewards)) == 1]
     return {f"rollout/zero_std/count_{reward}": count for reward, count in Counter(constant).items()}
 

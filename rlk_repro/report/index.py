@@ -9,7 +9,7 @@ from typing import Final
 
 from rlk_repro.base.files import write_text
 from rlk_repro.base.findings import has_blocking
-from rlk_repro.base.units import count, format_percent
+from rlk_repro.base.units import count, format_percent, group
 from rlk_repro.report import HTML_NAME, write_report
 from rlk_repro.report.answer import describe_baseline, describe_words
 from rlk_repro.report.basis import SHOWN_HASH, describe_interval, find_commit, find_date
@@ -62,17 +62,13 @@ def render_index(entries: Sequence[Entry]) -> str:
 
 
 def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
-    by_hardware: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_hardware.setdefault(entry.hardware, []).append(entry)
+    by_hardware = group((entry.hardware, entry) for entry in entries)
     for number, (hardware, found) in enumerate(sorted(by_hardware.items())):
         yield Section(key=f"hardware-{number}", title=hardware, blocks=(_make_table(found),))
 
 
 def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
-    by_experiment: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries:
-        by_experiment.setdefault((entry.analysis.experiment_hash, entry.hardware), []).append(entry)
+    by_experiment = group(((entry.analysis.experiment_hash, entry.hardware), entry) for entry in entries)
     repeated = [found for found in by_experiment.values() if len(found) > 1]
     for number, found in enumerate(repeated):
         title = f"{found[0].analysis.run} over time"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rlk_repro.base.units import format_bytes, format_count, format_number
+from rlk_repro.base.units import format_bytes, format_count, format_number, group
 from rlk_repro.report.blocks import (
     Block,
     Section,
@@ -79,10 +79,7 @@ def make_cells(view: View) -> Section:
 
 
 def group_by_case(results: Iterable[OperatorResult]) -> list[tuple[OperatorCase, list[OperatorResult]]]:
-    groups: dict[OperatorCase, list[OperatorResult]] = {}
-    for result in results:
-        groups.setdefault(result.case, []).append(result)
-    return list(groups.items())
+    return list(group((result.case, result) for result in results).items())
 
 
 def describe_case(case: OperatorCase) -> str:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rlk_repro.base.units import group
 from rlk_repro.report.agreement import plot_agreement
 from rlk_repro.report.checks import plot_drift
 from rlk_repro.report.figure import (
@@ -106,9 +107,7 @@ def _spread(metric: str, summary: Summary) -> tuple[float, float]:
 
 
 def _pair_axis(view: View, x: Scale) -> Iterator[str]:
-    places: dict[str, list[int]] = {}
-    for place, trial in enumerate(view.analysis.trials):
-        places.setdefault(trial.pair, []).append(place)
+    places = group((trial.pair, place) for place, trial in enumerate(view.analysis.trials))
     stride = math.ceil(len(places) / MAX_TICK_LABELS)
     for number, (pair, found) in enumerate(places.items()):
         if number % 2:
