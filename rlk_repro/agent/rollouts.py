@@ -9,11 +9,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlk_repro.agent.trial import Outcome, record_command
-from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem
-from rlk_repro.base.files import load_json, sha256_file, write_json
+from rlk_repro.base.errors import CheckFailed, Problem
+from rlk_repro.base.files import load_record, sha256_file, write_json
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.rundir.results import TrialStatus
@@ -33,7 +33,7 @@ def store_rollouts(
         CheckFailed: the command failed or did not write all files, or recorded files changed.
     """
     folder = run_dir.rollouts_of(seed)
-    prepared = _load_prepared(run_dir)
+    prepared = load_record(run_dir.prepared, schema=SCHEMA)
     stored = prepared.get(ROLLOUTS, {})
     if str(seed) in stored:
         _require_same(folder, stored[str(seed)]["files"])
@@ -50,7 +50,7 @@ def store_rollouts(
 
 
 def count_stored(run_dir: RunDir) -> int:
-    return len(_load_prepared(run_dir).get(ROLLOUTS, {}))
+    return len(load_record(run_dir.prepared, schema=SCHEMA).get(ROLLOUTS, {}))
 
 
 @contextmanager
@@ -105,11 +105,3 @@ def _require_same(folder: RolloutDir, recorded: dict[str, str]) -> None:
     if changed:
         what = "stored rollouts changed since they were made"
         raise CheckFailed(Problem(str(folder.path), what, got=changed[0], hint="submit a new run"))
-
-
-def _load_prepared(run_dir: RunDir) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = load_json(run_dir.prepared, schema=SCHEMA)
-    except BundleUnreadable:
-        return {}
-    return value

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from rlk_repro.analysis.agreement import summarise_agreement
 from rlk_repro.analysis.allocations import describe_allocations, find_misfits, find_unknown_nodes
@@ -20,7 +19,7 @@ from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
 from rlk_repro.analysis.verdict import decline, judge
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
-from rlk_repro.base.files import load_json
+from rlk_repro.base.files import load_json, load_record
 from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.base.units import count
 from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
@@ -292,11 +291,9 @@ def _facts(run_dir: RunDir, manifests: Sequence[Manifest], trials: Sequence[Tria
         if value is not None and not isinstance(value, Unknown):
             facts[label] = str(value)
     first = next((trial for trial in trials if trial.variant == BASELINE and trial.status is TrialStatus.OK), None)
-    libraries: Any = None
-    with suppress(BundleUnreadable):
-        libraries = None if first is None else load_json(run_dir.trial(first.folder).libraries_file(0))
+    libraries = {} if first is None else load_record(run_dir.trial(first.folder).libraries_file(0))
     for name in LIBRARIES:
-        value = libraries.get(name) if isinstance(libraries, dict) else None
+        value = libraries.get(name)
         if isinstance(value, str | int | float):
             facts[f"{name} as loaded"] = str(value)
     return facts

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.files import load_json
+from rlk_repro.base.files import load_record
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import count
 from rlk_repro.plan import Plan
@@ -25,8 +23,8 @@ def find_fallbacks(plan: Plan, run_dir: RunDir, manifests: Sequence[Manifest]) -
     if plan.layout.num_nodes == 1 or not num_active:
         return
     for trial in plan.trials:
-        files = run_dir.trial(trial.name).libraries_files()
-        ranks = [str(rank) for rank, path in sorted(files.items()) if SOCKET in _read_network(path).split(", ")]
+        files = sorted(run_dir.trial(trial.name).libraries_files().items())
+        ranks = [str(rank) for rank, path in files if SOCKET in find_network(load_record(path)).split(", ")]
         if ranks:
             where = f"{trial.name}.libraries.transport"
             expected = f"RDMA over {count(num_active, 'active port')} of the nodes"
@@ -37,11 +35,3 @@ def find_network(record: Mapping[str, Any]) -> str:
     transport = record.get("transport")
     network = transport.get("network") if isinstance(transport, dict) else None
     return network if isinstance(network, str) and network != "none" else ""
-
-
-def _read_network(path: Path) -> str:
-    try:
-        record = load_json(path)
-    except BundleUnreadable:
-        return ""
-    return find_network(record) if isinstance(record, dict) else ""

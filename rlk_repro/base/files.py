@@ -91,6 +91,15 @@ def load_json(path: Path, *, schema: int | None = None, max_bytes: int = MAX_JSO
     return parse_json(str(path), read_limited(path, max_bytes), schema=schema, max_bytes=max_bytes)
 
 
+def load_record(path: Path, *, schema: int | None = None) -> dict[str, Any]:
+    """Read a JSON object; return an empty one if the file is absent, cannot be read, or holds something else."""
+    try:
+        value = load_json(path, schema=schema)
+    except BundleUnreadable:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def read_limited(path: Path, max_bytes: int) -> bytes:
     """Read a regular file; raise BundleUnreadable for a file that is absent, unreadable, or over ``max_bytes``."""
     data = read_start(path, max_bytes + 1)

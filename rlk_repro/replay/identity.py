@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlk_repro.analysis.transport import find_network
-from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.files import load_json
+from rlk_repro.base.files import load_record
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.plan import Plan
@@ -76,13 +75,7 @@ def _read_decisions(folders: Sequence[TrialDir]) -> dict[str, frozenset[tuple[st
 
 
 def _read_libraries(folder: TrialDir) -> Iterator[Mapping[str, Any]]:
-    for path in sorted(folder.libraries.glob("*.json")):
-        try:
-            value = load_json(path)
-        except BundleUnreadable:
-            continue
-        if isinstance(value, dict):
-            yield value
+    return filter(None, map(load_record, sorted(folder.libraries.glob("*.json"))))
 
 
 def _read_sources(record: Mapping[str, Any]) -> Mapping[str, str]:
