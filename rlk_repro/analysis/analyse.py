@@ -22,7 +22,7 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import load_json, load_record
 from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.base.units import count
-from rlk_repro.logs.telemetry import TrialTelemetry, merge_telemetry, parse_telemetry
+from rlk_repro.logs.telemetry import find_throttled, parse_telemetry
 from rlk_repro.plan import Plan, Trial, find_run_id
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
 from rlk_repro.rundir.paths import RunDir
@@ -71,12 +71,12 @@ def analyse(run_dir: RunDir) -> Analysis:
     """
     record = read_plan(run_dir.plan)
     plan = Plan.from_json(record, "plan.json")
-    telemetry, refused = _read_telemetry(run_dir)
+    throttled, refused = _read_telemetry(run_dir)
     sessions = tuple(
-        read_session(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name))
+        read_session(plan, trial, run_dir.trial(trial.name), throttled.get(trial.name))
         for trial in (plan.trials if plan.is_crossover else ())
     )
-    trials = tuple(_read_trials(plan, run_dir, telemetry, sessions))
+    trials = tuple(_read_trials(plan, run_dir, throttled, sessions))
     misfits = find_misfits(plan, run_dir)
     compared, blocks = compare_sessions(sessions)
     made = _drop_misfits(compared, misfits) if sessions else _make_pairs(plan, trials, misfits)
@@ -147,12 +147,12 @@ def analyse(run_dir: RunDir) -> Analysis:
 
 
 def _read_trials(
-    plan: Plan, run_dir: RunDir, telemetry: Mapping[str, TrialTelemetry], sessions: Sequence[Session]
+    plan: Plan, run_dir: RunDir, throttled: Mapping[str, float], sessions: Sequence[Session]
 ) -> Iterator[TrialResult]:
     for session in sessions:
         yield from session.arms
     for trial in () if sessions else plan.trials:
-        yield read_trial(plan, trial, run_dir.trial(trial.name), telemetry.get(trial.name))
+        yield read_trial(plan, trial, run_dir.trial(trial.name), throttled.get(trial.name))
 
 
 def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:
@@ -167,7 +167,7 @@ def _add_rejects(trials: Sequence[TrialResult], table: OperatorTable) -> Iterato
         yield replace(trial, rejects={**trial.rejects, **found})
 
 
-def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list[Finding]]:
+def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, float], list[Finding]]:
     paths = [node.telemetry for node in run_dir.node_dirs()]
     files = [path for path in paths if path.is_file()]
     found = [parse_telemetry(path) for path in files]
@@ -182,7 +182,7 @@ def _read_telemetry(run_dir: RunDir) -> tuple[Mapping[str, TrialTelemetry], list
     refused += [
         Finding(Level.WARNING, path.relative_to(run_dir.root).as_posix(), "telemetry", "missing") for path in lacking
     ]
-    return merge_telemetry(found), refused
+    return find_throttled(found), refused
 
 
 def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:

@@ -16,7 +16,6 @@ from rlk_repro.analysis.shadows import summarise_shadows
 from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_record, summarise_all
 from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
-from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import (
@@ -91,7 +90,7 @@ class Session:
         return [value for value in found if value is not None] if found and None not in found else None
 
 
-def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> Session:
+def read_session(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None) -> Session:
     record = read_record(plan, folder)
     schedule = make_schedule(plan.run.measure, trial.seed)
     step_times = next((item.values for item in record.series if item.metric == STEP_TIME), ())
@@ -108,7 +107,7 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTel
         platform=plan.hardware.platform,
         planned=counted,
     )
-    whole = record.to_result(plan, trial, proof, telemetry)
+    whole = record.to_result(plan, trial, proof, throttled)
     session = make_session(trial, whole, schedule, faults, lane=plan.run.lane)
     return replace(session, shadows=tuple(summarise_shadows(trial.pair, record.ops)))
 

@@ -11,7 +11,6 @@ from typing import Final
 from rlk_repro.analysis.proof import Proof, prove
 from rlk_repro.logs.metrics import find_void_rollouts, metric_series
 from rlk_repro.logs.ops import OpsLog, TimerSample, read_ops
-from rlk_repro.logs.telemetry import TrialTelemetry
 from rlk_repro.logs.vime import LogSample, parse_log
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import read_exit
@@ -34,7 +33,7 @@ class TrialRecord:
     series: tuple[Series, ...]
     rejects: dict[str, int]
 
-    def to_result(self, plan: Plan, trial: Trial, proof: Proof, telemetry: TrialTelemetry | None) -> TrialResult:
+    def to_result(self, plan: Plan, trial: Trial, proof: Proof, throttled: float | None) -> TrialResult:
         return TrialResult(
             index=trial.index,
             name=trial.name,
@@ -52,7 +51,7 @@ class TrialRecord:
             series=self.series,
             summaries=(),
             rejects=self.rejects,
-            throttled_fraction=None if telemetry is None else telemetry.throttled_fraction,
+            throttled_fraction=throttled,
         )
 
 
@@ -72,7 +71,7 @@ def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
     )
 
 
-def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelemetry | None) -> TrialResult:
+def read_trial(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None) -> TrialResult:
     record = read_record(plan, folder)
     has_rl_kernel = plan.run.has_rl_kernel(trial.variant)
     proof = prove(
@@ -83,7 +82,7 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, telemetry: TrialTelem
         commit=plan.run.rl_kernel.find_commit(trial.variant),
     )
     scored = range(plan.run.measure.warmup_steps, plan.num_steps)
-    return replace(record.to_result(plan, trial, proof, telemetry), summaries=summarise_all(record.series, scored))
+    return replace(record.to_result(plan, trial, proof, throttled), summaries=summarise_all(record.series, scored))
 
 
 def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:

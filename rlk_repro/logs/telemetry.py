@@ -28,24 +28,10 @@ THROTTLE_MARKS: Final = ("slowdown", "thermal", "thrm", "prochot")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialTelemetry:
-    num_throttle_samples: int = 0
-    num_throttled: int = 0
-
-    @property
-    def throttled_fraction(self) -> float | None:
-        return self.num_throttled / self.num_throttle_samples if self.num_throttle_samples else None
-
-    def __add__(self, other: TrialTelemetry) -> TrialTelemetry:
-        return TrialTelemetry(
-            num_throttle_samples=self.num_throttle_samples + other.num_throttle_samples,
-            num_throttled=self.num_throttled + other.num_throttled,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    trials: Mapping[str, TrialTelemetry]
+    """``trials`` counts each trial's samples by whether a device was slowed down, without samples that do not tell."""
+
+    trials: Mapping[str, Counter[bool]]
     reject_counts: Mapping[str, int]
 
 
@@ -55,7 +41,7 @@ def parse_telemetry(path: Path) -> Telemetry:
     Raises:
         BundleUnreadable: the file is absent or cannot be read.
     """
-    trials: dict[str, TrialTelemetry] = {}
+    trials: dict[str, Counter[bool]] = {}
     rejects: Counter[str] = Counter()
     with open_log(path) as stream:
         for _, line in read_lines(stream, MAX_LINE_BYTES):
@@ -70,7 +56,7 @@ def parse_telemetry(path: Path) -> Telemetry:
                 if name is not None and name not in trials and len(trials) >= MAX_TRIALS:
                     rejects["not a sample"] += 1
                 elif name is not None:
-                    trials[name] = trials.get(name, TrialTelemetry()) + sample.summarise()
+                    trials.setdefault(name, Counter()).update(sample.list_throttled())
     return Telemetry(trials=trials, reject_counts=dict(sorted(rejects.items())))
 
 
@@ -80,12 +66,13 @@ def _describe_bytes(line: bytes) -> str:
     return "not JSON" if line.endswith(b"\n") else "the last line is cut off"
 
 
-def merge_telemetry(nodes: Iterable[Telemetry]) -> dict[str, TrialTelemetry]:
-    merged: dict[str, TrialTelemetry] = {}
+def find_throttled(nodes: Iterable[Telemetry]) -> dict[str, float]:
+    """Return by trial in which fraction of its samples on all nodes a device was slowed down."""
+    merged: dict[str, Counter[bool]] = {}
     for node in nodes:
-        for trial, summary in node.trials.items():
-            merged[trial] = merged.get(trial, TrialTelemetry()) + summary
-    return merged
+        for trial, counts in node.trials.items():
+            merged.setdefault(trial, Counter()).update(counts)
+    return {trial: counts[True] / counts.total() for trial, counts in merged.items() if counts}
 
 
 class _Device(BaseModel):
@@ -101,12 +88,10 @@ class _Sample(BaseModel):
     trial: str | None = None
     gpus: list[_Device] | None = None
 
-    def summarise(self) -> TrialTelemetry:
+    def list_throttled(self) -> list[bool]:
+        """Return whether a device was slowed down; nothing if no device tells."""
         known = [device.throttle_reasons for device in self.gpus or () if device.throttle_reasons is not None]
-        return TrialTelemetry(
-            num_throttle_samples=int(bool(known)),
-            num_throttled=int(any(_is_throttled(names) for names in known)),
-        )
+        return [any(_is_throttled(names) for names in known)] if known else []
 
 
 def _is_throttled(reasons: Iterable[str]) -> bool:

@@ -146,8 +146,7 @@ def test_samples_are_whole_lines_that_the_reader_understands(tmp_path: Path) -> 
     found = parse_telemetry(path)
     assert found.reject_counts == {"not JSON": 1}
     samples = [json.loads(line) for line in path.read_text().splitlines()[1:]]
-    summary = found.trials["00-p1-baseline"]
-    assert summary.num_throttle_samples == len(samples) > 3
-    assert summary.throttled_fraction == 1
+    assert found.trials["00-p1-baseline"] == {True: len(samples)}
+    assert len(samples) > 3
     assert {max(gpu["memory_used_bytes"] for gpu in sample["gpus"]) for sample in samples} == {2 << 30}
     assert all(sample["rss_bytes"] for sample in samples)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.logs.telemetry import MAX_LINE_BYTES, Telemetry, TrialTelemetry, merge_telemetry, parse_telemetry
+from rlk_repro.logs.telemetry import MAX_LINE_BYTES, Telemetry, find_throttled, parse_telemetry
 from tests import TESTS
 
 ASSET = TESTS / "assets" / "logs" / "telemetry.jsonl"
@@ -32,21 +32,17 @@ def throttle(*reasons: str) -> bytes:
     return sample(gpus=[{"index": 0, "throttle_reasons": list(reasons)}])
 
 
-def test_samples_become_one_summary_per_trial():
+def test_samples_are_counted_per_trial():
     telemetry = parse_telemetry(ASSET)
     assert telemetry.trials == {
-        "00-1-baseline": TrialTelemetry(num_throttle_samples=2, num_throttled=1),
-        "01-1-enabled": TrialTelemetry(),
+        "00-1-baseline": {True: 1, False: 1},
+        "01-1-enabled": {},
     }
 
 
 def test_rejects_are_counted_by_reason():
     telemetry = parse_telemetry(ASSET)
     assert telemetry.reject_counts == {"not JSON": 1, "not a sample": 2, "the last line is cut off": 1}
-
-
-def test_values_that_no_sample_held_are_none_and_never_zero():
-    assert TrialTelemetry().throttled_fraction is None
 
 
 @pytest.mark.parametrize(
@@ -64,22 +60,19 @@ def test_values_that_no_sample_held_are_none_and_never_zero():
     ],
 )
 def test_only_protection_of_the_hardware_counts_as_throttled(path, reason, is_throttled):
-    summary = parse(path, throttle("sw_power_cap", reason), throttle()).trials["a"]
-    assert summary.throttled_fraction == (0.5 if is_throttled else 0.0)
+    telemetry = parse(path, throttle("sw_power_cap", reason), throttle())
+    assert find_throttled([telemetry]) == {"a": 0.5 if is_throttled else 0.0}
 
 
-def test_nodes_are_merged_by_trial(path):
+def test_nodes_are_merged_by_trial_and_a_fraction_that_no_sample_tells_is_absent(path):
     one = parse(path, sample(rss_bytes=5), throttle("hw_slowdown"))
     two = parse(path, sample(rss_bytes=7), throttle(), throttle(), throttle(), sample("b"))
-    merged = merge_telemetry([one, two])
-    assert merged["a"] == TrialTelemetry(num_throttle_samples=4, num_throttled=1)
-    assert merged["a"].throttled_fraction == 0.25
-    assert merged["b"] == TrialTelemetry()
+    assert find_throttled([one, two]) == {"a": 0.25}
 
 
 def test_an_endless_line_is_skipped(path):
     telemetry = parse(path, b"x" * (3 * MAX_LINE_BYTES), sample())
-    assert telemetry.trials == {"a": TrialTelemetry()}
+    assert telemetry.trials == {"a": {}}
     assert telemetry.reject_counts == {"longer than 1 MiB": 1}
 
 
