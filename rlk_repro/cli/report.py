@@ -81,7 +81,7 @@ def index(
     from rlk_repro.base.units import count
     from rlk_repro.cli.answers import Index
     from rlk_repro.replay.recorded import CONTRADICTS, load_result
-    from rlk_repro.report.index import Entry, write_index
+    from rlk_repro.report.index import write_index
 
     entries = []
     for bundle in bundles:
@@ -90,12 +90,12 @@ def index(
             raise CheckFailed(
                 Problem(str(bundle), "is not sealed", expected="a sealed bundle, because the page shows its id")
             )
-        entries.append(Entry(analysis=analysis, context=context))
+        entries.append((analysis, context))
     with writing(output, hint=OTHER_FOLDER):
         page = write_index(entries, output)
-    made = Index(page=str(page), bundles=tuple(entry.context.bundle_id for entry in entries))
+    made = Index(page=str(page), bundles=tuple(context.bundle_id for _, context in entries))
     say_answer(made, f"{page}: {count(len(entries), 'bundle')}", as_json=as_json)
-    doubtful = [entry.context.bundle for entry in entries if has_blocking(entry.context.findings)]
+    doubtful = [context.bundle for _, context in entries if has_blocking(context.findings)]
     for name in doubtful:
         note(f"{name} {CONTRADICTS}")
     if doubtful:

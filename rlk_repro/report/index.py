@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -28,67 +28,59 @@ _COLUMNS: Final = (
     Column(name="definition of a step", is_prose=True),
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One row of the page: the analysis of a sealed bundle, so ``context.bundle_id`` is never empty."""
-
-    analysis: Analysis
-    context: Context
-
-    @property
-    def shown_id(self) -> str:
-        return self.context.bundle_id[:SHOWN_HASH]
-
-    @property
-    def hardware(self) -> str:
-        return self.analysis.facts.get("GPU") or self.analysis.hardware
+Entry = tuple[Analysis, Context]
+"""One row of the page: the analysis of a sealed bundle, so ``bundle_id`` of its context is never empty."""
 
 
 def write_index(entries: Sequence[Entry], folder: Path) -> Path:
     """Write the page, and each report into a folder named after its bundle's id; return the page's path."""
-    for entry in entries:
-        write_report(entry.analysis, folder / entry.context.bundle_id, replace(entry.context, run_directory=""))
+    for analysis, context in entries:
+        write_report(analysis, folder / context.bundle_id, replace(context, run_directory=""))
     page = folder / INDEX_NAME
     write_text(page, render_index(entries))
     return page
 
 
 def render_index(entries: Sequence[Entry]) -> str:
-    ordered = sorted(entries, key=lambda item: (item.analysis.run, item.analysis.run_id, item.context.bundle_id))
+    ordered = sorted(entries, key=lambda item: (item[0].run, item[0].run_id, item[1].bundle_id))
     number = count(len(ordered), "bundle")
     about = f"{number}, analysed again from the logs. A bundle's id is the sha256 of the bundle's checksums."
     return render_page("Results", about, [*_list_hardware(ordered), *_list_trends(ordered)])
 
 
 def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
-    by_hardware = group((entry.hardware, entry) for entry in entries)
+    by_hardware = group((_name_hardware(analysis), (analysis, context)) for analysis, context in entries)
     for number, (hardware, found) in enumerate(sorted(by_hardware.items())):
         yield Section(key=f"hardware-{number}", title=hardware, blocks=(_make_table(found),))
 
 
 def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
-    by_experiment = group(((entry.analysis.experiment_hash, entry.hardware), entry) for entry in entries)
+    by_experiment = group(
+        ((analysis.experiment_hash, _name_hardware(analysis)), (analysis, context)) for analysis, context in entries
+    )
     repeated = [found for found in by_experiment.values() if len(found) > 1]
     for number, found in enumerate(repeated):
-        title = f"{found[0].analysis.run} over time"
-        yield Section(key=f"trend-{number}", title=title, blocks=(_make_table(found),))
+        analysis, _ = found[0]
+        yield Section(key=f"trend-{number}", title=f"{analysis.run} over time", blocks=(_make_table(found),))
+
+
+def _name_hardware(analysis: Analysis) -> str:
+    return analysis.facts.get("GPU") or analysis.hardware
 
 
 def _make_table(entries: Iterable[Entry]) -> Table:
-    return drop_empty_columns(Table(columns=_COLUMNS, rows=tuple(map(_make_row, entries))))
+    return drop_empty_columns(Table(columns=_COLUMNS, rows=tuple(_make_row(*entry) for entry in entries)))
 
 
-def _list_doubts(entry: Entry) -> Iterator[str]:
-    if entry.context.rule_changes:
+def _list_doubts(context: Context) -> Iterator[str]:
+    if context.rule_changes:
         yield "measurement rules were changed"
-    if has_blocking(entry.context.findings):
+    if has_blocking(context.findings):
         yield "records contradict each other"
 
 
-def _make_row(entry: Entry) -> tuple[TableCell, ...]:
-    analysis = entry.analysis
-    view = make_view(analysis, entry.context)
+def _make_row(analysis: Analysis, context: Context) -> tuple[TableCell, ...]:
+    view = make_view(analysis, context)
     effect = analysis.effect(view.primary)
     figures = ["not compared", ""]
     step = find_words(analysis.workload).step
@@ -96,12 +88,12 @@ def _make_row(entry: Entry) -> tuple[TableCell, ...]:
     if effect is not None and effect.ratio is not None:
         figures = [f"{format_percent(effect.ratio)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]
     return (
-        TableCell(text=analysis.run, target=f"{entry.context.bundle_id}/{HTML_NAME}"),
-        TableCell(text="; ".join([describe_words(analysis), *_list_doubts(entry)]), tone=choose_tone(analysis)),
+        TableCell(text=analysis.run, target=f"{context.bundle_id}/{HTML_NAME}"),
+        TableCell(text="; ".join([describe_words(analysis), *_list_doubts(context)]), tone=choose_tone(analysis)),
         TableCell(text=choose_word(analysis.checks).value if analysis.checks else "", tone=choose_tone(analysis)),
         *(TableCell(text=text) for text in figures),
         TableCell(text=find_date(analysis)),
         TableCell(text=find_commit(analysis, "RL-Kernel"), is_code=True),
-        TableCell(text=entry.shown_id, is_code=True),
+        TableCell(text=context.bundle_id[:SHOWN_HASH], is_code=True),
         TableCell(text=f"{step}{baseline}; stack {analysis.stack}"),
     )

@@ -13,7 +13,7 @@ from rlk_repro.report.answer import describe_answer, describe_words, suggest_nex
 from rlk_repro.report.basis import make_basis
 from rlk_repro.report.blocks import Table, Tone
 from rlk_repro.report.checks import make_checks, make_matrices, plot_drift
-from rlk_repro.report.index import Entry, render_index
+from rlk_repro.report.index import render_index
 from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, choose_word, describe_checks
@@ -161,9 +161,9 @@ def test_engines_that_are_equal_everywhere_draw_nothing_and_a_gap_is_left_out() 
 
 def test_an_index_has_a_column_only_where_a_run_compares_engines() -> None:
     analysis = next(iter(EXAMPLES.values()))()
-    plain = Entry(analysis=analysis, context=Context(bundle_id="ab" * 32))
+    plain = (analysis, Context(bundle_id="ab" * 32))
     assert "engines agree" not in render_index([plain])
-    checked = Entry(analysis=make_analysis(BOTH), context=Context(bundle_id="cd" * 32))
+    checked = (make_analysis(BOTH), Context(bundle_id="cd" * 32))
     page = render_index([plain, checked])
     assert page.count("engines agree") >= 1
     assert ">pass<" in page

@@ -14,7 +14,7 @@ import pytest
 from rlk_repro.base import proc
 from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.html import render_html
-from rlk_repro.report.index import Entry, render_index
+from rlk_repro.report.index import render_index
 from rlk_repro.report.view import Context
 from rlk_repro.rundir.results import Analysis
 from tests import ROOT
@@ -91,9 +91,8 @@ def test_the_first_screen_of_operators_holds_their_sizes_and_a_plot(width: int, 
 
 @pytest.mark.parametrize(("width", "height"), SCREENS)
 def test_the_first_screen_of_the_index_holds_verdict_size_and_interval(width: int, height: int, tmp_path: Path) -> None:
-    found = map(load, ("qwen3-4b-random-h200", "qwen3-4b-random-live-h200"))
-    entries = [Entry(analysis=analysis, context=context) for analysis, context in found]
-    page = render_index(entries)
+    found = [load(name) for name in ("qwen3-4b-random-h200", "qwen3-4b-random-live-h200")]
+    page = render_index(found)
     assert "-2.37 % (-3.22 % to -1.52 %)" in page.replace("\u00a0", " ")
     wanted = [f"tbody tr:nth-child({row}) > :nth-child({cell})" for row in (1, 2) for cell in range(1, 8)]
     require_seen(measure(page, tmp_path, width, height, wanted)[1], width, height)

@@ -20,11 +20,11 @@ BUNDLES = [str(path) for path in sorted((ROOT / "docs" / "evidence").glob("modul
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from rlk_repro.replay.recorded import load_result
-    from rlk_repro.report.index import Entry, write_index
+    from rlk_repro.report.index import write_index
 
     folder = tmp_path_factory.mktemp("site")
     loaded = [load_result(Path(bundle), is_linked=False) for bundle in BUNDLES]
-    write_index([Entry(analysis=analysis, context=context) for analysis, context in reversed(loaded)], folder)
+    write_index(loaded[::-1], folder)
     return folder
 
 
