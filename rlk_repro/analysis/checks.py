@@ -24,7 +24,6 @@ from rlk_repro.logs.engines import (
     SampleInput,
     Skipped,
     Weights,
-    read_contract,
     read_engines,
 )
 from rlk_repro.plan import Plan
@@ -57,7 +56,8 @@ def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
 def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
     """Tell whether a trial's recorded contract differs from that of this version of rlk-repro."""
     shipped = load_contract()
-    return any(read_contract(run_dir.trial(trial.name)) not in {None, shipped} for trial in plan.trials)
+    logs = (read_engines(run_dir.trial(trial.name)) for trial in plan.trials)
+    return any(log is not None and log.contract != shipped for log in logs)
 
 
 def check_pair(

@@ -202,19 +202,6 @@ def read_engines(folder: TrialDir) -> EngineLog | None:
     return log and replace(log, num_dropped=num_dropped)
 
 
-def read_contract(folder: TrialDir) -> AgreementContract | None:
-    """Return the agreement contract in the first line of a trial's record, or None if there is no record.
-
-    Raises:
-        BundleUnreadable: the record's first line holds no agreement contract.
-    """
-    for path in list(folder.engines_files().values())[:1]:
-        for line in _read_lines(path):
-            if isinstance(line, Begin):
-                return parse_contract(f"{path.name}: contract", line.contract)
-    return None
-
-
 def _read_lines(path: Path) -> Iterator[Line | None]:
     """Yield None for each line that cannot be read; another rule would change the counts in sealed analyses."""
     with open_log(path) as stream:
