@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro.analysis.proof import find_unproved, find_unswitched, prove
 from rlk_repro.analysis.shadows import summarise_shadows
-from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_record, summarise_all
+from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_unproved, summarise_all
 from rlk_repro.base.units import count
 from rlk_repro.logs.ops import OpsLog
 from rlk_repro.plan import Plan, Trial
@@ -91,25 +91,25 @@ class Session:
 
 
 def read_session(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None) -> Session:
-    record = read_record(plan, folder)
+    result, ops = read_unproved(plan, trial, folder, throttled)
     schedule = make_schedule(plan.run.measure, trial.seed)
-    step_times = next((item.values for item in record.series if item.metric == STEP_TIME), ())
-    faults = dict(_find_faults(plan, record.ops, schedule, step_times))
+    step_times = next((item.values for item in result.series if item.metric == STEP_TIME), ())
+    faults = dict(_find_faults(plan, ops, schedule, step_times))
     counted = {
         step: rollout.variant
         for step, rollout in enumerate(schedule.rollouts)
         if rollout.block is not None and rollout.block not in faults
     }
     proof = prove(
-        record.ops,
+        ops,
         variant=trial.variant if plan.needs_rl_kernel else BASELINE,
         requested_ops=plan.ops,
         platform=plan.hardware.platform,
         planned=counted,
     )
-    whole = record.to_result(plan, trial, proof, throttled)
+    whole = replace(result, proof=proof.status, proof_reason=proof.reason)
     session = make_session(trial, whole, schedule, faults, lane=plan.run.lane)
-    return replace(session, shadows=tuple(summarise_shadows(trial.pair, record.ops)))
+    return replace(session, shadows=tuple(summarise_shadows(trial.pair, ops)))
 
 
 def make_session(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.analysis.proof import Proof, prove
+from rlk_repro.analysis.proof import prove
 from rlk_repro.logs.metrics import find_void_rollouts, metric_series
 from rlk_repro.logs.ops import OpsLog, TimerSample, read_ops
 from rlk_repro.logs.vime import LogSample, parse_log
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
-from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
+from rlk_repro.rundir.results import ProofStatus, Series, Summary, TrialResult, TrialStatus
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.stats import STEP_TIME, summarise
 
@@ -24,38 +24,8 @@ IMPOSSIBLE: Final = "steps with an impossible time or another impossible number"
 PEAKS: Final = ("peak_allocated_bytes", "peak_rss_bytes")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialRecord:
-    status: TrialStatus
-    reason: str
-    duration_s: float | None
-    ops: OpsLog
-    series: tuple[Series, ...]
-    rejects: dict[str, int]
-
-    def to_result(self, plan: Plan, trial: Trial, proof: Proof, throttled: float | None) -> TrialResult:
-        return TrialResult(
-            index=trial.index,
-            name=trial.name,
-            pair=trial.pair,
-            variant=trial.variant,
-            seed=trial.seed,
-            status=self.status,
-            reason=self.reason,
-            duration_s=self.duration_s,
-            num_steps_found=count_steps(self.series),
-            num_steps_expected=plan.num_steps,
-            proof=proof.status,
-            proof_reason=proof.reason,
-            decisions=self.ops.decisions(),
-            series=self.series,
-            summaries=(),
-            rejects=self.rejects,
-            throttled_fraction=throttled,
-        )
-
-
-def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
+def read_unproved(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None) -> tuple[TrialResult, OpsLog]:
+    """Return a trial's result before its proof and its summaries are known, and the ops log that the proof needs."""
     ended = read_exit(folder)
     status, reason = ended.status, ended.reason
     ops = read_ops(folder)
@@ -66,23 +36,41 @@ def read_record(plan: Plan, folder: TrialDir) -> TrialRecord:
         status = TrialStatus.FAILED
         reason = f"ended well, but only {num_found} of {plan.num_steps} steps are in its log{void}"
     rejects |= {f"ops: {name}": number for name, number in ops.num_rejects.items()}
-    return TrialRecord(
-        status=status, reason=reason, duration_s=ended.duration_s, ops=ops, series=series, rejects=rejects
+    result = TrialResult(
+        index=trial.index,
+        name=trial.name,
+        pair=trial.pair,
+        variant=trial.variant,
+        seed=trial.seed,
+        status=status,
+        reason=reason,
+        duration_s=ended.duration_s,
+        num_steps_found=num_found,
+        num_steps_expected=plan.num_steps,
+        proof=ProofStatus.MISSING,
+        proof_reason="",
+        decisions=ops.decisions(),
+        series=series,
+        summaries=(),
+        rejects=rejects,
+        throttled_fraction=throttled,
     )
+    return result, ops
 
 
 def read_trial(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None) -> TrialResult:
-    record = read_record(plan, folder)
+    result, ops = read_unproved(plan, trial, folder, throttled)
     has_rl_kernel = plan.run.has_rl_kernel(trial.variant)
     proof = prove(
-        record.ops,
+        ops,
         variant=ENABLED if has_rl_kernel else BASELINE,
         requested_ops=plan.ops if has_rl_kernel else (),
         platform=plan.hardware.platform,
         commit=plan.run.rl_kernel.find_commit(trial.variant),
     )
     scored = range(plan.run.measure.warmup_steps, plan.num_steps)
-    return replace(record.to_result(plan, trial, proof, throttled), summaries=summarise_all(record.series, scored))
+    summaries = summarise_all(result.series, scored)
+    return replace(result, proof=proof.status, proof_reason=proof.reason, summaries=summaries)
 
 
 def _read_log(plan: Plan, folder: TrialDir) -> tuple[tuple[Series, ...], dict[str, int], str]:
