@@ -26,7 +26,7 @@ from rlk_repro.base.files import write_json, write_text
 from rlk_repro.plan import Trial, order_trials
 from rlk_repro.rundir.results import PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus, VerdictWord
 from rlk_repro.spec import Lane, Margins, Measure, Run
-from rlk_repro.statistics.power import STEP_AND_TRIAL_SD, power_of, smallest_effect
+from rlk_repro.statistics.power import MIN_PAIRS, STEP_AND_TRIAL_SD, Design, smallest_effect
 from rlk_repro.statistics.stats import pair_metrics, summarise
 
 SEED: Final = 20261120
@@ -356,6 +356,22 @@ def render_power_table() -> str:
         effects = [smallest_effect(pairs, sd, 1.0, 0.05, num_control_pairs=controls) or math.nan for sd in spreads]
         lines.append(f"| {pairs} | {controls} | {' | '.join(f'{100 * effect:.1f} %' for effect in effects)} |")
     return "\n".join(lines) + "\n"
+
+
+def power_of(
+    effect: float,
+    *,
+    num_pairs: int,
+    pair_sd_pct: float,
+    smallest_effect_pct: float,
+    alpha: float,
+    num_control_pairs: int = 0,
+) -> float:
+    """Return the chance of the verdict ``faster`` for a true speed-up of ``effect`` (a fraction), if all gates pass."""
+    if num_pairs < MIN_PAIRS:
+        return 0.0
+    plan = Design(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
+    return plan.power(math.log1p(effect))
 
 
 def plot_power(path: Path) -> None:

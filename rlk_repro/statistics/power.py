@@ -49,7 +49,7 @@ def smallest_effect(
     """
     if num_pairs < least:
         return None
-    plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
+    plan = Design(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
     return _search(lambda log_effect: plan.power(log_effect) * gates, power)
 
 
@@ -98,7 +98,7 @@ def smallest_session_effect(
     if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS or 0 < number < MIN_BLOCKS:
         return None
     block_sd, smallest = block_sd_pct / 100, smallest_effect_pct / 100
-    plan = _Plan(sessions, block_sd / math.sqrt(HODGES_LEHMANN_EFFICIENCY * blocks), smallest, alpha, 0)
+    plan = Design(sessions, block_sd / math.sqrt(HODGES_LEHMANN_EFFICIENCY * blocks), smallest, alpha, 0)
 
     def find_power(log_effect: float) -> float:
         margin = max(math.log1p(smallest), log_effect - plan.half_width)
@@ -117,23 +117,9 @@ def _chance_within(number: int, sd: float, margin: float, alpha: float, num_side
     return math.fsum(weight * math.erf(reach / math.sqrt(2)) for weight, reach in reaches if reach > 0)
 
 
-def power_of(
-    effect: float,
-    *,
-    num_pairs: int,
-    pair_sd_pct: float,
-    smallest_effect_pct: float,
-    alpha: float,
-    num_control_pairs: int = 0,
-) -> float:
-    """Return the chance of the verdict ``faster`` for a true speed-up of ``effect`` (a fraction), if all gates pass."""
-    if num_pairs < MIN_PAIRS:
-        return 0.0
-    plan = _Plan(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
-    return plan.power(math.log1p(effect))
+class Design:
+    """Pairs or sessions whose log ratios have the standard deviation ``sd``; ``smallest`` is the effect of interest."""
 
-
-class _Plan:
     def __init__(self, num_pairs: int, sd: float, smallest: float, alpha: float, num_control_pairs: int) -> None:
         self._df = num_pairs - 1
         self._error = sd / math.sqrt(num_pairs)

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
+from benchmarks.verdicts import power_of
 from rlk_repro.report.basis import describe_effect, describe_pairs, describe_sensitivity, make_basis
 from rlk_repro.report.sections import _make_rl_kernel_cell
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import BlockResult, DecisionSummary, PairStatus
-from rlk_repro.statistics.power import power_of
 from tests.support.analysis_examples import faster
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.verdicts import power_of
 from rlk_repro.statistics import power
 from rlk_repro.statistics.stats import t_quantile
 from tests import ROOT
@@ -22,7 +23,7 @@ def test_power_is_scipys_noncentral_t(num_pairs: int, effect: float) -> None:
 
     shift = (math.log1p(effect) - math.log1p(0.01)) * math.sqrt(num_pairs) / 0.02
     expected = float(nct.sf(t.ppf(0.975, num_pairs - 1), num_pairs - 1, shift))
-    found = power.power_of(effect, num_pairs=num_pairs, pair_sd_pct=2, smallest_effect_pct=1, alpha=0.05)
+    found = power_of(effect, num_pairs=num_pairs, pair_sd_pct=2, smallest_effect_pct=1, alpha=0.05)
     assert found == pytest.approx(expected, abs=1e-9)
 
 
@@ -32,7 +33,7 @@ def test_power_is_scipys_noncentral_t(num_pairs: int, effect: float) -> None:
 def test_the_smallest_effect_has_the_power_asked_for(num_pairs: int, alpha: float, target: float) -> None:
     effect = power.smallest_effect(num_pairs, 2.0, 1.0, alpha, target)
     assert effect is not None
-    found = power.power_of(effect, num_pairs=num_pairs, pair_sd_pct=2, smallest_effect_pct=1, alpha=alpha)
+    found = power_of(effect, num_pairs=num_pairs, pair_sd_pct=2, smallest_effect_pct=1, alpha=alpha)
     assert found == pytest.approx(target, abs=1e-6)
 
 
@@ -48,8 +49,7 @@ def test_more_pairs_less_spread_and_less_power_show_smaller_effects() -> None:
 
 def test_power_grows_with_the_effect() -> None:
     chances = [
-        power.power_of(effect / 100, num_pairs=6, pair_sd_pct=2, smallest_effect_pct=1, alpha=0.05)
-        for effect in range(20)
+        power_of(effect / 100, num_pairs=6, pair_sd_pct=2, smallest_effect_pct=1, alpha=0.05) for effect in range(20)
     ]
     assert chances == sorted(chances)
     assert chances[1] == pytest.approx(0.025, abs=1e-6)
@@ -59,7 +59,7 @@ def test_power_grows_with_the_effect() -> None:
 def test_fewer_than_six_pairs_show_nothing(num_pairs: int) -> None:
     assert power.smallest_effect(num_pairs, 0.1, 1.0, 0.05) is None
     assert power.smallest_effect(40, 1e12, 1.0, 0.05) is None
-    assert power.power_of(0.5, num_pairs=num_pairs, pair_sd_pct=1, smallest_effect_pct=1, alpha=0.05) == 0.0
+    assert power_of(0.5, num_pairs=num_pairs, pair_sd_pct=1, smallest_effect_pct=1, alpha=0.05) == 0.0
 
 
 def test_few_control_pairs_measure_a_high_noise_floor() -> None:
@@ -120,7 +120,7 @@ def test_the_gates_of_live_pairs_take_the_power_that_the_simulation_shows(
     gates = power.chance_of_live_gates(
         num_pairs=num_pairs, scored_steps=scored_steps, alpha=0.05, reward_margin=margin, length_margin=0.02
     )
-    speed = power.power_of(0.05, num_pairs=num_pairs, pair_sd_pct=2, smallest_effect_pct=1, alpha=0.05)
+    speed = power_of(0.05, num_pairs=num_pairs, pair_sd_pct=2, smallest_effect_pct=1, alpha=0.05)
     assert gates * speed == pytest.approx(simulated, abs=0.05)
 
 
