@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 
@@ -165,24 +165,11 @@ def _drain(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def _popen(
-    argv: Sequence[str],
-    *,
-    stdin: int,
-    stdout: int,
-    stderr: int,
-    cwd: Path | None,
-    env: Mapping[str, str] | None,
+    argv: Sequence[str], *, cwd: Path | None, env: Mapping[str, str] | None, **streams: Any
 ) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(
-            list(argv),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            cwd=cwd,
-            env=None if env is None else dict(env),
-            start_new_session=True,
-        )
+        environ = None if env is None else dict(env)
+        return subprocess.Popen(list(argv), cwd=cwd, env=environ, start_new_session=True, **streams)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and cwd is not None and not cwd.is_dir():
             raise EnvironmentMissing(Problem(str(cwd), "no such folder", expected="a working folder")) from None
