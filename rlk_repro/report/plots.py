@@ -122,7 +122,9 @@ def plot_steps(view: View, metric: str) -> Figure:
     key, title = f"plot-steps-{metric}", f"{view.title(metric)} over the steps"
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     values = [view.numbers.scale(metric, value) for _, series in found for value in series.values if is_drawable(value)]
-    scored = _scored_values(view, metric, found)
+    summaries = [summary for trial, _ in found if (summary := trial.summary(metric)) is not None]
+    ends = [end for summary in summaries for end in (summary.minimum, summary.maximum) if is_drawable(end)]
+    scored = [view.numbers.scale(metric, end) for end in ends]
     if not values:
         return Figure(key=key, title=title, caption=f"{view.title(metric)}: {NOT_RECORDED}.")
     num_steps = max(len(series.values) for _, series in found)
@@ -141,20 +143,6 @@ def plot_steps(view: View, metric: str) -> Figure:
         what = "Unscored" if view.analysis.is_crossover else "Warm-up"
         caption += f" {what} steps with values beyond the axis are not shown."
     return make_figure(key, title, caption, HEIGHT, body)
-
-
-def _scored_values(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    """Return the values that the axis must cover: of pairs, all scored steps; of sessions, each minimum and maximum."""
-    first = view.analysis.num_warmup_steps
-    if view.analysis.is_crossover:
-        summaries = (trial.summary(metric) for trial, _ in found)
-        return [view.numbers.scale(metric, end) for item in summaries if item for end in (item.minimum, item.maximum)]
-    return [
-        view.numbers.scale(metric, value)
-        for _, series in found
-        for value in series.values[first:]
-        if is_drawable(value)
-    ]
 
 
 def _warmup(view: View, x: Scale) -> Iterator[str]:
