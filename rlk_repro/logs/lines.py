@@ -6,7 +6,7 @@ line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,64 +51,56 @@ def read_lines(stream: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]
             text = stream.readline(max_bytes + 1)
 
 
-class LineScanner:
-    """Iterates over the lines of ``stream`` that hold one of ``needles``.
+def scan_lines(
+    stream: IO[bytes],
+    needles: Mapping[bytes, bytes],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    max_line_bytes: int = MAX_LINE_BYTES,
+) -> Iterator[LogLine]:
+    """Yield the lines of ``stream`` that hold one of ``needles``.
 
     ``needles`` maps each searched byte string to the bytes allowed right before it (``b""``: any byte).  An unfinished
     last line and the pieces of an over-long line are always yielded.
     """
+    number, rest, is_continued = 0, b"", False
+    while block := stream.read(block_bytes):
+        data = rest + block
+        start, end = 0, data.rfind(b"\n", len(rest)) + 1
+        if is_continued and end:
+            start, is_continued = data.find(b"\n") + 1, False
+            number += 1
+            yield LogLine(number, data[:start], is_continued=True)
+        number = yield from _scan_block(data, start, end, needles, number)
+        rest = data[end:]
+        if len(rest) > max_line_bytes:
+            cut = rest.rfind(b"\r")
+            cut = cut if cut > 0 else len(rest)
+            yield LogLine(number + 1, rest[:cut], is_continued)
+            rest, is_continued = rest[cut:], True
+    if rest or is_continued:
+        yield LogLine(number + 1, rest, is_continued)
 
-    def __init__(
-        self,
-        stream: IO[bytes],
-        needles: Mapping[bytes, bytes],
-        *,
-        block_bytes: int = BLOCK_BYTES,
-        max_line_bytes: int = MAX_LINE_BYTES,
-    ) -> None:
-        self.num_lines = 0
-        self._stream = stream
-        self._needles = dict(needles)
-        self._block_bytes = block_bytes
-        self._max_line_bytes = max_line_bytes
 
-    def __iter__(self) -> Iterator[LogLine]:
-        rest, is_continued = b"", False
-        while block := self._stream.read(self._block_bytes):
-            data = rest + block
-            start, end = 0, data.rfind(b"\n", len(rest)) + 1
-            if is_continued and end:
-                start, is_continued = data.find(b"\n") + 1, False
-                self.num_lines += 1
-                yield LogLine(self.num_lines, data[:start], is_continued=True)
-            yield from self._find_lines(data, start, end)
-            rest = data[end:]
-            if len(rest) > self._max_line_bytes:
-                cut = rest.rfind(b"\r")
-                cut = cut if cut > 0 else len(rest)
-                yield LogLine(self.num_lines + 1, rest[:cut], is_continued)
-                rest, is_continued = rest[cut:], True
-        if rest or is_continued:
-            self.num_lines += 1
-            yield LogLine(self.num_lines, rest, is_continued)
+def _scan_block(
+    data: bytes, start: int, end: int, needles: Mapping[bytes, bytes], number: int
+) -> Generator[LogLine, None, int]:
+    """Yield the lines from ``start`` to ``end`` that hold a needle; ``number`` lines precede. Return the new number."""
+    hits = {needle: _find(data, needle, before, start, end) for needle, before in needles.items()}
+    while (position := min(hits.values(), default=end)) < end:
+        line_start = data.rfind(b"\n", start, position) + 1 or start
+        line_end = data.find(b"\n", position, end) + 1
+        number += data.count(b"\n", start, line_end)
+        start = line_end
+        yield LogLine(number, data[line_start:line_end])
+        for needle, hit in hits.items():
+            if hit < line_end:
+                hits[needle] = _find(data, needle, needles[needle], line_end, end)
+    return number + data.count(b"\n", start, end)
 
-    def _find_lines(self, data: bytes, start: int, end: int) -> Iterator[LogLine]:
-        counted = start
-        hits = {needle: self._find(data, needle, start, end) for needle in self._needles}
-        while (position := min(hits.values(), default=end)) < end:
-            line_start = data.rfind(b"\n", counted, position) + 1 or counted
-            line_end = data.find(b"\n", position, end) + 1
-            self.num_lines += data.count(b"\n", counted, line_end)
-            counted = line_end
-            yield LogLine(self.num_lines, data[line_start:line_end])
-            for needle, hit in hits.items():
-                if hit < line_end:
-                    hits[needle] = self._find(data, needle, line_end, end)
-        self.num_lines += data.count(b"\n", counted, end)
 
-    def _find(self, data: bytes, needle: bytes, start: int, end: int) -> int:
-        before = self._needles[needle]
-        position = data.find(needle, start, end)
-        while position >= 0 and before and data[position - 1] not in before:
-            position = data.find(needle, position + len(needle), end)
-        return position if position >= 0 else end
+def _find(data: bytes, needle: bytes, before: bytes, start: int, end: int) -> int:
+    position = data.find(needle, start, end)
+    while position >= 0 and before and data[position - 1] not in before:
+        position = data.find(needle, position + len(needle), end)
+    return position if position >= 0 else end

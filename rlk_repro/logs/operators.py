@@ -16,7 +16,7 @@ from typing import IO, Annotated, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
 from rlk_repro.base.files import decode_json
-from rlk_repro.logs.lines import LineScanner, LogLine, open_log
+from rlk_repro.logs.lines import LogLine, open_log, scan_lines
 from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorStatus
 
 MAX_RECORD_BYTES: Final = 1 << 20
@@ -119,7 +119,7 @@ def parse_operators(path: Path) -> OperatorLog:
 
 def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
     reader = _Reader()
-    for line in LineScanner(stream, {_NEEDLE: b""}):
+    for line in scan_lines(stream, {_NEEDLE: b""}):
         reader.read_line(line)
     return OperatorLog(
         device=reader.device,

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Final
 
-from rlk_repro.logs.lines import LineScanner, LogLine, open_log
+from rlk_repro.logs.lines import LogLine, open_log, scan_lines
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 
 MAX_DICT_BYTES: Final = 1 << 20
@@ -85,7 +85,7 @@ def parse_log(path: Path) -> ParsedLog:
 
 def parse_stream(stream: IO[bytes]) -> ParsedLog:
     reader = _LogReader()
-    for line in LineScanner(stream, _NEEDLES):
+    for line in scan_lines(stream, _NEEDLES):
         reader.read_line(line)
     hidden = reader.num_hidden_by_ray
     return ParsedLog(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.logs.lines import LineScanner
+from rlk_repro.logs.lines import scan_lines
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.metrics import METRICS, metric_series
 from rlk_repro.logs.vime import LogReject, LogSample, ParsedLog, parse_log, parse_stream
@@ -286,18 +286,17 @@ def test_chatter_never_changes_what_is_read(log, chatter):
     st.integers(1, 40),
 )
 def test_lines_and_their_numbers_do_not_depend_on_blocks(data, block_bytes, max_line_bytes):
-    scanner = LineScanner(
+    scanned = scan_lines(
         io.BytesIO(data), {b"N:": b"1", b"xx": b""}, block_bytes=block_bytes, max_line_bytes=max_line_bytes
     )
     found: dict[int, bytes] = {}
-    for line in scanner:
+    for line in scanned:
         assert line.is_continued == (line.number in found)
         found[line.number] = found.get(line.number, b"") + line.text
     lines = list(io.BytesIO(data))
     wanted = {number for number, line in enumerate(lines, 1) if b"1N:" in line or b"xx" in line}
     assert wanted <= set(found)
     assert all(lines[number - 1] == text for number, text in found.items())
-    assert scanner.num_lines == len(lines)
 
 
 def test_series_hold_one_sample_per_rollout():
