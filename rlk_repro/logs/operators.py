@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
@@ -113,14 +113,10 @@ def parse_operators(path: Path) -> OperatorLog:
     Raises:
         BundleUnreadable: the file is absent or cannot be read.
     """
-    with open_log(path, buffering=0) as stream:
-        return parse_operator_stream(stream)
-
-
-def parse_operator_stream(stream: IO[bytes]) -> OperatorLog:
     reader = _Reader()
-    for line in scan_lines(stream, {_NEEDLE: b""}):
-        reader.read_line(line)
+    with open_log(path, buffering=0) as stream:
+        for line in scan_lines(stream, {_NEEDLE: b""}):
+            reader.read_line(line)
     return OperatorLog(
         device=reader.device,
         times=reader.times,

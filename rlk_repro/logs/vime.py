@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from rlk_repro.logs.lines import LogLine, open_log, scan_lines
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
@@ -79,14 +79,10 @@ def parse_log(path: Path) -> ParsedLog:
     Raises:
         BundleUnreadable: the file is absent or cannot be read.
     """
-    with open_log(path, buffering=0) as stream:
-        return parse_stream(stream)
-
-
-def parse_stream(stream: IO[bytes]) -> ParsedLog:
     reader = _LogReader()
-    for line in scan_lines(stream, _NEEDLES):
-        reader.read_line(line)
+    with open_log(path, buffering=0) as stream:
+        for line in scan_lines(stream, _NEEDLES):
+            reader.read_line(line)
     hidden = reader.num_hidden_by_ray
     return ParsedLog(
         rows=reader.rows,

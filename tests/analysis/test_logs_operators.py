@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json_line
 from rlk_repro.logs import operators
-from rlk_repro.logs.operators import OperatorLog, parse_operator_stream, parse_operators
+from rlk_repro.logs.operators import OperatorLog, parse_operators
 from rlk_repro.rundir.operator_results import OperatorKind, OperatorStatus
 
 PREFIX = "[2026-11-20 16:00:00] harness.py:60 - operator "
@@ -58,7 +58,10 @@ DEVICE: dict[str, Any] = {"event": "device", "name": "NVIDIA H200", "bytes_per_s
 
 def read(*lines: str | bytes) -> OperatorLog:
     data = b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines) + b"\n"
-    return parse_operator_stream(io.BytesIO(data))
+    with NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return parse_operators(Path(file.name))
 
 
 def record(value: dict[str, Any], **changes: Any) -> str:

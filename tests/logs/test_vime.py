@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.logs.lines import scan_lines
 from rlk_repro.logs.literal import CutOff, NotADict, read_numbers
 from rlk_repro.logs.metrics import METRICS, metric_series
-from rlk_repro.logs.vime import LogReject, LogSample, ParsedLog, parse_log, parse_stream
+from rlk_repro.logs.vime import LogReject, LogSample, ParsedLog, parse_log
 from tests import ROOT, TESTS
 
 LOGS = TESTS / "assets" / "logs"
@@ -32,7 +34,14 @@ CHATTER = (
 
 
 def parse(*lines: bytes) -> ParsedLog:
-    return parse_stream(io.BytesIO(b"".join(line + b"\n" for line in lines)))
+    return parse_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def parse_bytes(data: bytes) -> ParsedLog:
+    with NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return parse_log(Path(file.name))
 
 
 def rows_of(parsed: ParsedLog) -> dict[str, dict[int, dict[str, LogSample]]]:
@@ -213,7 +222,7 @@ fragments = st.sampled_from(
 
 @given(st.lists(fragments | st.binary(max_size=8), max_size=30))
 def test_no_bytes_make_the_parser_fail(parts):
-    parsed = parse_stream(io.BytesIO(b"".join(parts)))
+    parsed = parse_bytes(b"".join(parts))
     series = metric_series(parsed, num_rollouts=4, num_steps_per_rollout=2)
     assert set(series) == {metric.name for metric in METRICS}
 
