@@ -8,7 +8,7 @@ from typing import Any
 
 from rlk_repro import __version__
 from rlk_repro.claims.files import Claim
-from rlk_repro.claims.judge import Here, judge_claim, list_cells
+from rlk_repro.claims.judge import judge_claim, list_cells
 from rlk_repro.claims.processes import Bench, Measured, measure_claim
 from rlk_repro.claims.results import RL_KERNEL, ClaimsCheck
 from rlk_repro.probes import code, gpu
@@ -20,10 +20,10 @@ def check_claims(
 ) -> ClaimsCheck:
     bench = Bench(env=dict(os.environ)) if bench is None else bench
     facts = Manifest(node="here", sections={gpu.SECTION: gpu.probe(), code.SECTION: code.probe(environ=bench.env)})
-    here = Here(gpu=_gpu_name(facts))
+    here = _gpu_name(facts)
     measured: dict[str, Measured] = {}
     for number, claim in enumerate(claims, start=1):
-        if here.gpu and list_cells(claim):
+        if here and list_cells(claim):
             tell(f"{claim.claim} ({number} of {len(claims)})")
             measured[claim.claim] = measure_claim(claim, bench)
     nothing = Measured(measurements={}, process={})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.claims.files import (
@@ -37,20 +36,11 @@ COMPUTED: Final = "the published memory figure was only compared with a formula;
 NOTHING_COMPARED: Final = "the published run ran out of memory, so no published value can be compared"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Here:
-    """This machine; ``gpu`` is the name that the driver gives the GPU, empty without a GPU."""
-
-    gpu: str
-
-    @property
-    def name(self) -> str:
-        return self.gpu or "a CPU"
-
-    def is_same(self, name_part: str) -> bool | None:
-        if not name_part or not self.gpu:
-            return None
-        return re.search(rf"(?<![A-Za-z0-9]){re.escape(name_part)}(?![0-9])", self.gpu) is not None
+def is_same_gpu(gpu: str, name_part: str) -> bool | None:
+    """Tell whether ``name_part`` is a whole part of the name ``gpu``; the result is None if one of the two is empty."""
+    if not name_part or not gpu:
+        return None
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(name_part)}(?![0-9])", gpu) is not None
 
 
 def list_cells(claim: Claim) -> list[Cell]:
@@ -79,32 +69,34 @@ def _cells_of(claim: Claim, row: Row, comparison: Comparison) -> Iterator[Cell]:
         yield Cell(row=row.row, implementation=comparison.baseline, pass_=pass_, is_cold=True)
 
 
-def judge_claim(claim: Claim, here: Here, measurements: Mapping[Cell, Measurement]) -> ClaimResult:
-    """Find the result of each row of a claim; a comparison gets *not runnable* if a measurement for it is missing."""
-    is_same = here.is_same(claim.testbed.name_part)
+def judge_claim(claim: Claim, gpu: str, measurements: Mapping[Cell, Measurement]) -> ClaimResult:
+    """Find the result of each row of a claim; a comparison gets *not runnable* if a measurement for it is missing.
+
+    ``gpu`` is the name that the driver gives this machine's GPU, empty without a GPU.
+    """
     return ClaimResult(
         claim=claim.claim,
         title=claim.title,
         source=str(claim.source),
         published_on=f"GPU {claim.testbed.gpu}, stack {claim.testbed.stack}",
-        here=here.name,
-        is_same_hardware=is_same,
-        rows=tuple(_judge_row(claim, row, here, measurements) for row in claim.rows),
+        here=gpu or "a CPU",
+        is_same_hardware=is_same_gpu(gpu, claim.testbed.name_part),
+        rows=tuple(_judge_row(claim, row, gpu, measurements) for row in claim.rows),
         measurements=tuple(measurements.values()),
         doubts=claim.doubts,
     )
 
 
-def _judge_row(claim: Claim, row: Row, here: Here, measurements: Mapping[Cell, Measurement]) -> RowResult:
+def _judge_row(claim: Claim, row: Row, gpu: str, measurements: Mapping[Cell, Measurement]) -> RowResult:
     if not isinstance(claim.check, MeasureCheck):
         return RowResult(row=row.row, word=Word.NOT_RUNNABLE, reason=claim.check.reason)
     comparisons = _comparisons_of(claim, claim.check, row)
     if not comparisons:
         return RowResult(row=row.row, word=Word.NOT_RUNNABLE, reason=NOTHING_COMPARED)
     compared = tuple(
-        _compare_speed(claim, row, comparison, here, measurements)
+        _compare_speed(claim, row, comparison, gpu, measurements)
         if isinstance(comparison, SpeedComparison)
-        else _compare_memory(claim, row, comparison, here, measurements)
+        else _compare_memory(claim, row, comparison, gpu, measurements)
         for comparison in comparisons
     )
     gaps = dict.fromkeys([*_list_gaps(compared), *_list_ignored(row, comparisons)])
@@ -134,20 +126,20 @@ def _list_ignored(row: Row, comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _compare_speed(
-    claim: Claim, row: Row, comparison: SpeedComparison, here: Here, measurements: Mapping[Cell, Measurement]
+    claim: Claim, row: Row, comparison: SpeedComparison, gpu: str, measurements: Mapping[Cell, Measurement]
 ) -> Compared:
     pass_ = claim.quantities[comparison.quantity].pass_
     published = find_published(claim, row, comparison)
     what = f"{pass_}, {comparison.baseline} / {comparison.candidate}"
     baseline, candidate, *first = (measurements.get(cell) for cell in _cells_of(claim, row, comparison))
-    reason = _find_obstacle(here, baseline, candidate, *first)
+    reason = _find_obstacle(gpu, baseline, candidate, *first)
     warm = _ratio(baseline, candidate)
     ratio = _ratio(first[0], candidate) if first else warm
     if reason is None and published and ratio is not None:
         is_near = max(ratio / published, published / ratio) <= 1 + comparison.tolerance_pct / 100
         word = Word.REPRODUCED if is_near else Word.NOT_REPRODUCED
     else:
-        word = _word_without(claim, here, baseline, candidate)
+        word = _word_without(claim, gpu, baseline, candidate)
     return Compared(
         what=f"{what}, cold start" if first else what,
         unit="x",
@@ -166,21 +158,21 @@ def _ratio(baseline: Measurement | None, candidate: Measurement | None) -> float
 
 
 def _compare_memory(
-    claim: Claim, row: Row, comparison: MemoryComparison, here: Here, measurements: Mapping[Cell, Measurement]
+    claim: Claim, row: Row, comparison: MemoryComparison, gpu: str, measurements: Mapping[Cell, Measurement]
 ) -> Compared:
     quantity = claim.quantities[comparison.quantity]
     published = find_published(claim, row, comparison)
     (measurement,) = (measurements.get(cell) for cell in _cells_of(claim, row, comparison))
-    is_arithmetic = not here.gpu and comparison.bytes_per_logit is not None
+    is_arithmetic = not gpu and comparison.bytes_per_logit is not None
     scale = BYTES[quantity.unit]
     found = _found_bytes(row, comparison, measurement, is_arithmetic=is_arithmetic)
-    reason = None if is_arithmetic else _find_obstacle(here, measurement)
+    reason = None if is_arithmetic else _find_obstacle(gpu, measurement)
     if found is not None and published is not None:
         is_near = _is_near_bytes(found, published * scale, comparison.tolerance_pct)
         agrees = Word.ARITHMETIC if is_arithmetic else Word.REPRODUCED
         word = agrees if is_near else Word.NOT_REPRODUCED
     else:
-        word = _word_without(claim, here, measurement)
+        word = _word_without(claim, gpu, measurement)
     counted = "with inputs" if comparison.counts_inputs else "above inputs"
     return Compared(
         what=f"{quantity.pass_}, memory {counted}, {comparison.implementation}",
@@ -209,8 +201,8 @@ def _is_near_bytes(found: float, published: float, tolerance_pct: float) -> bool
     return abs(found - published) <= max(published * tolerance_pct / 100, ZERO_BYTES if published < ZERO_BYTES else 0)
 
 
-def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
-    if not here.gpu:
+def _find_obstacle(gpu: str, *measurements: Measurement | None) -> str | None:
+    if not gpu:
         return NO_GPU
     for measurement in measurements:
         if measurement is None:
@@ -222,7 +214,7 @@ def _find_obstacle(here: Here, *measurements: Measurement | None) -> str | None:
     return None
 
 
-def _word_without(claim: Claim, here: Here, *measurements: Measurement | None) -> Word:
+def _word_without(claim: Claim, gpu: str, *measurements: Measurement | None) -> Word:
     """Return ``not reproduced`` only if a call ran out of memory on the GPU that the claim names."""
     is_oom = any(item is not None and item.status is OperatorStatus.OOM for item in measurements)
-    return Word.NOT_REPRODUCED if is_oom and here.is_same(claim.testbed.name_part) else Word.NOT_RUNNABLE
+    return Word.NOT_REPRODUCED if is_oom and is_same_gpu(gpu, claim.testbed.name_part) else Word.NOT_RUNNABLE

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.claims.files import BYTES, Claim, MeasureCheck, chosen_rows, find_published, load_claims
-from rlk_repro.claims.judge import NO_GPU, Here, judge_claim, list_cells
+from rlk_repro.claims.judge import NO_GPU, is_same_gpu, judge_claim, list_cells
 from rlk_repro.claims.results import Basis, Cell, Measurement, RowResult, Word, join_words
 from rlk_repro.claims.text import check_lines, list_lines
 from rlk_repro.rundir.operator_results import OperatorStatus
 from tests.support.claim_examples import CLAIM, MEASURABLE, cell, make_claim, measured, obstructed
 
-H100 = Here(gpu="NVIDIA H100 80GB HBM3")
-H200 = Here(gpu="NVIDIA H200")
-CPU = Here(gpu="")
+H100 = "NVIDIA H100 80GB HBM3"
+H200 = "NVIDIA H200"
+CPU = ""
 MIB = 2**20
 
 
-def judge(here: Here, *measurements: Measurement, text: str = CLAIM) -> RowResult:
+def judge(gpu: str, *measurements: Measurement, text: str = CLAIM) -> RowResult:
     found: Mapping[Cell, Measurement] = {item.cell: item for item in measurements}
-    (row,) = judge_claim(make_claim(text), here, found).rows
+    (row,) = judge_claim(make_claim(text), gpu, found).rows
     return row
 
 
@@ -205,7 +205,7 @@ def test_a_cold_start_is_held_against_the_first_call_and_the_warm_ratio_is_shown
     ],
 )
 def test_hardware_is_the_same_by_a_whole_part_of_its_name(part: str, name: str, is_same: bool | None) -> None:
-    assert Here(gpu=name).is_same(part) is is_same
+    assert is_same_gpu(name, part) is is_same
 
 
 def test_other_hardware_is_named_and_refutes_nothing() -> None:
