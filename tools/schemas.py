@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from rlk_repro.agent.preflight.doctor import Diagnoses
 from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.base.resources import data_dir
+from rlk_repro.bundle.verify import Verification
 from rlk_repro.claims.files import Claim
 from rlk_repro.claims.results import ClaimsCheck
 from rlk_repro.cli import answers
@@ -74,7 +75,7 @@ ANSWERS: Final[Mapping[str, Any]] = {
     "runs show": Run,
     "status": answers.Status,
     "submit": answers.Submitted | Finished | DryRun,
-    "verify": answers.Verified,
+    "verify": Verification,
 }
 """The answers by command; for ``logs``, each line of the output is one answer."""
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import (
@@ -18,7 +19,7 @@ from rlk_repro.base.files import (
     parse_json,
     sha256_bytes,
 )
-from rlk_repro.base.findings import Finding, Level, limit_findings
+from rlk_repro.base.findings import Finding, Level, has_blocking, limit_findings
 from rlk_repro.base.units import format_bytes
 from rlk_repro.bundle.archive import ArchiveReader, read_own
 from rlk_repro.bundle.checksums import CHECKSUMS, diff_checksums, hash_through, parse_checksums, render_checksums
@@ -47,15 +48,15 @@ _ID: Final = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification:
-    """The result of checking a bundle; ``bundle_id`` is computed from the files, and None if the bundle was never
-    sealed.
+class Verification(Answer):
+    """The answer of ``verify``; ``bundle_id`` is computed from the files, and None if the bundle was never sealed.
 
     ``claimed_id`` is the id that the bundle's own SHA256SUMS gives, if that id differs from ``bundle_id``.
     """
 
-    findings: tuple[Finding, ...]
+    is_ok: bool
     bundle_id: str | None
+    findings: tuple[Finding, ...]
     claimed_id: str | None = None
 
 
@@ -82,21 +83,22 @@ def verify(path: Path, *, expected_id: str | None = None) -> Verification:
         raise SpecError(
             Problem("--id", "not a bundle id", got=expected_id, expected="64 lower-case hex digits", hint=hint)
         )
-    found = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path)
-    findings = [*found.findings, *_check_id(found.bundle_id, expected_id)]
-    return replace(found, findings=tuple(limit_findings(findings)))
+    contents = _verify_folder(RunDir(path)) if is_folder(path) else _verify_archive(path)
+    bundle_id, claimed_id = _identify(contents.digests)
+    findings = tuple(limit_findings([*contents.findings, *_check_id(bundle_id, expected_id)]))
+    return Verification(is_ok=not has_blocking(findings), bundle_id=bundle_id, findings=findings, claimed_id=claimed_id)
 
 
-def _verify_folder(run_dir: RunDir) -> Verification:
+def _verify_folder(run_dir: RunDir) -> _Contents:
     reader = FolderReader(run_dir)
     contents = _Contents()
     _read(reader, contents)
     refused = [Finding(Level.BLOCKING, name, "a regular file", what) for name, what in reader.refused.items()]
-    findings = (*contents.findings, *refused, *_compare(contents))
-    return _identify(findings, contents.digests)
+    contents.findings += [*refused, *_compare(contents)]
+    return contents
 
 
-def _verify_archive(path: Path) -> Verification:
+def _verify_archive(path: Path) -> _Contents:
     contents = _Contents()
     with open_archive(path) as reader:
         try:
@@ -104,18 +106,18 @@ def _verify_archive(path: Path) -> Verification:
         except BundleUnreadable as error:
             raise BundleUnreadable(*error.problems, *_find_damaged(path, contents)) from None
     packing = _check_packing(path, reader)
-    found = (*contents.findings, *_compare(contents), *_find_extra_folders(contents), *packing)
-    return _identify(found, contents.digests)
+    contents.findings += [*_compare(contents), *_find_extra_folders(contents), *packing]
+    return contents
 
 
-def _identify(findings: tuple[Finding, ...], digests: Mapping[str, str]) -> Verification:
-    """Compute the id from the checksums of the present files, because SHA256SUMS itself may have been changed."""
+def _identify(digests: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the id computed from the present files, and the id that SHA256SUMS gives if the two differ."""
     claimed = digests.get(CHECKSUMS)
     if claimed is None:
-        return Verification(findings=findings, bundle_id=None)
+        return None, None
     own = {name: digest for name, digest in digests.items() if name != CHECKSUMS}
     bundle_id = sha256_bytes(render_checksums(own))
-    return Verification(findings=findings, bundle_id=bundle_id, claimed_id=None if claimed == bundle_id else claimed)
+    return bundle_id, None if claimed == bundle_id else claimed
 
 
 def _check_id(bundle_id: str | None, expected_id: str | None) -> list[Finding]:

@@ -134,14 +134,6 @@ class SubmittedRow(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified(Answer):
-    is_ok: bool
-    bundle_id: str | None
-    findings: tuple[Finding, ...]
-    claimed_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class EnginesCompared(Answer):
     """The answer of ``agreement``; ``is_other_contract``: whether its contract differs from that of this version."""
 

@@ -30,20 +30,17 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every file of a bundle against its checksums, and print all findings."""
-    from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle import verify as checks
-    from rlk_repro.cli.answers import Verified
 
     found = checks.verify(bundle, expected_id=expected_id)
-    is_ok = not has_blocking(found.findings)
     if as_json:
-        say_json(Verified(is_ok=is_ok, **vars(found)))
+        say_json(found)
     else:
         for line in _id_lines(found, expected_id):
             say(line)
         say_findings(found.findings)
-        say(f"{bundle}: {'every file matches the seal' if is_ok else 'verification failed'}")
-    if not is_ok:
+        say(f"{bundle}: {'every file matches the seal' if found.is_ok else 'verification failed'}")
+    if not found.is_ok:
         raise typer.Exit(1)
 
 

@@ -73,7 +73,8 @@ def test_a_bundle_and_its_folder_have_one_id(run_dir: RunDir, bundle: Path) -> N
     bundle_id = sha256_bytes(run_dir.checksums.read_bytes())
     for path in (bundle, run_dir.root):
         for expected_id in (None, bundle_id):
-            assert verify.verify(path, expected_id=expected_id) == verify.Verification(findings=(), bundle_id=bundle_id)
+            expected = verify.Verification(is_ok=True, bundle_id=bundle_id, findings=())
+            assert verify.verify(path, expected_id=expected_id) == expected
 
 
 def test_another_sound_bundle_is_recognised_by_its_id(run_dir: RunDir, bundle: Path) -> None:
