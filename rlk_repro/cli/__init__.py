@@ -6,9 +6,10 @@ import io
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import typer
 
@@ -36,6 +37,53 @@ from rlk_repro.cli.commands import EXAMPLES, CommandGroup, as_typed
 
 PARSER_REFUSED: Final = 2
 
+Functions: TypeAlias = Mapping[str, Callable[..., None]]
+
+COMMANDS: Final[Functions] = {
+    "submit": submit.submit,
+    "status": jobs.status,
+    "logs": jobs.logs,
+    "cancel": jobs.cancel,
+    "collect": jobs.collect,
+    "list": listing.list_kinds,
+    "verify": bundles.verify,
+    "inspect": bundles.inspect,
+    "diff": bundles.diff,
+    "replay": replay.replay,
+    "report": report.report,
+    "index": report.index,
+    "agreement": agreement.agreement,
+    "prepare": prepare.prepare,
+    "doctor": doctor.doctor,
+}
+GROUPS: Final[Mapping[str, tuple[str, Functions]]] = {
+    "runs": ("Run definitions: list them, show one.", {"list": runs.list_runs, "show": runs.show_run}),
+    "claims": (
+        "Measure published figures about RL-Kernel again.",
+        {"list": claims.list_claims, "check": claims.check},
+    ),
+    "profile": (
+        "Site profiles: write one for a cluster, show it, check it.",
+        {"init": profile.init, "show": profile.show, "check": profile.check},
+    ),
+    "images": (
+        "Container images of stacks: list, pull, build, check, pin, export, import.",
+        {
+            "list": images.list_,
+            "pull": images.pull,
+            "build": images.build,
+            "check": images.check,
+            "pin": images.pin,
+            "export": images.export,
+            "import": images.import_,
+        },
+    ),
+    "env": (
+        "Stacks as virtual environments, for hosts without containers: create, check, export.",
+        {"create": env.create, "check": env.check, "export": env.export},
+    ),
+}
+
 app: Final = typer.Typer(
     name="rlk-repro",
     cls=CommandGroup,
@@ -59,20 +107,13 @@ def _root(
     del version
 
 
-submit.register(app)
-jobs.register(app)
-runs.register(app)
-listing.register(app)
-bundles.register(app)
-replay.register(app)
-report.register(app)
-agreement.register(app)
-claims.register(app)
-profile.register(app)
-images.register(app)
-env.register(app)
-prepare.register(app)
-doctor.register(app)
+for name, function in COMMANDS.items():
+    app.command(name)(function)
+for name, (purpose, members) in GROUPS.items():
+    group = typer.Typer(cls=CommandGroup, help=purpose, no_args_is_help=True)
+    app.add_typer(group, name=name)
+    for command, function in members.items():
+        group.command(command)(function)
 
 
 @cache

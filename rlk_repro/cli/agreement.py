@@ -14,10 +14,6 @@ OUTSIDE: Final = "outside"
 WORDS: Final = {OUTSIDE: "fail", "not-measured": "not measured"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command("agreement")(agreement)
-
-
 def agreement(
     bundle: BundlePath,
     fail_on: Annotated[

@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("verify")(verify)
-    app.command("inspect")(inspect)
-    app.command("diff")(diff)
-
-
 def verify(
     bundle: BundlePath,
     expected_id: Annotated[

@@ -7,15 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.commands import add_group
 from rlk_repro.cli.output import AsJson, note, say_answer
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of claims; default: all claims.")]
-
-
-def register(app: typer.Typer) -> None:
-    purpose = "Measure published figures about RL-Kernel again."
-    add_group(app, "claims", purpose, {"list": list_claims, "check": check})
 
 
 def list_claims(as_json: AsJson = False) -> None:

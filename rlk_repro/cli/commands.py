@@ -6,11 +6,10 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import typer
 from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: Final[Mapping[str, str]] = {
@@ -74,13 +73,6 @@ class CommandGroup(TyperGroup):
         options = super().get_params(ctx)
         _hide_values_of_flags(options)
         return options
-
-
-def add_group(app: typer.Typer, name: str, purpose: str, commands: Mapping[str, Callable[..., None]]) -> None:
-    group = typer.Typer(cls=CommandGroup, help=purpose, no_args_is_help=True)
-    app.add_typer(group, name=name)
-    for command, function in commands.items():
-        group.command(command)(function)
 
 
 def _hide_values_of_flags(options: Iterable[Any]) -> None:

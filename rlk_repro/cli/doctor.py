@@ -7,10 +7,6 @@ import typer
 from rlk_repro.cli.output import AsJson, say, say_json
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
-
-
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine, and show what would make a run fail."""
     from rlk_repro.agent.preflight.doctor import Diagnoses, diagnose, look_around

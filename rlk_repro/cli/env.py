@@ -7,17 +7,11 @@ from typing import Annotated
 
 import typer
 
-from rlk_repro.cli.commands import add_group
 from rlk_repro.cli.completion import StackName
 from rlk_repro.cli.output import AsJson, say_answer
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the environment.")]
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64 or cuda-arm64; default: this machine's.")]
-
-
-def register(app: typer.Typer) -> None:
-    purpose = "Stacks as virtual environments, for hosts without containers: create, check, export."
-    add_group(app, "env", purpose, {"create": create, "check": check, "export": export})
 
 
 def create(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.commands import add_group
 from rlk_repro.cli.completion import StackName
 from rlk_repro.cli.output import AsJson, note, say, say_answer, say_findings, say_json
 
@@ -22,12 +21,6 @@ ExpectedStack = Annotated[str | None, typer.Option("--stack", help="Check the im
 RuntimeName = Annotated[
     str | None, typer.Option("--runtime", help="podman, docker, apptainer or enroot; default: the first installed.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    purpose = "Container images of stacks: list, pull, build, check, pin, export, import."
-    add_group(app, "images", purpose, {"list": list_, "pull": pull, "build": build, "check": check, "pin": pin,
-                                       "export": export, "import": import_})  # fmt: skip
 
 
 def list_(

@@ -28,13 +28,6 @@ STAGED: Final = "staged but not submitted"
 NOT_OURS: Final = "was not submitted by you, so only the run's files were read, not the cluster"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("status")(status)
-    app.command("logs")(logs)
-    app.command("cancel")(cancel)
-    app.command("collect")(collect)
-
-
 def status(
     run_id: RunId = None,
     is_watching: Annotated[bool, typer.Option("--watch", help="Wait until the run ends.")] = False,

@@ -10,10 +10,6 @@ from rlk_repro.cli.completion import FOLDERS
 from rlk_repro.cli.output import AsJson, say, say_json
 
 
-def register(app: typer.Typer) -> None:
-    app.command("list")(list_kinds)
-
-
 def list_kinds(
     kind: Annotated[
         str,

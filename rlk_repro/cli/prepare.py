@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 _NOTHING: Final = "nothing to prepare: the workload makes everything itself"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("prepare")(prepare)
-
-
 def prepare(
     name: RunName,
     hardware: HardwareName = None,

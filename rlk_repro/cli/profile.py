@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlk_repro.base.escapes import printable
-from rlk_repro.cli.commands import add_group, as_typed
+from rlk_repro.cli.commands import as_typed
 from rlk_repro.cli.completion import complete_profile, complete_run
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, say_yaml
 
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="PROFILE", help="A name or a file.", autocompletion=complete_profile)]
 Cluster = Annotated[str, typer.Option(help="local, slurm or k8s.")]
-
-
-def register(app: typer.Typer) -> None:
-    purpose = "Site profiles: write one for a cluster, show it, check it."
-    add_group(app, "profile", purpose, {"init": init, "show": show, "check": check})
 
 
 def init(

@@ -30,10 +30,6 @@ MOST_IN_FULL: Final = 2
 """If a part of a manifest has more warnings than this, one line counts them and names up to three."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("replay")(replay)
-
-
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a sealed run directory.")],
     is_analyze_only: Annotated[

@@ -12,11 +12,6 @@ import typer
 from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say_answer, say_json, say_text, show
 
 
-def register(app: typer.Typer) -> None:
-    app.command("report")(report)
-    app.command("index")(index)
-
-
 def report(
     sources: Annotated[list[Path], typer.Argument(metavar="BUNDLE|RUN_DIR...", help="Bundles or run directories.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder for reports.")] = None,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rlk_repro.cli.commands import add_group
 from rlk_repro.cli.completion import RunName
 from rlk_repro.cli.output import AsJson, say, say_json, say_yaml
 
@@ -17,10 +16,6 @@ if TYPE_CHECKING:
     from rlk_repro.submit.sending import Launched
 
 _SUBMITTED: Final = "{:<31} {:<22} {:<7} {:<10} {:<9} {}"
-
-
-def register(app: typer.Typer) -> None:
-    add_group(app, "runs", "Run definitions: list them, show one.", {"list": list_runs, "show": show_run})
 
 
 def list_runs(

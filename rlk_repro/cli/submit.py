@@ -33,10 +33,6 @@ _SOURCES: Final = frozenset({"vime_src", "megatron_src", "rl_kernel_src"})
 _WITH_RESUME: Final = _SOURCES | {"resume", "is_dry_run", "is_waiting", "as_json"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command("submit")(submit)
-
-
 def submit(
     context: typer.Context,
     name: Annotated[
