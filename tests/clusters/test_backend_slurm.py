@@ -280,12 +280,16 @@ def test_a_cancel_that_slurm_refused_leaves_no_trace(fake: FakeSlurm, run_dir: R
 def test_without_the_program_sacct_there_is_no_accounting(
     fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlk_repro.clusters.slurm.client.shutil.which", lambda _: None)
+    clients = fake.folder / "bin"
+    (clients / "sacct").unlink()
+    for tool in ("basename", "cat", "env", "grep"):
+        (clients / tool).symlink_to(f"/usr/bin/{tool}")
+    monkeypatch.setenv("PATH", str(clients))
     fake.answer("sbatch", "12\n")
     assert slurm.submit(JOB, run_dir).job_id == "12"
     fake.queue()
     assert slurm.poll(SUBMISSION, run_dir).state is JobState.FAILED
-    assert not any(call[0] == "sacct" for call in fake.calls)
+    assert run_dir.accounting_fields.read_text() == ""
 
 
 def test_collecting_packs_what_a_killed_agent_left_with_slurms_last_record(fake: FakeSlurm, run_dir: RunDir) -> None:

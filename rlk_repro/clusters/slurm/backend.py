@@ -175,7 +175,7 @@ def _make_refusal(done: proc.Completed) -> SchedulerRefused:
 def _record_site(run_dir: RunDir, config: Mapping[str, str]) -> None:
     rows = [f"{name} = {config[name]}\n" for name in sorted(config)]
     _record(run_dir, "config", "".join(rows))
-    _record(run_dir, "topology", slurmctl.dump_topology())
+    _record(run_dir, "topology", slurmctl.read_client("scontrol", "show", "topology"))
     write_text(run_dir.accounting_fields, ",".join(slurmctl.find_sacct_fields()))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -112,6 +111,15 @@ def run_client(*argv: str) -> proc.Completed:
     return proc.run(argv, timeout_s=TIMEOUT_S, env=clean_env())
 
 
+def read_client(*argv: str) -> str:
+    """Return a client's output; empty if it fails, as sacct without accounting, or if this machine lacks the client."""
+    try:
+        done = run_client(*argv)
+    except EnvironmentMissing:
+        return ""
+    return done.stdout if done.is_ok else ""
+
+
 def quote_words(done: proc.Completed) -> str:
     return quote_answer(done, rf"^{re.escape(done.argv[0].rpartition('/')[2])}: (?:error: |fatal: )?")
 
@@ -121,17 +129,13 @@ def find_obstacle() -> str | None:
     try:
         version = run_client("sinfo", "--version")
         ping = run_client("scontrol", "ping") if version.is_ok else version
-        return f"no Slurm controller answers ({quote_words(ping)})" if not ping.is_ok else _find_absent()
+        if not ping.is_ok:
+            return f"no Slurm controller answers ({quote_words(ping)})"
+        for name in ("sbatch", "squeue", "scancel"):
+            run_client(name, "--version")
     except EnvironmentMissing as error:
         return str(error)
-
-
-def probe_version() -> str:
-    """Return the version as Slurm writes it, ``22.05.8``."""
-    done = run_client("sinfo", "--version")
-    if not done.is_ok:
-        raise EnvironmentMissing(Problem("slurm", f"not usable here ({quote_words(done)})"))
-    return done.stdout.split()[-1] if done.stdout.split() else ""
+    return None
 
 
 def probe_config() -> dict[str, str]:
@@ -165,16 +169,16 @@ def ask_accounting(jobs: Collection[JobId]) -> dict[JobId, JobFacts]:
     """Ask slurmdbd about these jobs; return nothing if the cluster has no accounting."""
     found: dict[JobId, JobFacts] = {}
     for cluster, numbers in _by_cluster(jobs):
-        text = _ask_sacct(
-            *_name_cluster(cluster), "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(numbers)}",
-            "--format=JobIDRaw,State,NodeList",
+        text = read_client(
+            "sacct", *_name_cluster(cluster), "--noheader", "--parsable2", "--allocations",
+            f"--jobs={','.join(numbers)}", "--format=JobIDRaw,State,NodeList",
         )  # fmt: skip
         found |= {JobId(fields[0], cluster): _read_accounting(fields) for fields in _split_rows(text, 3)}
     return found
 
 
 def find_sacct_fields() -> list[str]:
-    known = set(_ask_sacct("--helpformat").split())
+    known = set(read_client("sacct", "--helpformat").split())
     return [name for name in SACCT_FIELDS if name in known]
 
 
@@ -183,42 +187,21 @@ def dump_accounting(job: JobId) -> str:
     fields = find_sacct_fields()
     if not fields:
         return ""
-    return _ask_sacct(
-        *_name_cluster(job.cluster), "--parsable2", "--allocations", "--duplicates", f"--jobs={job.number}",
+    return read_client(
+        "sacct", *_name_cluster(job.cluster), "--parsable2", "--allocations", "--duplicates", f"--jobs={job.number}",
         f"--format={','.join(fields)}",
     )  # fmt: skip
 
 
-def _ask_sacct(*words: str) -> str:
-    """Return sacct's answer; empty if the cluster has no accounting or this machine has no sacct."""
-    done = run_client("sacct", *words) if shutil.which("sacct") else None
-    return done.stdout if done is not None and done.is_ok else ""
-
-
 def has_missing_nodes() -> bool:
     """Whether nodes are down, drained, in maintenance or not responding: Slurm's own tests are then not reliable."""
-    done = run_client("sinfo", "--noheader", f"--states={_AWAY}", "--format=%n")
-    return done.is_ok and bool(done.stdout.strip())
+    return bool(read_client("sinfo", "--noheader", f"--states={_AWAY}", "--format=%n").strip())
 
 
 def cancel(job: JobId, *, is_gentle: bool) -> proc.Completed:
     """Cancel a job.  With ``is_gentle``, only send SIGTERM to the job's batch shell, which then ends the agents."""
     gently = ("--batch", "--signal=TERM") if is_gentle else ()
     return run_client("scancel", *_name_cluster(job.cluster), *gently, job.number)
-
-
-def dump_topology() -> str:
-    done = run_client("scontrol", "show", "topology")
-    return done.stdout if done.is_ok else ""
-
-
-def _find_absent() -> str | None:
-    for name in ("sbatch", "squeue", "scancel"):
-        try:
-            run_client(name, "--version")
-        except EnvironmentMissing as error:
-            return str(error)
-    return None
 
 
 def _by_cluster(jobs: Collection[JobId]) -> Iterator[tuple[str, list[str]]]:

@@ -11,13 +11,7 @@ from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.clusters.asking import parse_release
-from rlk_repro.clusters.slurm.client import (
-    dump_topology,
-    find_obstacle,
-    probe_config,
-    probe_version,
-    run_client,
-)
+from rlk_repro.clusters.slurm.client import find_obstacle, probe_config, read_client
 
 POOL_FIELDS: Final = "%P|%a|%l|%D|%T|%G|%f"
 # marks that sinfo writes after a state, such as ``*`` for a node that does not respond
@@ -108,18 +102,18 @@ def probe_site() -> SlurmSite:
         hint = f"log in to the cluster, or copy a shipped profile: {copy}"
         raise EnvironmentMissing(Problem("slurm", obstacle, hint=hint))
     config = probe_config()
-    visible = _ask("sinfo", "--noheader", "--format=%R")
+    visible = read_client("sinfo", "--noheader", "--format=%R")
     has_accounting = config.get("AccountingStorageType", NO_ACCOUNTING) != NO_ACCOUNTING
     return SlurmSite(
         cluster=config.get("ClusterName", ""),
-        version=config.get("SLURM_VERSION") or probe_version(),
-        pools=tuple(parse_pools(_ask("sinfo", "--noheader", "--all", f"--format={POOL_FIELDS}"))),
+        version=config.get("SLURM_VERSION", ""),
+        pools=tuple(parse_pools(read_client("sinfo", "--noheader", "--all", f"--format={POOL_FIELDS}"))),
         visible=frozenset(visible.split()),
-        block_size=parse_block_size(dump_topology()),
+        block_size=parse_block_size(read_client("scontrol", "show", "topology")),
         enforces_associations="associations" in config.get("AccountingStorageEnforce", ""),
         associations=tuple(_ask_associations()) if has_accounting else (),
-        reservations=frozenset(re.findall(r"^ReservationName=(\S+)", _ask(*_RESERVATIONS), re.MULTILINE)),
-        runtimes=find_runtimes(_ask("srun", "--help")),
+        reservations=frozenset(re.findall(r"^ReservationName=(\S+)", read_client(*_RESERVATIONS), re.MULTILINE)),
+        runtimes=find_runtimes(read_client("srun", "--help")),
     )
 
 
@@ -185,13 +179,5 @@ def _ask_associations() -> Iterator[Association]:
         return
     fields = "format=account,partition,qos"
     yield from parse_associations(
-        _ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", fields)
+        read_client("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", fields)
     )
-
-
-def _ask(*argv: str) -> str:
-    try:
-        done = run_client(*argv)
-    except EnvironmentMissing:
-        return ""
-    return done.stdout if done.is_ok else ""
