@@ -14,18 +14,11 @@ Pod = TypeVar("Pod", bound=Mapping[str, Any])
 # KubeRay's jobDeploymentStatus
 RAYJOB_STATES: Final[Mapping[str, JobState]] = {
     "": JobState.PENDING,
-    "New": JobState.PENDING,
-    "Initializing": JobState.PENDING,
-    "Waiting": JobState.PENDING,
-    "Running": JobState.RUNNING,
     "Complete": JobState.DONE,
-    "Failed": JobState.FAILED,
-    "Suspending": JobState.PENDING,
-    "Suspended": JobState.PENDING,
-    "Retrying": JobState.PENDING,
-    "ValidationFailed": JobState.FAILED,
-    "Scheduled": JobState.PENDING,
-    "Scheduling": JobState.PENDING,
+    "Running": JobState.RUNNING,
+    **dict.fromkeys(("Failed", "ValidationFailed"), JobState.FAILED),
+    **dict.fromkeys(("New", "Initializing", "Waiting", "Scheduled", "Scheduling"), JobState.PENDING),
+    **dict.fromkeys(("Suspending", "Suspended", "Retrying"), JobState.PENDING),
 }
 # KubeRay's jobStatus, once jobDeploymentStatus is Complete
 RAY_ENDS: Final[Mapping[str, JobState]] = {

@@ -16,35 +16,18 @@ from rlk_repro.clusters.asking import quote_answer
 TIMEOUT_S: Final = 60.0
 
 STATES: Final[Mapping[str, JobState]] = {
-    "BOOT_FAIL": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED,
-    "COMPLETED": JobState.DONE,
-    "COMPLETING": JobState.RUNNING,
-    "CONFIGURING": JobState.PENDING,
-    "DEADLINE": JobState.FAILED,
-    "EXPEDITING": JobState.PENDING,
-    "FAILED": JobState.FAILED,
-    "LAUNCH_FAILED": JobState.FAILED,
-    "NODE_FAIL": JobState.FAILED,
-    "OUT_OF_MEMORY": JobState.FAILED,
-    "PENDING": JobState.PENDING,
-    "POWER_UP_NODE": JobState.PENDING,
-    "PREEMPTED": JobState.FAILED,
-    "RECONFIG_FAIL": JobState.FAILED,
-    "REQUEUED": JobState.PENDING,
-    "REQUEUE_FED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING,
-    "RESIZING": JobState.RUNNING,
-    "RESV_DEL_HOLD": JobState.PENDING,
-    "REVOKED": JobState.UNKNOWN,  # a sibling cluster of a federation took the job
-    "RUNNING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "SPECIAL_EXIT": JobState.PENDING,
-    "STAGE_OUT": JobState.RUNNING,
-    "STOPPED": JobState.RUNNING,
-    "SUSPENDED": JobState.RUNNING,
-    "TIMEOUT": JobState.FAILED,
-    "UPDATE_DB": JobState.RUNNING,
+    word: state
+    for state, words in (
+        (JobState.PENDING, "CONFIGURING EXPEDITING PENDING POWER_UP_NODE REQUEUED REQUEUE_FED REQUEUE_HOLD"),
+        (JobState.PENDING, "RESV_DEL_HOLD SPECIAL_EXIT"),
+        (JobState.RUNNING, "COMPLETING RESIZING RUNNING SIGNALING STAGE_OUT STOPPED SUSPENDED UPDATE_DB"),
+        (JobState.DONE, "COMPLETED"),
+        (JobState.CANCELLED, "CANCELLED"),
+        (JobState.FAILED, "BOOT_FAIL DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED"),
+        (JobState.FAILED, "RECONFIG_FAIL TIMEOUT"),
+        (JobState.UNKNOWN, "REVOKED"),  # a sibling cluster of a federation took the job
+    )
+    for word in words.split()
 }
 
 # Fields to ask sacct for. One unknown name makes sacct fail, so unknown names are left out.
