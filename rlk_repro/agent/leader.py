@@ -16,7 +16,6 @@ from typing import Final
 from rlk_repro.agent.all_reduce import measure_all_reduce
 from rlk_repro.agent.budget import Budget
 from rlk_repro.agent.journal import Journal
-from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.node import (
     describe_node,
     find_unlike_nodes,
@@ -80,18 +79,8 @@ class Leader:
         self._lost_early: list[str] = []
         self._dead: list[str] = []
         self._member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
-        given = os.environ.get(ADDRESS_VARIABLE)
-        self._ray: RayClusters | GivenRay = (
-            GivenRay(
-                given,
-                self._journal.record,
-                len(place.nodes),
-                parts.deadlines.ray_up_s,
-                Followers(run_dir, place, parts.deadlines.lost_s, self._stop),
-            )
-            if given
-            else RayClusters(self._member, self._journal.record)
-        )
+        ray: type[RayClusters | GivenRay] = GivenRay if os.environ.get(ADDRESS_VARIABLE) else RayClusters
+        self._ray = ray(self._member, self._journal.record, self._note)
 
     def run(self) -> int:
         """Run all steps and return the agent's exit code (docs/results-directory.md)."""
@@ -229,11 +218,8 @@ class Leader:
 
     @contextmanager
     def _serve(self, use: Use, command: Command) -> Iterator[TrialWatch]:
-        try:
-            with self._ray.serve(use, command) as watch:
-                yield watch
-        finally:
-            self._note(self._ray.take_findings())
+        with self._ray.serve(use, command) as watch:
+            yield watch
         if self._ray.lost and self._stop.signal is None:
             raise EnvironmentMissing(
                 *(Problem(f"nodes.{node}", f"is lost: {reason}") for node, reason in self._ray.lost.items())

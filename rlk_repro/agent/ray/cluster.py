@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.node import POLL_S
 from rlk_repro.agent.ray.census import parse_names
 from rlk_repro.agent.ray.launch import SETTINGS, require_tokens
@@ -35,11 +34,11 @@ CENSUS_S: Final = (5.0, 60.0)
 class RayClusters:
     """Start a new Ray cluster for each command; ``lost`` maps each lost node to the reason."""
 
-    def __init__(self, member: RayMember, record: Callable[..., object]) -> None:
+    def __init__(self, member: RayMember, record: Callable[..., object], note: Callable[[list[Finding]], None]) -> None:
         self.lost: dict[str, str] = {}
-        self._findings: list[Finding] = []
         self._member = member
         self._record = record
+        self._note = note
         self._number = 0
 
     @contextmanager
@@ -61,20 +60,18 @@ class RayClusters:
             self._record("ray up", use=str(use), duration_s=time.monotonic() - started)
             yield TrialWatch(env=cluster.env, find_trouble=cluster.find_trouble, settle=cluster.settle)
         except EnvironmentMissing as error:
-            self._findings += [
-                Finding(Level.BLOCKING, f"{use}: {problem.where}", str(problem.expected), problem.what)
-                for problem in error.problems
-            ]
+            self._note(
+                [
+                    Finding(Level.BLOCKING, f"{use}: {problem.where}", str(problem.expected), problem.what)
+                    for problem in error.problems
+                ]
+            )
             raise
         finally:
             cluster.take_down()
             self._record("ray down", use=str(use), duration_s=cluster.down_s)
-            self._findings += cluster.busy
             self.lost |= cluster.lost
-
-    def take_findings(self) -> list[Finding]:
-        found, self._findings = self._findings, []
-        return found
+            self._note(cluster.busy)
 
 
 class _Cluster:
@@ -91,7 +88,7 @@ class _Cluster:
         self._order = RayOrder(allocation=place.allocation, number=number, want=Want.JOIN, use=use, head=head)
         self._seat = member.make_seat(address, head)
         self._own = member.make_node(self._seat, use)
-        self._followers = Followers(member.run_dir, place, member.parts.deadlines.lost_s, member.stop)
+        self._followers = member.make_followers()
 
     @property
     def env(self) -> dict[str, str]:

@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
-from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.ray.census import parse_names
 from rlk_repro.agent.ray.launch import SETTINGS, TOKEN_NAMES
 from rlk_repro.agent.ray.marks import Use
+from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.trial import Outcome, TrialWatch
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem
@@ -32,18 +31,18 @@ CENSUS_S: Final = 5.0
 PAUSE_S: Final = 1.0
 
 
-@dataclass
 class GivenRay:
     """A Ray cluster that already ran when the leader started."""
 
-    address: str
-    record: Callable[..., object]
-    num_nodes: int
-    deadline_s: float
-    followers: Followers
-    lost: dict[str, str] = field(default_factory=dict)
-    _is_told: bool = False
-    _findings: list[Finding] = field(default_factory=list)
+    def __init__(self, member: RayMember, record: Callable[..., object], note: Callable[[list[Finding]], None]) -> None:
+        self.lost: dict[str, str] = {}
+        self._address = os.environ[ADDRESS_VARIABLE]
+        self._record = record
+        self._note = note
+        self._num_nodes = len(member.place.nodes)
+        self._deadline_s = member.parts.deadlines.ray_up_s
+        self._followers = member.make_followers()
+        self._is_told = False
 
     @contextmanager
     def serve(self, use: Use, command: Command) -> Iterator[TrialWatch]:
@@ -58,41 +57,36 @@ class GivenRay:
         self._wait_for_nodes()
         if not self._is_told:
             self._is_told = True
-            self._findings.append(
-                Finding(Level.INFO, "ray", "a fresh Ray cluster for every trial", "one Ray cluster for all trials")
-            )
-        self.record("ray given", use=str(use), address=self.address)
+            expected, found = "a fresh Ray cluster for every trial", "one Ray cluster for all trials"
+            self._note([Finding(Level.INFO, "ray", expected, found)])
+        self._record("ray given", use=str(use), address=self._address)
         yield TrialWatch(env=self._make_env(command), find_trouble=self._find_trouble, settle=self._settle)
 
-    def take_findings(self) -> list[Finding]:
-        found, self._findings = self._findings, []
-        return found
-
     def _find_trouble(self) -> str:
-        self.lost |= self.followers.find_lost()
+        self.lost |= self._followers.find_lost()
         return "; ".join(f"node {node} is lost: {reason}" for node, reason in self.lost.items())
 
     def _settle(self, outcome: Outcome) -> Outcome:
         """A trial that failed because a node was lost counts as interrupted: its variant is not the cause."""
         if outcome.status is TrialStatus.OK:
             return outcome
-        self.followers.wait_for_signs()
+        self._followers.wait_for_signs()
         return outcome.with_trouble(self._find_trouble(), is_interrupted=True)
 
     def _wait_for_nodes(self) -> None:
         """Wait until every node has joined Ray; pods start at different times, and each pod then starts Ray."""
-        until = time.monotonic() + self.deadline_s
+        until = time.monotonic() + self._deadline_s
         known: tuple[str, ...] = ()
-        while len(known) < self.num_nodes:
+        while len(known) < self._num_nodes:
             left_s = until - time.monotonic()
             if left_s <= 0:
-                self.followers.wait_for_signs()
+                self._followers.wait_for_signs()
                 self._find_trouble()
-                expected = f"{self.num_nodes} nodes within {self.deadline_s:g} s"
+                expected = f"{self._num_nodes} nodes within {self._deadline_s:g} s"
                 raise EnvironmentMissing(
-                    Problem(f"Ray at {self.address}", "lacks nodes", got=list(known), expected=expected)
+                    Problem(f"Ray at {self._address}", "lacks nodes", got=list(known), expected=expected)
                 )
-            argv = [sys.executable, "-m", "rlk_repro.agent.ray.census", self.address]
+            argv = [sys.executable, "-m", "rlk_repro.agent.ray.census", self._address]
             answer = proc.run(argv, timeout_s=max(left_s, CENSUS_S), env={**os.environ, **SETTINGS})
             known = parse_names(answer.stdout)
             if not known:
@@ -108,7 +102,7 @@ class GivenRay:
         return {
             **SETTINGS,
             **token,
-            "RAY_ADDRESS": self.address,
+            "RAY_ADDRESS": self._address,
             JOB_CONFIG: json.dumps(config, sort_keys=True),
             OVERRIDE_JOB_CONFIG: "1",
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
+from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, find_store_bytes, render_env
@@ -59,6 +60,9 @@ class RayMember:
         env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
         deadlines = self.parts.deadlines
         return RayNode(seat, env, retry_s=deadlines.ray_retry_s, grace_s=deadlines.grace_s)
+
+    def make_followers(self) -> Followers:
+        return Followers(self.run_dir, self.place, self.parts.deadlines.lost_s, self.stop)
 
     def make_env(self, seat: RaySeat, command: Command) -> dict[str, str]:
         return render_env(seat, str(self.run_dir.ray_token.absolute()), command.address_names)

@@ -16,21 +16,23 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.node import mark_ended
-from rlk_repro.agent.parts import make_place
+from rlk_repro.agent.parts import Deadlines, NodePlace, make_place
 from rlk_repro.agent.process import Ended
 from rlk_repro.agent.pulse import Pulse
-from rlk_repro.agent.ray.given import GivenRay
+from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.marks import Use
+from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.trial import Outcome
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.base.findings import Finding
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
+from tests.support.job_examples import make_parts
 
 PORT = "6311"
 DRIVER = """
@@ -46,55 +48,67 @@ print(json.dumps(ray.get(read.remote(sys.argv[1:]))))
 """
 
 
-def given(
-    num_nodes: int = 0,
-    *,
-    address: str = "127.0.0.1:6379",
-    record: Callable[..., object] = lambda *_, **__: None,
-    deadline_s: float = 5,
-    followers: Followers | None = None,
-) -> GivenRay:
-    alone = Followers(RunDir(Path()), make_place("node-0", ("node-0",), "a"), 5, Stop())
-    return GivenRay(address, record, num_nodes, deadline_s, followers or alone)
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GivenRay]:
+    def make(
+        *nodes: str,
+        address: str = "127.0.0.1:6379",
+        folder: Path = Path(),
+        record: Callable[..., object] = lambda *_, **__: None,
+        note: Callable[[list[Finding]], None] = lambda _: None,
+        **deadlines: float,
+    ) -> GivenRay:
+        monkeypatch.setenv(ADDRESS_VARIABLE, address)
+        place = NodePlace(node="node-0", nodes=nodes, allocation="a")
+        parts = make_parts(deadlines=Deadlines(**deadlines))
+        member = RayMember(plan=None, run_dir=RunDir(folder), place=place, parts=parts, stop=Stop())  # type: ignore[arg-type]
+        return GivenRay(member, record, note)
+
+    return make
 
 
 def make_command(**env: str) -> Command:
     return Command(argv=("true",), env=env, from_env={}, needs_ray=True)
 
 
-def test_a_command_that_needs_no_ray_gets_nothing() -> None:
-    ray = given(1)
+def test_a_command_that_needs_no_ray_gets_nothing(given: Callable[..., GivenRay]) -> None:
+    found: list[Finding] = []
+    ray = given("node-0", note=found.extend)
     with ray.serve(Use(trial="00-p1-baseline"), Command(argv=("true",), env={}, from_env={})) as service:
         assert service.env == {}
-    assert ray.take_findings() == []
+    assert found == []
 
 
-def test_a_lasting_ray_is_reported_once() -> None:
+def test_a_lasting_ray_is_reported_once(given: Callable[..., GivenRay]) -> None:
     told: list[str] = []
-    ray = given(record=lambda event, **_: told.append(event))
+    found: list[Finding] = []
+    ray = given(record=lambda event, **_: told.append(event), note=found.extend)
     for number in range(2):
         with ray.serve(Use(trial=f"{number:02d}-p1-baseline"), make_command(VIME_RL_KERNEL=str(number))) as service:
             config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])
             assert config["runtime_env"]["env_vars"]["VIME_RL_KERNEL"] == str(number)
             assert service.env["RAY_ADDRESS"] == "127.0.0.1:6379"
     assert told == ["ray given", "ray given"]
-    assert [finding.where for finding in ray.take_findings()] == ["ray"]
+    assert [finding.where for finding in found] == ["ray"]
     assert ray.lost == {}
 
 
-def test_nodes_that_stay_away_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_stay_away_are_an_error(given: Callable[..., GivenRay], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlk_repro.agent.ray.given.CENSUS_S", 0.1)
-    ray = given(2, address="127.0.0.1:1", deadline_s=0.2)
+    ray = given("node-0", "node-1", address="127.0.0.1:1", ray_up_s=0.2, lost_s=0.2)
     with pytest.raises(EnvironmentMissing, match="expected 2 nodes"), ray.serve(Use(seed=1), make_command()):
         pass
 
 
 @pytest.mark.parametrize("loss", ["the node's agent has ended", r"no sign of life for \d+ s"])
-def test_a_trial_that_lost_a_node_is_interrupted(tmp_path: Path, loss: str) -> None:
+def test_a_trial_that_lost_a_node_is_interrupted(
+    given: Callable[..., GivenRay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    monkeypatch.setattr(GivenRay, "_wait_for_nodes", lambda _: None)
     run_dir, place = RunDir(tmp_path), make_place("node-0", ("node-0", "node-1"), "a")
     run_dir.node("node-1").path.mkdir(parents=True)
     run_dir.pulse("node-1").parent.mkdir(parents=True, exist_ok=True)
-    ray = given(followers=Followers(run_dir, place, 0.4, Stop()))
+    ray = given(*place.nodes, folder=tmp_path, lost_s=0.4)
     ended = Ended(code=1, signal=None, cause=None, num_leftovers=0, duration_s=1.0)
     failed = Outcome(status=TrialStatus.FAILED, reason="exit code 1", ended=ended, started_unix_s=0.0)
     with ray.serve(Use(trial="00-p1-baseline"), make_command()) as service:
@@ -109,7 +123,9 @@ def test_a_trial_that_lost_a_node_is_interrupted(tmp_path: Path, loss: str) -> N
     assert re.fullmatch(loss, ray.lost["node-1"])
 
 
-def test_what_a_command_asks_of_ray_s_workers_is_kept_beside_its_environment() -> None:
+def test_what_a_command_asks_of_ray_s_workers_is_kept_beside_its_environment(
+    given: Callable[..., GivenRay],
+) -> None:
     asked = json.dumps({"runtime_env": {"py_executable": "nsys profile python"}, "metadata": {}})
     ray = given()
     with ray.serve(Use(trial="00-p1-baseline"), make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=asked, A="1")) as service:
@@ -139,8 +155,10 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.real
-def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(address: str) -> None:
-    ray = given(1, address=address, deadline_s=120)
+def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(
+    given: Callable[..., GivenRay], address: str
+) -> None:
+    ray = given("node-0", address=address, ray_up_s=120)
     for value in ("0", "1"):
         command = make_command(VIME_RL_KERNEL=value)
         with ray.serve(Use(trial="00-p1-baseline"), command) as service:
@@ -154,13 +172,15 @@ def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(addres
 
 
 @pytest.mark.real
-def test_workers_of_a_ray_that_stays_start_under_what_the_command_asks(address: str, tmp_path: Path) -> None:
+def test_workers_of_a_ray_that_stays_start_under_what_the_command_asks(
+    given: Callable[..., GivenRay], address: str, tmp_path: Path
+) -> None:
     tool = tmp_path / "nsys"
     tool.write_text('#!/bin/sh\nshift 2\nexport VIME_RL_KERNEL=traced\nexec "$@"\n')
     tool.chmod(0o755)
     config = {"runtime_env": {"py_executable": f"{tool} profile --trace=cuda {sys.executable}"}, "metadata": {}}
     command = make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=json.dumps(config))
-    with given(1, address=address, deadline_s=120).serve(Use(trial="00-p1-baseline"), command) as service:
+    with given("node-0", address=address, ray_up_s=120).serve(Use(trial="00-p1-baseline"), command) as service:
         assert run_driver({**resolve_env(command, os.environ), **service.env}) == {"VIME_RL_KERNEL": "traced"}
 
 
