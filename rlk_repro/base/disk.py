@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -123,8 +123,19 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def find_existing(path: Path, exists: Callable[[Path], bool] = os.path.exists) -> Path:
+    """Return the path if it exists, otherwise its nearest parent that does."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if exists(place))
+
+
+def can_make(folder: Path) -> bool:
+    """Whether this user can write to a folder, or create it in an existing folder."""
+    nearest = find_existing(folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
 def describe_file_system(path: Path) -> str:
-    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()).resolve()
+    there = find_existing(path).resolve()
     device = there.stat().st_dev
     mount = there
     while mount != mount.parent and mount.parent.stat().st_dev == device:

@@ -63,10 +63,8 @@ def check(
 
 def _require_place(output: Path) -> None:
     """Check the output path before the measurement, which takes minutes; this check creates no files."""
-    import os
-
+    from rlk_repro.base.disk import can_make
     from rlk_repro.base.errors import EnvironmentMissing, Problem
 
-    folder = next(parent for parent in output.absolute().parents if parent.exists())
-    if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    if output.is_dir() or not can_make(output.absolute().parent):
         raise EnvironmentMissing(Problem(str(output), "cannot be written", expected="a file that you can write"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base import git, proc
+from rlk_repro.base.disk import find_existing
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_json, write_text
 from rlk_repro.base.guarded import Guarded
@@ -194,7 +195,7 @@ def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
     if (folder / LOCK).is_file():
         return
     _, needed = sum_sizes(locked)
-    parent = next(path for path in (folder, *folder.parents) if path.is_dir())
+    parent = find_existing(folder, os.path.isdir)
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise EnvironmentMissing(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from rlk_repro.base.disk import find_existing
 from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.units import format_bytes
 from rlk_repro.prepare.contents import Contents
@@ -91,8 +92,7 @@ def verify(done: Sequence[Done], tell: Tell) -> None:
 
 
 def require_room(root: Path, needed: int) -> None:
-    place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(find_existing(root)).free
     if needed + SPARE_BYTES > free and needed:
         raise EnvironmentMissing(
             Problem(str(root), "does not have enough space", got=f"{format_bytes(free)} free",

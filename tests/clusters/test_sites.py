@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlk_repro.base.disk import can_make
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.resources import profile_folders
 from rlk_repro.clusters.profiles import find_hardware, load_all_hardware, make_name, render_profile, take_likeliest
 from rlk_repro.clusters.slurm import site as slurm
-from rlk_repro.clusters.slurm.check import can_make
 from rlk_repro.clusters.slurm.judge import Needs, UserHere, judge_profile, list_paths
 from rlk_repro.clusters.slurm.propose import propose_slurm
 from rlk_repro.clusters.slurm.site import Association, Gpus, Pool, SlurmSite, probe_site
@@ -364,8 +364,8 @@ def test_run_directories_must_lie_where_the_nodes_see_them(change: Any, found: s
 
 def test_a_folder_for_images_must_be_one_that_we_can_make(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert can_make(str(tmp_path / "a" / "b"))
-    assert not can_make(str(tmp_path / "file" / "b"))
+    assert can_make(tmp_path / "a" / "b")
+    assert not can_make(tmp_path / "file" / "b")
     here = dataclasses.replace(HERE, can_make_images=False)
     assert judged(here=here) == warning(
         "container.image_dir", "a folder that you can write to", "/shared/images, which you cannot write to"

@@ -6,7 +6,6 @@ The doctor changes nothing and submits nothing.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import rlk_repro
 from rlk_repro.agent.preflight.base import Check, Situation
 from rlk_repro.agent.preflight.checks import CHECKS
 from rlk_repro.base.answer import Answer
+from rlk_repro.base.disk import can_make, find_existing
 from rlk_repro.base.units import GIB, format_bytes
 from rlk_repro.probes.gpu import NO_VENDOR, busy_gpus
 from rlk_repro.probes.gpu_use import GpuUse
@@ -88,10 +88,9 @@ Judge: TypeAlias = Callable[[Situation, Surroundings], Diagnosis]
 
 def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
     """Collect the facts that no manifest holds; ``clients`` are programs that submit jobs, such as ``sbatch``."""
-    existing = _find_existing(runs_root.absolute())
     return Surroundings(
-        disk_free_bytes=shutil.disk_usage(existing).free,
-        can_make_runs=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
+        disk_free_bytes=shutil.disk_usage(find_existing(runs_root)).free,
+        can_make_runs=can_make(runs_root),
         tools=frozenset(tool for tool in TOOLS if shutil.which(tool)),
         clients={name: shutil.which(name) is not None for name in clients},
         modules=frozenset(name for name in MODULES if importlib.util.find_spec(name)),
@@ -99,10 +98,6 @@ def look_around(runs_root: Path, clients: Sequence[str]) -> Surroundings:
         now_s=time.time(),
         installed_s=Path(rlk_repro.__file__).stat().st_mtime,
     )
-
-
-def _find_existing(path: Path) -> Path:
-    return next((place for place in (path, *path.parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
 
 
 def diagnose(manifest: Manifest, around: Surroundings, hardware: Hardware) -> list[Diagnosis]:

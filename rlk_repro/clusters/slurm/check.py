@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base import proc
+from rlk_repro.base.disk import can_make
 from rlk_repro.base.findings import Finding, Level, sort_findings
 from rlk_repro.clusters.profiles import load_all_hardware
 from rlk_repro.clusters.slurm import client as slurmctl
@@ -47,13 +48,14 @@ def look_around(profile: Profile) -> UserHere:
     mounts = Path("/proc/mounts")
     kind = find_filesystem(mounts.read_text() if mounts.is_file() else "", root.resolve())
     is_shared = True if kind in NETWORK_FILESYSTEMS else False if kind in OWN_FILESYSTEMS else None
+    image_dir = None if profile.container is None else profile.container.image_dir
     return UserHere(
         variables=frozenset(os.environ),
         existing={path: Path(path).exists() for path in list_paths(profile)},
         runs_root=root,
         is_runs_root_shared=is_shared,
         python_without_package=find_bare_python(profile.container or ContainerSettings()),
-        can_make_images=can_make(None if profile.container is None else profile.container.image_dir),
+        can_make_images=image_dir is not None and can_make(Path(image_dir)),
     )
 
 
@@ -66,15 +68,6 @@ def find_bare_python(settings: ContainerSettings) -> str | None:
     env = {"PATH": os.environ.get("PATH", os.defpath), **path}
     done = proc.run([python, "-c", "import rlk_repro"], timeout_s=60, env=env, cwd=Path("/"))
     return None if done.is_ok else python
-
-
-def can_make(folder: str | None) -> bool:
-    """Whether a folder can be written, or the job can create it in an existing folder."""
-    if folder is None:
-        return False
-    path = Path(folder)
-    nearest = next((place for place in (path, *path.parents) if place.exists()), path)
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def list_probe_options(profile: Profile, plan: Plan | None, hardware: dict[str, Hardware]) -> list[str]:
