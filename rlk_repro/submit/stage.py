@@ -5,13 +5,12 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from rlk_repro.base.disk import new_folder
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.base.files import dump_json, write_bytes
+from rlk_repro.base.files import dump_json, write_bytes, write_text
 from rlk_repro.clusters.api import Job
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan, make_record
@@ -55,11 +54,12 @@ def stage(plan: Plan, inputs: AuthorFiles, run_dir: RunDir, job: Job) -> None:
         names.profile_yaml: inputs.profile,
         names.plan: dump_json(make_record(plan, run_dir.run_id)),
         **({names.prepared: dump_json(parts_json(parts))} if parts else {}),
-        **dict(_list_job_files(names.job, job)),
+        **{names.job / name: text.encode() for name, text in job.files.items()},
     }
     try:
         with new_folder(run_dir.root, hint="export RLK_REPRO_RUNS=/a/folder/with/room") as folder:
-            _write_files(folder, files)
+            for name, data in files.items():
+                write_bytes(folder / name, data)
             remember(RunDir(folder))
     except FileExistsError:
         raise SpecError(Problem(str(run_dir.root), "exists already", expected="a new run directory")) from None
@@ -94,20 +94,6 @@ def _require_image(plan: Plan) -> None:
 
 
 def stage_again(run_dir: RunDir, job: Job) -> None:
-    files = dict(_list_job_files(Path(), job))
     shutil.rmtree(run_dir.job, ignore_errors=True)
-    _write_files(run_dir.job, files)
-
-
-def _write_files(folder: Path, files: Mapping[Path, bytes]) -> None:
-    for name, data in files.items():
-        write_bytes(folder / name, data)
-
-
-def _list_job_files(folder: Path, job: Job) -> Iterator[tuple[Path, bytes]]:
     for name, text in job.files.items():
-        if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise SpecError(
-                Problem("job file", "would be outside the job folder", got=name, expected="a relative path")
-            )
-        yield folder / name, text.encode()
+        write_text(run_dir.job / name, text)
