@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a home and a runs folder that seem to be on a shared file system."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("rlk_repro.clusters.slurm.check.find_filesystem", lambda *_: "lustre")
-    monkeypatch.setattr("rlk_repro.clusters.slurm.judge.NOT_FOR_JOBS", ())
+    monkeypatch.setattr("rlk_repro.clusters.slurm.check.NOT_FOR_JOBS", ())
     return tmp_path / "home"
 
 

@@ -18,7 +18,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.resources import profile_folders
 from rlk_repro.clusters.profiles import find_hardware, load_all_hardware, make_name, render_profile, take_likeliest
 from rlk_repro.clusters.slurm import site as slurm
-from rlk_repro.clusters.slurm.judge import Needs, UserHere, judge_profile, list_paths
+from rlk_repro.clusters.slurm.check import Needs, UserHere, judge_profile, list_paths
 from rlk_repro.clusters.slurm.propose import propose_slurm
 from rlk_repro.clusters.slurm.site import Association, Gpus, Pool, SlurmSite, probe_site
 from rlk_repro.spec import Profile
