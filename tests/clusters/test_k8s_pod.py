@@ -16,10 +16,9 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.files import dump_json_line, write_json, write_text
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.clusters.k8s.pod import roster, supervise
-from rlk_repro.clusters.k8s.pod.children import start_ray
 from rlk_repro.clusters.k8s.pod.notes import Notes
 from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join, read_roster
-from rlk_repro.clusters.k8s.pod.supervise import bring_in, find_seat, wait_for_end
+from rlk_repro.clusters.k8s.pod.supervise import bring_in, find_seat, start_ray, wait_for_end
 from rlk_repro.pod.__main__ import main
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import Phase, Progress, read_last_word

@@ -15,7 +15,7 @@ from rlk_repro.agent.ray.launch import RaySeat, render_env, render_start
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.clusters.k8s.objects import render_objects
-from rlk_repro.clusters.k8s.pod.children import start_ray
+from rlk_repro.clusters.k8s.pod.supervise import start_ray
 from rlk_repro.workloads.api import Command
 from tests.support.kube.cluster import Cluster
 from tests.support.kube.examples import list_plans, plan_for, run_dir_of, with_site

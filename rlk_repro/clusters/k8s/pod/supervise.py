@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import sys
 import time
@@ -12,13 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.agent.ray.given import ADDRESS_VARIABLE
+from rlk_repro.agent.ray.launch import SETTINGS, require_tokens
+from rlk_repro.agent.ray.node import raise_file_limit
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError, code_after
 from rlk_repro.base.files import load_json, write_bytes, write_json
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.bundle.seal import pack
-from rlk_repro.clusters.k8s.pod.children import RAY_GRACE_S, start_agent, start_ray
 from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes, is_followed
 from rlk_repro.clusters.k8s.pod.roster import Gathering, PodSeat, Roster, join
 from rlk_repro.clusters.k8s.pods import GROUP_VARIABLE
@@ -29,7 +32,11 @@ SCHEMA: Final = 1
 LOOK_S: Final = 0.2
 LAST_LINES_S: Final = 10.0
 GATHER_S: Final = 1800.0
+RAY_COMMAND: Final = "KUBERAY_GEN_RAY_START_CMD"
+MAKER: Final = "a pod that KubeRay 1.5.1 or later made"
+RAY_GRACE_S: Final = 10.0
 _RAY_PORT: Final = 6379
+_STDERR: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,3 +291,23 @@ def _pack(run_dir: RunDir) -> str:
         sys.stderr.write(f"not packed: {error}\n")
         return str(error)
     return ""
+
+
+def start_ray(environ: Mapping[str, str]) -> Guarded:
+    """Start Ray with the exact command that KubeRay would have run in this container."""
+    require_tokens()
+    command = environ.get(RAY_COMMAND)
+    if not command:
+        raise EnvironmentMissing(Problem(RAY_COMMAND, "not set", expected=MAKER))
+    if environ.get("RAY_AUTH_MODE") != "token" or not environ.get("RAY_AUTH_TOKEN"):
+        what = "not set: anyone who reaches Ray's ports could run any code"
+        raise EnvironmentMissing(Problem("RAY_AUTH_TOKEN", what, expected=MAKER))
+    raise_file_limit()
+    words = [os.path.expandvars(word) for word in shlex.split(command)]
+    return Guarded(words, {**environ, **SETTINGS}, _STDERR)
+
+
+def start_agent(run_dir: RunDir, node: str, roster: Roster, env: Mapping[str, str]) -> Guarded:
+    argv = [sys.executable, "-m", "rlk_repro.job", str(run_dir.root), "--resume", "--node", node]
+    argv += ["--nodes", ",".join(roster.nodes), "--allocation", roster.allocation]
+    return Guarded(argv, env, _STDERR)
