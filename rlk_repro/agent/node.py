@@ -6,9 +6,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
+import rlk_repro
 from rlk_repro.agent.gpu_sensors import open_sensors
-from rlk_repro.agent.own_patch import with_own_patch
 from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight import checking as preflight
 from rlk_repro.agent.preflight.network import compare_nodes
@@ -16,17 +17,31 @@ from rlk_repro.agent.resume import set_node_aside
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current, Sampler
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.base.files import load_json, write_bytes, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.secrets import Scrubber
+from rlk_repro.images.build import CONTEXT
 from rlk_repro.plan import Plan
 from rlk_repro.probes import folder
-from rlk_repro.rundir.manifest import Manifest, diff_manifests
+from rlk_repro.probes.checkout import make_patch
+from rlk_repro.probes.code import SECTION
+from rlk_repro.rundir.manifest import (
+    OWN_PATCH,
+    PATCH_IS_SCRUBBED,
+    PATCH_IS_WHOLE,
+    Fact,
+    Manifest,
+    Unknown,
+    diff_manifests,
+)
 from rlk_repro.rundir.paths import NodeDir, RunDir
+from rlk_repro.sources import OURSELVES
 from rlk_repro.workloads.checkouts import trainer_path
 from rlk_repro.workloads.environment import profile_env
 
 POLL_S = 0.5
+MAX_PATCH_BYTES: Final = 1 << 20
+_BINARY: Final = b"\nGIT binary patch\n"
 
 
 def describe_node(
@@ -114,3 +129,31 @@ def wait_for(is_there: Callable[[], bool], stop: Stop, deadline_s: float) -> boo
         if time.monotonic() >= until or stop.wait(POLL_S):
             return False
     return True
+
+
+def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> Manifest:
+    """Write the checkout's changes as a patch, without secrets; the manifest says whether the patch is complete.
+
+    The commit alone does not identify the code that ran.
+    """
+    own = manifest.sections.get(SECTION, {}).get(OURSELVES.section)
+    if not isinstance(own, dict) or own.get("is_dirty") is not True:
+        return manifest
+    facts = {**own, OWN_PATCH: _write_patch(run_dir, scrubber)}
+    code = {**manifest.sections[SECTION], OURSELVES.section: facts}
+    return dataclasses.replace(manifest, sections={**manifest.sections, SECTION: code})
+
+
+def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
+    patch = make_patch(Path(rlk_repro.__file__).parent, CONTEXT)
+    if isinstance(patch, Unknown):
+        return patch
+    if not patch:
+        return Unknown("no patch, because no changed file belongs to the package")
+    if len(patch) > MAX_PATCH_BYTES:
+        return Unknown(f"the patch is larger than {MAX_PATCH_BYTES >> 20} MiB")
+    if _BINARY in patch:
+        return Unknown("the changes include binary files, which may hide secrets")
+    clean = scrubber.bytes(patch)
+    write_bytes(run_dir.own_patch, clean)
+    return PATCH_IS_WHOLE if clean == patch else PATCH_IS_SCRUBBED

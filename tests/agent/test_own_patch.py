@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent import own_patch
-from rlk_repro.agent.own_patch import with_own_patch
+from rlk_repro.agent import node
+from rlk_repro.agent.node import with_own_patch
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.replay.recorded import describe_own_patch
 from rlk_repro.rundir.manifest import Manifest, Unknown
@@ -25,7 +25,7 @@ def make_manifest(*, is_dirty: bool) -> Manifest:
 
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes | Unknown) -> tuple[Manifest, RunDir]:
     run_dir = RunDir(tmp_path)
-    monkeypatch.setattr(own_patch, "make_patch", lambda *_: patch)
+    monkeypatch.setattr(node, "make_patch", lambda *_: patch)
     return with_own_patch(make_manifest(is_dirty=True), run_dir, Scrubber()), run_dir
 
 
@@ -36,7 +36,7 @@ def read_fact(manifest: Manifest) -> object:
 
 
 def test_a_clean_checkout_has_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_patch, "make_patch", None)
+    monkeypatch.setattr(node, "make_patch", None)
     manifest, run_dir = make_manifest(is_dirty=False), RunDir(tmp_path)
     assert with_own_patch(manifest, run_dir, Scrubber()) is manifest
     assert not run_dir.own_patch.exists()
@@ -74,7 +74,7 @@ def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [
-        (b"x" * (own_patch.MAX_BYTES + 1), "the patch is larger than 1 MiB"),
+        (b"x" * (node.MAX_PATCH_BYTES + 1), "the patch is larger than 1 MiB"),
         (
             PATCH + b"\nGIT binary patch\nliteral 3\n",
             "the changes include binary files, which may hide secrets",
