@@ -5,8 +5,11 @@ This module has the checks that every job needs; module ``checks`` lists those w
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -16,10 +19,11 @@ from typing import Any, Final
 
 from rlk_repro.agent.preflight.base import Situation, find_level, judge_node
 from rlk_repro.agent.preflight.checks import CHECKS
-from rlk_repro.agent.preflight.imports import check_imports
 from rlk_repro.agent.preflight.parts import check_prepared
+from rlk_repro.base import proc
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.places import hide_places
 from rlk_repro.base.units import GIB
 from rlk_repro.images.match import is_recorded
 from rlk_repro.images.record import ImageRecord
@@ -41,6 +45,12 @@ MAX_DRIFT_S: Final = 2.0
 YEARS: Final = (2025, 2100)
 # drivers report a few percent less memory than the data sheet; the next smaller GPU has at least 25 % less
 MEMORY_TOLERANCE: Final = 0.05
+IMPORT_SCRIPT: Final = Path(__file__).with_name("try_import.py")
+# importing torch and Megatron-LM from a cold file system takes minutes
+IMPORT_TIMEOUT_S: Final = 600.0
+MAX_CHARS: Final = 300
+# packages whose name differs from that of their module
+DISTRIBUTIONS: Final = {"PIL": "pillow", "yaml": "pyyaml", "cv2": "opencv-python", "sklearn": "scikit-learn"}
 
 _MEMINFO: Final = Path("/proc/meminfo")
 
@@ -129,6 +139,32 @@ def check_programs(names: Iterable[str]) -> Iterator[Finding]:
     for name in names:
         if shutil.which(name) is None:
             yield Finding(Level.BLOCKING, f"program {name}", "on PATH", "missing")
+
+
+def check_imports(plan: Plan) -> Iterator[Finding]:
+    """Import the trainer's modules in a child process; one finding names all missing ones and how to install them."""
+    names = plan.run.workload.imports
+    if not names:
+        return
+    where = f"import {', '.join(names)}"
+    env = {**os.environ, **profile_env(plan)[0]}
+    done = proc.run([sys.executable, str(IMPORT_SCRIPT), *names], env=env, timeout_s=IMPORT_TIMEOUT_S)
+    missing = _read_missing(done.stdout)
+    if missing:
+        wanted = " ".join(DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in missing)
+        expected, found = f"all modules installed (by pip install {wanted})", f"not installed: {', '.join(missing)}"
+        yield Finding(Level.BLOCKING, where, expected, found)
+    elif done.is_timeout:
+        yield Finding(Level.WARNING, where, f"imported within {IMPORT_TIMEOUT_S:g} s", "not imported yet")
+    elif not done.is_ok:
+        yield Finding(Level.BLOCKING, where, "no error", hide_places(done.last_words)[:MAX_CHARS])
+
+
+def _read_missing(output: str) -> list[str]:
+    try:
+        return [str(name) for name in json.loads(output.splitlines()[-1])]
+    except (IndexError, ValueError, TypeError):
+        return []
 
 
 def check_rl_kernel(plan: Plan) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.preflight import imports
-from rlk_repro.agent.preflight.imports import check_imports
+from rlk_repro.agent.preflight import checking
+from rlk_repro.agent.preflight.checking import check_imports
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
 from tests.support.probe_examples import write_tree
@@ -71,7 +71,7 @@ def test_an_import_that_ends_otherwise_is_quoted(
 
 def test_a_child_that_does_not_end_is_a_warning(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(tmp_path, monkeypatch, **{LOSS: "import time; time.sleep(60)"})
-    monkeypatch.setattr(imports, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(checking, "IMPORT_TIMEOUT_S", 0.3)
     assert list(check_imports(plan)) == [Finding(Level.WARNING, WHERE, "imported within 0.3 s", "not imported yet")]
 
 
