@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.agent.agent import run_agent
-from rlk_repro.agent.lock import locked
+from rlk_repro.agent.agent import locked, run_agent
 from rlk_repro.agent.node import has_ended, mark_ended, read_preflight
 from rlk_repro.agent.parts import Deadlines, make_place
 from rlk_repro.agent.pulse import Pulse
