@@ -39,7 +39,7 @@ def status(
     from rlk_repro.rundir.state import Phase, read_state
     from rlk_repro.rundir.store import find_run_dir
     from rlk_repro.submit import sending
-    from rlk_repro.submit.following import drop_forecast, render_progress
+    from rlk_repro.submit.sending import drop_forecast, render_progress
 
     run_dir = find_run_dir(run_id)
     submission = sending.load_submission(run_dir)

@@ -95,7 +95,7 @@ def _list_submitted(*, as_json: bool) -> None:
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import read_state
     from rlk_repro.submit import sending
-    from rlk_repro.submit.following import render_progress
+    from rlk_repro.submit.sending import render_progress
 
     launched = sending.list_launched()
     answers = sending.poll_all(launched)

@@ -10,7 +10,7 @@ from rlk_repro.agent import progress
 from rlk_repro.agent.progress import ProgressWriter
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import Phase, Progress, read_state
-from rlk_repro.submit.following import render_progress
+from rlk_repro.submit.sending import render_progress
 
 LINE = b"[2026-11-20 13:45:12] train_metric_utils.py:50 - perf %d: {'perf/train_time': 1.5, 'perf/step_time': %s}\n"
 

@@ -17,7 +17,7 @@ from rlk_repro.clusters.slurm import backend as slurm
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobId
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import following, sending
+from rlk_repro.submit import sending
 from tests.support.job_examples import make_staged
 from tests.support.slurm.fake import FakeSlurm
 
@@ -233,7 +233,7 @@ def test_two_hundred_runs_cost_one_question(fake: FakeSlurm, tmp_path: Path) -> 
 def test_a_controller_that_is_away_does_not_end_the_waiting(
     fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "POLL_S", 0.0)
+    monkeypatch.setattr(sending, "POLL_S", 0.0)
     fake.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
     answers = [slurm.poll(SUBMISSION, run_dir)] * 20
     assert answers[0].reason == (
@@ -241,7 +241,7 @@ def test_a_controller_that_is_away_does_not_end_the_waiting(
     )
     answers.append(JobStatus(state=JobState.DONE))
     told: list[str] = []
-    assert following.follow(run_dir, lambda: answers.pop(0), told.append, sleep=lambda _: None).state is JobState.DONE
+    assert sending.follow(run_dir, lambda: answers.pop(0), told.append, sleep=lambda _: None).state is JobState.DONE
 
 
 def test_cancel_first_signals_a_running_job_then_ends_it(fake: FakeSlurm, run_dir: RunDir) -> None:
@@ -321,7 +321,7 @@ def test_following_asks_slurm_every_few_seconds_at_most(
 def test_status_shows_why_a_job_waits_and_where_it_runs(
     fake: FakeSlurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "POLL_S", 0.0)
+    monkeypatch.setattr(sending, "POLL_S", 0.0)
     write_json(run_dir.state, {"schema": 1, "phase": "ending", "num_trials": 2, "num_steps": 3})
     fake.queue("12|PENDING|Priority||N/A")
     answers = [slurm.poll(SUBMISSION, run_dir)]
@@ -330,7 +330,7 @@ def test_status_shows_why_a_job_waits_and_where_it_runs(
     answers.append(JobStatus(state=JobState.DONE))
     told: list[str] = []
 
-    following.follow(run_dir, lambda: answers[min(len(told), 2)], told.append, sleep=lambda _: None)
+    sending.follow(run_dir, lambda: answers[min(len(told), 2)], told.append, sleep=lambda _: None)
     assert told == ["pending (Priority)", "ending · node-[0-1]", "ending"]
 
 

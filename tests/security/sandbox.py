@@ -38,7 +38,7 @@ _MODULES: Final = (
     "replay.recorded",
     "report.terminal",
     "rundir.state",
-    "submit.following",
+    "submit.sending",
 )
 
 

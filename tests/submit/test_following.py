@@ -13,8 +13,8 @@ from rlk_repro.base.console import live_line
 from rlk_repro.base.files import write_text
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import following
-from rlk_repro.submit.following import follow
+from rlk_repro.submit import sending
+from rlk_repro.submit.sending import follow
 
 LINE = b"[2026-11-20 13:45:12] train_metric_utils.py:50 - perf %d: {'perf/train_time': 1.5, 'perf/step_time': %s}\n"
 
@@ -22,7 +22,7 @@ LINE = b"[2026-11-20 13:45:12] train_metric_utils.py:50 - perf %d: {'perf/train_
 @pytest.fixture(autouse=True)
 def unthrottled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "MIN_INTERVAL_S", 0.0)
-    monkeypatch.setattr(following, "LOOK_S", 0.0)
+    monkeypatch.setattr(sending, "LOOK_S", 0.0)
 
 
 def script(run_dir: RunDir, writer: ProgressWriter) -> Iterator[JobStatus]:
@@ -40,7 +40,7 @@ def script(run_dir: RunDir, writer: ProgressWriter) -> Iterator[JobStatus]:
 
 @pytest.mark.parametrize("is_live", [False, True])
 def test_following_reports_each_change_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool) -> None:
-    monkeypatch.setattr(following, "POLL_S", 0.0)
+    monkeypatch.setattr(sending, "POLL_S", 0.0)
     run_dir = RunDir(tmp_path)
     steps = script(run_dir, ProgressWriter(run_dir, num_trials=1, num_steps=2))
     told: list[str] = []
