@@ -14,7 +14,7 @@ from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads.api import TrialCommands
+from rlk_repro.workloads.api import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Deadlines:
 class Parts:
     """The functions that an agent calls; tests replace them."""
 
-    workload: TrialCommands
+    workload: Workload
     probe_node: Callable[[str], Manifest]
     busy_gpus: Callable[[], list[GpuUse] | Unknown]
     analyse: Callable[[RunDir], dict[str, Any]]
@@ -96,7 +96,7 @@ class Parts:
     deadlines: Deadlines = Deadlines()
 
 
-def real_parts(workload: TrialCommands) -> Parts:
+def real_parts(workload: Workload) -> Parts:
     from rlk_repro.bundle.seal import pack, seal
     from rlk_repro.probes.gpu import busy_gpus
     from rlk_repro.probes.host import find_other_runs

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads import module, operators, reference, vime
-from rlk_repro.workloads.api import Words
+from rlk_repro.workloads.api import Words, Workload
+from rlk_repro.workloads.module import Module
+from rlk_repro.workloads.operators import Operators
+from rlk_repro.workloads.reference import Reference
+from rlk_repro.workloads.vime import Vime, layout
 
-if TYPE_CHECKING:
-    from rlk_repro.workloads.api import Workload
-
-WORKLOADS: dict[str, Workload] = {"reference": reference, "module": module, "operators": operators, "vime": vime}
+WORKLOADS: dict[str, Workload] = {
+    "reference": Reference(),
+    "module": Module(),
+    "operators": Operators(),
+    "vime": Vime(),
+}
 
 
 def find_words(kind: str) -> Words:
@@ -24,7 +28,7 @@ def find_words(kind: str) -> Words:
 
 def list_microbatches(plan: Plan) -> list[tuple[int, int]]:
     """Return each step's response length and tokens of its one microbatch; empty unless the run fills the memory."""
-    return vime.layout.list_microbatches(plan) if plan.run.workload.fills_memory else []
+    return layout.list_microbatches(plan) if plan.run.workload.fills_memory else []
 
 
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:

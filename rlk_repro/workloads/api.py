@@ -1,11 +1,12 @@
-"""Define the functions that a workload's module must have, and the types of their arguments and results."""
+"""Define the class of a workload, and the types of its functions' arguments and results."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding
@@ -71,37 +72,42 @@ class Words:
     may_not_claim: tuple[str, ...] = ()
 
 
-class TrialCommands(Protocol):
-    """The functions of a workload that the node agent calls; these functions are pure."""
+class Workload(ABC):
+    """A kind of trainer; the functions that are not abstract fit one that makes its model, data and rollouts itself.
 
+    The functions of a plan are pure.
+    """
+
+    WORDS: ClassVar[Words]
+
+    @abstractmethod
     def find_problems(self, plan: Plan) -> list[Problem]:
         """Return the reasons why this plan cannot run on any machine."""
 
-    def find_warnings(self, plan: Plan) -> list[Finding]:
-        """Return what may fail in a run of this plan, and which values the run may fail to measure."""
-
+    @abstractmethod
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         """Return the command of one trial; the trials of a pair differ only in switches and output folders."""
 
-    def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-        """Return, by seed, the commands that fill ``run_dir.rollouts_of(seed)`` before the trials."""
-
-
-class Workload(TrialCommands, Protocol):
-    """The interface of a workload's module; mypy checks each module in the table ``WORKLOADS``."""
-
-    @property
-    def WORDS(self) -> Words:  # noqa: N802  (a constant of the module)
-        ...
-
+    @abstractmethod
     def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield names and values that tell runs apart in reports; ``settings`` is the plan's record of the workload."""
 
-    def find_brought(self, plan: Plan) -> Brought:
+    def find_warnings(self, plan: Plan) -> list[Finding]:  # noqa: ARG002
+        """Return what may fail in a run of this plan, and which values the run may fail to measure."""
+        return []
+
+    def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG002
+        """Return, by seed, the commands that fill ``run_dir.rollouts_of(seed)`` before the trials."""
+        return {}
+
+    def find_brought(self, plan: Plan) -> Brought:  # noqa: ARG002
         """Return what a replay shows its user before it runs another person's plan."""
+        return Brought()
 
-    def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:
+    def list_folders(self, run: Run, stack: Stack, prepared: PreparedDir) -> dict[str, Path]:  # noqa: ARG002
         """Return, by kind, the folders that must exist before the first trial."""
+        return {}
 
-    def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:
+    def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:  # noqa: ARG002
         """Return the steps by which ``rlk-repro prepare`` makes the folders of ``list_folders``, in order."""
+        return []

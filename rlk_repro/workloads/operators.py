@@ -13,38 +13,36 @@ from rlk_repro.base.errors import Problem
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import OperatorsWorkload
-from rlk_repro.workloads.api import Command, Words
+from rlk_repro.workloads.api import Command, Words, Workload
 from rlk_repro.workloads.arguments import find_layout_problems, trial_flags
 from rlk_repro.workloads.environment import find_env_problems, trainer_module, trial_env
-from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps, rollout_commands
-
-__all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
-           "rollout_commands", "trainer_command"]  # fmt: skip
 
 TRAINER: Final = "rlk_repro.bench.operators"
-WORDS: Final = Words(
-    step="one operator",
-    scope="An operator is a part of a training step: this result does not show how much faster a step gets.",
-)
 
 
-def find_problems(plan: Plan) -> list[Problem]:
-    what = "the operator tier is one process on one device"
-    return [*find_env_problems(plan), *find_layout_problems(plan, what)]
+class Operators(Workload):
+    """Operators alone."""
 
+    WORDS = Words(
+        step="one operator",
+        scope="An operator is a part of a training step: this result does not show how much faster a step gets.",
+    )
 
-def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    """``--num-rollout`` is the number of sweeps."""
-    workload = plan.run.workload
-    assert isinstance(workload, OperatorsWorkload)
-    suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)
-    argv = [TRAINER, *trial_flags(plan, trial.seed), "--suite", suite]
-    return trainer_module(plan, argv, trial_env(plan, trial, run_dir))
+    def find_problems(self, plan: Plan) -> list[Problem]:
+        what = "the operator tier is one process on one device"
+        return [*find_env_problems(plan), *find_layout_problems(plan, what)]
 
+    def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
+        """``--num-rollout`` is the number of sweeps."""
+        workload = plan.run.workload
+        assert isinstance(workload, OperatorsWorkload)
+        suite = json.dumps(workload.model_dump(mode="json"), sort_keys=True)
+        argv = [TRAINER, *trial_flags(plan, trial.seed), "--suite", suite]
+        return trainer_module(plan, argv, trial_env(plan, trial, run_dir))
 
-def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    names = dict.fromkeys(grid["operator"] for grid in settings["grids"])
-    timed, untimed = settings["timed_calls"], settings["warmup_calls"]
-    calls = f"{timed} timed calls after {untimed} untimed calls per implementation, case and sweep"
-    chosen = ", ".join(settings["implementations"]) or "all implementations of these operators"
-    yield "operators", f"{', '.join(names)}; {chosen}; {calls}"
+    def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        names = dict.fromkeys(grid["operator"] for grid in settings["grids"])
+        timed, untimed = settings["timed_calls"], settings["warmup_calls"]
+        calls = f"{timed} timed calls after {untimed} untimed calls per implementation, case and sweep"
+        chosen = ", ".join(settings["implementations"]) or "all implementations of these operators"
+        yield "operators", f"{', '.join(names)}; {chosen}; {calls}"

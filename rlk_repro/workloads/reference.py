@@ -11,7 +11,7 @@ from rlk_repro.base.units import count, format_count
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload
-from rlk_repro.workloads.api import Command, Words
+from rlk_repro.workloads.api import Command, Words, Workload
 from rlk_repro.workloads.arguments import (
     describe_rollouts,
     find_layout_problems,
@@ -21,53 +21,60 @@ from rlk_repro.workloads.arguments import (
     trial_flags,
 )
 from rlk_repro.workloads.environment import THREADS, find_env_problems, trainer_module, trial_env
-from rlk_repro.workloads.selfmade import find_brought, find_warnings, list_folders, list_steps
-
-__all__ = ["WORDS", "describe", "find_brought", "find_problems", "find_warnings", "list_folders", "list_steps",
-           "rollout_commands", "trainer_command"]  # fmt: skip
 
 TRAINER: Final = "rlk_repro.refengine"
 INIT_PATH: Final = "rlk_repro.integration.reference.install"
-WORDS: Final = Words(
-    step="the reference trainer, which is not vime",
-    takes="a step of the reference trainer, which is not vime, takes",
-    scope="The reference trainer produced these numbers. They show what this tool does and say nothing about vime.",
-)
 
 
-def find_problems(plan: Plan) -> list[Problem]:
-    what = "the reference trainer is one process on one device"
-    return [*find_env_problems(plan), *find_layout_problems(plan, what), *find_untimed_problems(plan)]
+class Reference(Workload):
+    """The reference trainer."""
 
+    WORDS = Words(
+        step="the reference trainer, which is not vime",
+        takes="a step of the reference trainer, which is not vime, takes",
+        scope="The reference trainer produced these numbers. They show what this tool does and say nothing about vime.",
+    )
 
-def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    flags, stored = ["--custom-megatron-init-path", INIT_PATH], None
-    if plan.run.lane == "train-only":
-        stored = run_dir.rollouts_of(trial.seed)
-        folder = run_dir.session_rollouts(trial.name) if plan.is_crossover else stored
-        flags += ["--debug-train-only", "--load-debug-rollout-data", folder.template]
-    command = _make_command(plan, trial_flags(plan, trial.seed), flags, trial_env(plan, trial, run_dir))
-    return replace(command, stored=stored if plan.is_crossover else None)
+    def find_problems(self, plan: Plan) -> list[Problem]:
+        what = "the reference trainer is one process on one device"
+        return [*find_env_problems(plan), *find_layout_problems(plan, what), *find_untimed_problems(plan)]
 
+    def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
+        flags, stored = ["--custom-megatron-init-path", INIT_PATH], None
+        if plan.run.lane == "train-only":
+            stored = run_dir.rollouts_of(trial.seed)
+            folder = run_dir.session_rollouts(trial.name) if plan.is_crossover else stored
+            flags += ["--debug-train-only", "--load-debug-rollout-data", folder.template]
+        command = _make_command(plan, trial_flags(plan, trial.seed), flags, trial_env(plan, trial, run_dir))
+        return replace(command, stored=stored if plan.is_crossover else None)
 
-def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """Return one live run per seed of the plan's pairs, by seed; only lane train-only needs these runs.
+    def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
+        """Return one live run per seed of the plan's pairs, by seed; only lane train-only needs these runs.
 
-    Rollouts of another seed would come from another policy, and train_rollout_logprob_abs_diff would measure the
-    difference of the policies.
-    """
-    if plan.run.lane != "train-only":
-        return {}
-    seeds = dict.fromkeys(trial.seed for trial in plan.trials)
-    return {
-        seed: _make_command(
-            plan,
-            trial_flags(plan, seed, plan.run.measure.num_stored),
-            ["--save-debug-rollout-data", run_dir.rollouts_of(seed).template],
-            {},
+        Rollouts of another seed would come from another policy, and train_rollout_logprob_abs_diff would measure the
+        difference of the policies.
+        """
+        if plan.run.lane != "train-only":
+            return {}
+        seeds = dict.fromkeys(trial.seed for trial in plan.trials)
+        num_stored, flag = plan.run.measure.num_stored, "--save-debug-rollout-data"
+        return {
+            seed: _make_command(
+                plan, trial_flags(plan, seed, num_stored), [flag, run_dir.rollouts_of(seed).template], {}
+            )
+            for seed in seeds
+        }
+
+    def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        model = settings["model"]
+        if settings.get("what_for", "timing") != "timing":
+            yield "meant for", settings["what_for"]
+        yield (
+            "model",
+            f"reference trainer: {count(model['num_layers'], 'layer')}, hidden {format_count(model['hidden_size'])}, "
+            f"vocabulary {format_count(model['vocab_size'])}, {model['dtype']}",
         )
-        for seed in seeds
-    }
+        yield "rollouts", describe_rollouts(settings["grpo"])
 
 
 def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str, str]) -> Command:
@@ -76,15 +83,3 @@ def _make_command(plan: Plan, first: list[str], flags: list[str], own: dict[str,
     argv = [TRAINER, *first, "--num-threads", str(workload.num_threads)]
     argv += spell_flags(setting_flags(workload.model) | setting_flags(workload.task) | setting_flags(workload.grpo))
     return trainer_module(plan, [*argv, *flags], {THREADS: str(workload.num_threads)} | own)
-
-
-def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    model = settings["model"]
-    if settings.get("what_for", "timing") != "timing":
-        yield "meant for", settings["what_for"]
-    yield (
-        "model",
-        f"reference trainer: {count(model['num_layers'], 'layer')}, hidden {format_count(model['hidden_size'])}, "
-        f"vocabulary {format_count(model['vocab_size'])}, {model['dtype']}",
-    )
-    yield "rollouts", describe_rollouts(settings["grpo"])

@@ -21,8 +21,8 @@ from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, Effect, GateStatus, PairStatus, TrialStatus, VerdictWord
 from rlk_repro.schedule import make_schedule
-from rlk_repro.workloads import reference
 from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.reference import INIT_PATH, Reference
 from tests import ROOT, SUPPORT
 from tests.support.job_examples import make_staged, run_example
 
@@ -46,7 +46,7 @@ def install(args):
 """Each optimizer step waits ``WAIT_S`` seconds; in the enabled variant it then waits a share of its own time."""
 
 
-class Planted:
+class Planted(Reference):
     """The reference trainer as a workload, with a wait planted into its steps."""
 
     def __init__(self, folder: Path, share: float, wait_s: float) -> None:
@@ -57,12 +57,9 @@ class Planted:
             "WAIT_S": str(wait_s),
         }
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(reference, name)
-
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-        command = reference.trainer_command(plan, trial, run_dir)
-        argv = tuple("planted.install" if word == reference.INIT_PATH else word for word in command.argv)
+        command = super().trainer_command(plan, trial, run_dir)
+        argv = tuple("planted.install" if word == INIT_PATH else word for word in command.argv)
         return replace(command, argv=argv, env={**command.env, **self._env})
 
 
@@ -70,8 +67,7 @@ def run_planted(folder: Path, share: float, *settings: str, wait_s: float = 0.03
     tiny = ("workload.grpo.rollout_batch_size=2", "workload.grpo.n_samples_per_prompt=4", "lane=train-only")
     design = ("measure.design=crossover", "measure.shadow_steps=0", *settings)
     _, run_dir = make_staged(folder / "run", (*design, *tiny))
-    workload: Any = Planted(folder, share, wait_s)
-    assert run_example(run_dir, workload, analyse=lambda place: analyse(place).to_json()) == 0
+    assert run_example(run_dir, Planted(folder, share, wait_s), analyse=lambda place: analyse(place).to_json()) == 0
     return run_dir
 
 

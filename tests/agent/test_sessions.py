@@ -21,11 +21,13 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RolloutDir, RunDir
 from rlk_repro.rundir.results import ProofStatus
 from rlk_repro.schedule import make_schedule
-from rlk_repro.workloads import reference
+from rlk_repro.workloads import WORKLOADS
 from tests import ROOT, SUPPORT
 from tests.support.job_examples import FakeWorkload, find_alive, make_staged, run_example, statuses
 from tests.support.verifying import verify_bundle
 from tests.support.waiting import is_written, signal_when
+
+REFERENCE = WORKLOADS["reference"]
 
 SESSIONS = ("measure.design=crossover", "measure.sessions=2", "measure.blocks=1", "measure.control_blocks=1")
 TINY = ("workload.grpo.rollout_batch_size=4", "workload.grpo.n_samples_per_prompt=4")
@@ -39,7 +41,7 @@ def rl_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_sessions(run_dir: RunDir) -> int:
-    return run_example(run_dir, reference, analyse=lambda folder: analyse(folder).to_json())  # type: ignore[arg-type]
+    return run_example(run_dir, REFERENCE, analyse=lambda folder: analyse(folder).to_json())
 
 
 def list_tokens(run_dir: RunDir, name: str) -> list[int]:

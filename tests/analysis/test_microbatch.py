@@ -21,9 +21,11 @@ from rlk_repro.report.view import make_view
 from rlk_repro.rundir.microbatch import describe_microbatches
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus, VerdictWord
-from rlk_repro.workloads import vime
+from rlk_repro.workloads import WORKLOADS
 from tests.support.make_run import PREFIX, list_ops_lines, make_exit, write_records
 from tests.support.run_plans import make_run_plan
+
+VIME = WORKLOADS["vime"]
 
 SIZES = [16 * (64 + length) for length in range(2496, 3521, 64)]
 PEAK_PER_TOKEN = 1_500_000
@@ -147,7 +149,7 @@ def test_a_replay_reproduces_equal_limits(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_plan_that_could_not_answer_is_refused(setting: str, problem: str) -> None:
     plan = make_run_plan("qwen3-4b-memory", "h200", setting)
-    assert any(problem in str(found) for found in vime.find_problems(plan))
+    assert any(problem in str(found) for found in VIME.find_problems(plan))
 
 
 @pytest.mark.parametrize(
@@ -166,4 +168,4 @@ def test_out_of_memory_is_a_good_end_only_where_the_run_fills_the_memory(
 
 
 def test_running_out_of_memory_on_purpose_is_no_warning() -> None:
-    assert vime.find_warnings(make_run_plan("qwen3-4b-memory", "h200")) == []
+    assert VIME.find_warnings(make_run_plan("qwen3-4b-memory", "h200")) == []

@@ -33,7 +33,7 @@ from rlk_repro.replay import steps as replay
 from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.submit import finishing, sending
-from rlk_repro.workloads import reference
+from rlk_repro.workloads import WORKLOADS
 from tests.support import waiting
 from tests.support.job_examples import fill_disk
 from tests.support.kube import runs as k8s_runs
@@ -52,6 +52,8 @@ from tests.support.kube.runs import (
     wait_until,
 )
 from tests.support.verifying import verify_bundle
+
+REFERENCE = WORKLOADS["reference"]
 
 pytestmark = [k8s_runs.needs_kubectl, pytest.mark.timeout(280)]
 BACKEND = get_backend("k8s")
@@ -101,7 +103,7 @@ def test_a_bundle_from_kubernetes_is_replayed_on_this_machine(server: Cluster, t
     assert any(line.startswith("run directory: ") for line in told)
 
 
-ALLOW = "from rlk_repro.workloads import reference\nreference.find_problems = lambda _: []\n"
+ALLOW = "from rlk_repro.workloads import WORKLOADS\nWORKLOADS['reference'].find_problems = lambda _: []\n"
 
 
 def submit_to_two(
@@ -110,7 +112,7 @@ def submit_to_two(
     """The reference trainer is of one node: in the pods it is let onto two, where the second describes itself."""
     (folder / "sitecustomize.py").write_text(ALLOW)
     server.kubelet.python_path = (str(folder),)
-    monkeypatch.setattr(reference, "find_problems", lambda _: [])
+    monkeypatch.setattr(REFERENCE, "find_problems", lambda _: [])
     return submit(folder, (*settings, "layouts.cpu={num_nodes: 2, gpus_per_node: 0}"), gang="waived", **site)
 
 

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.integration.measure.agreement import TokenRecord
+from rlk_repro.plan import Plan, Trial
 from rlk_repro.report.agreement import make_agreement, plot_agreement
 from rlk_repro.report.blocks import Table
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import LADDER, LOG_PROBS, AgreementResult
-from rlk_repro.workloads import reference
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.reference import TRAINER, Reference
 from tests import ROOT, SUPPORT
 from tests.support.job_examples import make_staged, run_example
 
@@ -110,11 +112,13 @@ def test_a_step_without_a_loss_has_no_record_and_a_refusal_is_repeated() -> None
     }
 
 
-def make_command(*args: Any) -> Command:
-    """A trial of the reference trainer in which some tokens differ on every CPU."""
-    command = reference.trainer_command(*args)
-    argv = ("tests.support.rounding_trainer" if word == reference.TRAINER else word for word in command.argv)
-    return replace(command, argv=tuple(argv))
+class Rounding(Reference):
+    """The reference trainer, but in its trials some tokens differ on every CPU."""
+
+    def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
+        command = super().trainer_command(plan, trial, run_dir)
+        argv = ("tests.support.rounding_trainer" if word == TRAINER else word for word in command.argv)
+        return replace(command, argv=tuple(argv))
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +127,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(SUPPORT / "fake_rl_engine")])
     try:
         plan, run_dir = make_staged(tmp_path_factory.mktemp("a") / "run", ("measure.pairs=2",))
-        workload: Any = SimpleNamespace(**{**vars(reference), "trainer_command": make_command})
-        assert run_example(run_dir, workload, analyse=lambda folder: analyse(folder).to_json()) == 0
+        assert run_example(run_dir, Rounding(), analyse=lambda folder: analyse(folder).to_json()) == 0
     finally:
         os.environ["PYTHONPATH"] = path
     return plan, run_dir

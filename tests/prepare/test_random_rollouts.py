@@ -18,7 +18,7 @@ from rlk_repro.prepare.random_rollouts import RandomRollouts
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.rollout_files import check_file
 from rlk_repro.spec import VimeWorkload
-from rlk_repro.workloads.vime import rollout_commands, trainer_command
+from rlk_repro.workloads import WORKLOADS
 from tests.support.prepare_examples import words
 from tests.support.run_plans import make_run_plan
 
@@ -95,8 +95,8 @@ def test_without_torch_the_error_says_where_to_run_it(tmp_path: Path, monkeypatc
 def test_a_run_with_a_seed_stores_nothing_and_trains_on_them(tmp_path: Path, run: str) -> None:
     plan = make_run_plan(run, "h200")
     run_dir = RunDir(tmp_path / "runs" / run / "id")
-    assert rollout_commands(plan, run_dir) == {}
-    command = trainer_command(plan, plan.trials[0], run_dir)
+    assert WORKLOADS["vime"].rollout_commands(plan, run_dir) == {}
+    command = WORKLOADS["vime"].trainer_command(plan, plan.trials[0], run_dir)
     assert command.stored is not None
     assert command.stored.path.parent == tmp_path / "runs" / "prepared" / "rollouts"
     assert isinstance(plan.run.workload, VimeWorkload)

@@ -23,7 +23,7 @@ from rlk_repro.report.html import load_style, render_html
 from rlk_repro.report.labels import clean
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.results import Analysis
-from rlk_repro.workloads import reference
+from rlk_repro.workloads import WORKLOADS
 from tests.support.analysis_examples import (
     EXAMPLES,
     HOSTILE,
@@ -36,6 +36,8 @@ from tests.support.analysis_examples import (
     small,
     with_failures,
 )
+
+REFERENCE = WORKLOADS["reference"]
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 ALLOWED_TAGS = {
@@ -188,8 +190,8 @@ def test_a_failed_gate_comes_first_in_what_the_verdict_rests_on() -> None:
 
 
 def test_only_reference_trainer_reports_warn_that_they_do_not_measure_vime() -> None:
-    assert Page(render_html(all_fallback())).text.count(reference.WORDS.scope) == 2
-    assert reference.WORDS.scope not in Page(render_html(small())).text
+    assert Page(render_html(all_fallback())).text.count(REFERENCE.WORDS.scope) == 2
+    assert REFERENCE.WORDS.scope not in Page(render_html(small())).text
 
 
 def test_an_exploratory_run_says_so_before_its_verdict() -> None:

@@ -12,8 +12,10 @@ from rich.console import Console
 from rlk_repro.report import Context
 from rlk_repro.report.terminal import print_summary
 from rlk_repro.rundir.results import Analysis
-from rlk_repro.workloads import reference
+from rlk_repro.workloads import WORKLOADS
 from tests.support.analysis_examples import EXAMPLES, all_fallback, faster, hostile, missing_metrics, with_failures
+
+REFERENCE = WORKLOADS["reference"]
 
 NAMES = [name for name in EXAMPLES if name != "huge"]
 
@@ -66,7 +68,7 @@ def test_failures_come_with_their_reasons() -> None:
 
 
 def test_the_reference_trainer_is_named_as_such() -> None:
-    assert reference.WORDS.scope in _render(all_fallback(), 200)
+    assert REFERENCE.WORDS.scope in _render(all_fallback(), 200)
 
 
 def test_markup_in_names_is_text() -> None:

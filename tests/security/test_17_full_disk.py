@@ -23,11 +23,13 @@ from rlk_repro.prepare.making import fill
 from rlk_repro.prepare.steps import PrepareRequest
 from rlk_repro.rundir.state import read_state
 from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
-from rlk_repro.workloads import vime
+from rlk_repro.workloads import WORKLOADS
 from tests.support.hub_server import serve_hub
 from tests.support.job_examples import FakeWorkload, fill_disk, make_staged, run_example
 from tests.support.make_run import finish_run, make_run
 from tests.support.prepare_examples import fill_hub, from_hub, words
+
+VIME = WORKLOADS["vime"]
 
 Call = Callable[..., tuple[int, str, str]]
 PROFILE = b"profile: local\ncluster: local\npreflight: {min_free_disk_gib: 0.001, min_free_memory_gib: 0.01}\n"
@@ -160,7 +162,7 @@ def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pyte
             hardware=load_hardware("h200").model,
             prepared=PreparedDir(disk.folder),
         )
-        step = next(item for item in vime.list_steps(request) if item.kind == "model")
+        step = next(item for item in VIME.list_steps(request) if item.kind == "model")
         with pytest.raises(EnvironmentMissing) as caught:
             fill(step, lambda _: None)
     assert str(caught.value).startswith(f"{step.folder}: cannot be written (No space left on device)")

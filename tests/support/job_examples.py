@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from rlk_repro.agent.agent import run_agent
 from rlk_repro.agent.parts import Deadlines, Parts, make_place
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.files import load_json
-from rlk_repro.base.findings import Finding
 from rlk_repro.base.procfs import read_stat
 from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.clusters.api import Job
@@ -29,7 +28,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_bytes, load_hardware, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import AuthorFiles, stage
-from rlk_repro.workloads.api import Command, TrialCommands
+from rlk_repro.workloads.api import Command, Workload
 from rlk_repro.workloads.environment import profile_env, record_env, switch_env
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
@@ -61,7 +60,7 @@ def make_staged(root: Path, settings: Sequence[str] = SETTINGS, **options: Any) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeWorkload:
+class FakeWorkload(Workload):
     """Trials do ``actions``, those named in ``by_trial`` something else."""
 
     actions: Sequence[str] = QUICK
@@ -72,8 +71,8 @@ class FakeWorkload:
     def find_problems(self, plan: Plan) -> list[Problem]:  # noqa: ARG002
         return list(self.problems)
 
-    def find_warnings(self, plan: Plan) -> list[Finding]:  # noqa: ARG002
-        return []
+    def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        return iter(())
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         plain, from_env = profile_env(plan)
@@ -88,7 +87,7 @@ def _make_command(actions: Sequence[str], env: Mapping[str, str], from_env: Mapp
     return Command(argv=(sys.executable, "-I", "-S", str(TRAINER), *actions), env=env, from_env=from_env)
 
 
-def make_parts(workload: TrialCommands | None = None, **changes: Any) -> Parts:
+def make_parts(workload: Workload | None = None, **changes: Any) -> Parts:
     values: dict[str, Any] = {
         "workload": workload or FakeWorkload(),
         "probe_node": lambda node: Manifest(node=node, sections={"host": {"machine": os.uname().machine}}),
@@ -103,7 +102,7 @@ def make_parts(workload: TrialCommands | None = None, **changes: Any) -> Parts:
 
 def run_example(
     run_dir: RunDir,
-    workload: FakeWorkload | None = None,
+    workload: Workload | None = None,
     *,
     is_resuming: bool = False,
     until: float = 0.0,

@@ -18,30 +18,33 @@ from rlk_repro.agent import agent
 from rlk_repro.agent.parts import Parts, real_parts
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads import reference
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.api import Command, Workload
+from rlk_repro.workloads.reference import TRAINER
 from rlk_repro.workloads.vime import ADDRESS_NAMES
 from tests.support.slurm.cluster import NODES
+
+REFERENCE = WORKLOADS["reference"]
 
 DRIVER = "tests.support.ray.reference"
 ADDRESSES = {node: f"127.0.0.{number}" for number, node in enumerate(NODES, start=2)}
 
-_make_command = reference.trainer_command
+_make_command = REFERENCE.trainer_command
 
 
 def allow_nodes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reference, "find_problems", lambda _: [])
+    patch.setattr(REFERENCE, "find_problems", lambda _: [])
 
 
 def use_ray(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reference, "trainer_command", make_driver)
+    patch.setattr(REFERENCE, "trainer_command", make_driver)
     patch.setattr(agent, "real_parts", make_parts)
 
 
 def make_driver(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
     """The reference trainer's own command behind the driver that starts it in a Ray cluster."""
     command = _make_command(plan, trial, run_dir)
-    assert command.argv[:3] == (sys.executable, "-m", reference.TRAINER)
+    assert command.argv[:3] == (sys.executable, "-m", TRAINER)
     argv = (sys.executable, "-m", DRIVER, str(plan.layout.num_nodes), *command.argv[3:])
     return dataclasses.replace(command, argv=argv, needs_ray=True, address_names=ADDRESS_NAMES)
 

@@ -16,9 +16,12 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import VimeModel, VimeWorkload
 from rlk_repro.spec.load import load_run
 from rlk_repro.spec.values import Lane
-from rlk_repro.workloads import vime
+from rlk_repro.workloads import WORKLOADS
+from rlk_repro.workloads.vime import find_files
 from tests import ROOT
 from tests.support.slurm.examples import plan_for
+
+VIME = WORKLOADS["vime"]
 
 TABLE = re.compile(r"<!-- runs -->\n.*?<!-- /runs -->", re.DOTALL)
 MAJOR = {"a100": 8, "h100": 9, "h200": 9, "gb200": 10, "mi300x": 9}
@@ -73,7 +76,7 @@ def runs_page() -> str:
 
 def trial_argv(plan: Plan, run_dir: RunDir, number: int = 0) -> list[str]:
     """What follows ``train.py``."""
-    return list(vime.trainer_command(plan, plan.trials[number], run_dir).argv[3:])
+    return list(VIME.trainer_command(plan, plan.trials[number], run_dir).argv[3:])
 
 
 def all_lists(root: Path) -> list[tuple[str, list[str], dict[str, str], int]]:
@@ -82,8 +85,8 @@ def all_lists(root: Path) -> list[tuple[str, list[str], dict[str, str], int]]:
     lists = []
     for name, plan in list_plans():
         write_model(plan, run_dir)
-        commands = {name: vime.trainer_command(plan, plan.trials[0], run_dir)}
-        commands |= {f"{name}.store": command for command in vime.rollout_commands(plan, run_dir).values()}
+        commands = {name: VIME.trainer_command(plan, plan.trials[0], run_dir)}
+        commands |= {f"{name}.store": command for command in VIME.rollout_commands(plan, run_dir).values()}
         major = MAJOR[plan.hardware.hardware]
         lists += [(each, list(command.argv[3:]), dict(command.env), major) for each, command in commands.items()]
     return lists
@@ -93,7 +96,7 @@ def write_model(plan: Plan, run_dir: RunDir) -> None:
     """A model folder that holds what vime compares with the arguments, and an empty checkpoint."""
     workload = plan.run.workload
     assert isinstance(workload, VimeWorkload)
-    files = vime.find_files(plan, run_dir)
+    files = find_files(plan, run_dir)
     assert PreparedDir.of(plan.profile, run_dir).model(workload.model) == files.model
     for folder in (files.model, files.checkpoint):
         folder.mkdir(parents=True, exist_ok=True)

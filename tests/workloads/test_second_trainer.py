@@ -17,8 +17,12 @@ def test_a_second_trainer_is_measured_sealed_and_read(tmp_path: Path) -> None:
     copy.add(FILES / "workload.py", "rlk_repro/workloads/line.py")
     copy.add(FILES / "trainer.py", "rlk_repro/workloads/line_trainer.py")
     table = "rlk_repro/workloads/__init__.py"
-    copy.replace(table, "import module,", "import line, module,")
-    copy.replace(table, '{"reference": reference,', '{"line": line, "reference": reference,')
+    copy.replace(
+        table,
+        "from rlk_repro.workloads.module import",
+        "from rlk_repro.workloads.line import Line\nfrom rlk_repro.workloads.module import",
+    )
+    copy.replace(table, '    "reference": Reference(),', '    "line": Line(),\n    "reference": Reference(),')
     models = "rlk_repro/spec/files.py"
     copy.replace(
         models,

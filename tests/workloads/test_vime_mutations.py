@@ -19,7 +19,9 @@ from rlk_repro.base.yamlfile import parse_yaml
 from rlk_repro.plan import make_plan
 from rlk_repro.spec import Run, Stack, run_problems
 from rlk_repro.spec.load import Loaded, load_bytes, load_hardware, load_profile, load_stack
-from rlk_repro.workloads import vime
+from rlk_repro.workloads import WORKLOADS
+
+VIME = WORKLOADS["vime"]
 
 RUN, HARDWARE = "qwen3-30b-a3b", "h200"
 LARGE = 10**12
@@ -148,7 +150,7 @@ def judge(document: dict[str, Any], hardware: str) -> tuple[Problem, ...]:
         )
     except SpecError as error:
         return error.problems
-    return tuple(vime.find_problems(plan))
+    return tuple(VIME.find_problems(plan))
 
 
 def list_values(run: str, hardware: str) -> list[tuple[str, ...]]:

@@ -24,7 +24,7 @@ from rlk_repro.spec.values import ENABLED
 from rlk_repro.submit import finishing, planning
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.switches import ENGINES_DIR, LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
-from rlk_repro.workloads import reference
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.differences import (
     Difference,
@@ -40,6 +40,8 @@ from tests import ROOT
 from tests.support.make_run import finish_run, make_run
 from tests.support.run_plans import list_all_plans, make_run_plan
 from tests.support.vime_examples import list_plans
+
+REFERENCE = WORKLOADS["reference"]
 
 PLANS = dict([*list_all_plans(), *list_plans()])
 EVIDENCE = ROOT / "docs" / "evidence"
@@ -122,13 +124,13 @@ def test_a_variable_by_reference_is_named_by_its_source(monkeypatch: pytest.Monk
 
 def break_enabled(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """A reference workload that starts its enabled trials otherwise."""
-    real = reference.trainer_command
+    real = REFERENCE.trainer_command
 
     def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         command = real(plan, trial, run_dir)
         return change(command) if trial.variant == ENABLED else command
 
-    monkeypatch.setattr(reference, "trainer_command", trainer_command)
+    monkeypatch.setattr(REFERENCE, "trainer_command", trainer_command)
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,19 @@ from rlk_repro.refengine.arguments import parse_args
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ReferenceWorkload
 from rlk_repro.spec.files import Workload
-from rlk_repro.workloads import WORKLOADS, environment, reference
+from rlk_repro.workloads import WORKLOADS, environment
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan
+
+REFERENCE = WORKLOADS["reference"]
 
 RUN_DIR = RunDir(Path("/runs/a b/{x}"))
 BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
 
 
 def commands(plan: Plan) -> dict[str, Command]:
-    return {trial.name: reference.trainer_command(plan, trial, RUN_DIR) for trial in plan.trials}
+    return {trial.name: REFERENCE.trainer_command(plan, trial, RUN_DIR) for trial in plan.trials}
 
 
 def test_the_kinds_of_the_model_are_the_registry() -> None:
@@ -84,9 +86,9 @@ def test_the_device_is_the_hardwares(hardware: str, device: str) -> None:
 
 
 def test_the_live_lane_stores_nothing_and_the_train_only_lane_reads_what_was_stored() -> None:
-    assert reference.rollout_commands(make_example_plan()[0], RUN_DIR) == {}
+    assert REFERENCE.rollout_commands(make_example_plan()[0], RUN_DIR) == {}
     plan = make_example_plan([*SETTINGS, "lane=train-only"])[0]
-    stored = reference.rollout_commands(plan, RUN_DIR)
+    stored = REFERENCE.rollout_commands(plan, RUN_DIR)
     assert list(stored) == [1234, 1235]
     for seed, command in stored.items():
         assert "RLK_REPRO_OPS_DIR" not in command.env
@@ -131,7 +133,7 @@ def test_all_absent_variables_are_named_at_once() -> None:
 def test_switches_left_over_in_the_shell_reach_no_trainer() -> None:
     inherited = dict.fromkeys(environment.DECLARED, "1") | {"PATH": "/bin"}
     plan = make_example_plan()[0]
-    env = resolve_env(reference.trainer_command(plan, plan.trials[0], RUN_DIR), inherited)
+    env = resolve_env(REFERENCE.trainer_command(plan, plan.trials[0], RUN_DIR), inherited)
     assert env["PATH"] == "/bin"
     assert "VIME_RL_KERNEL" not in env
     assert env["RLK_REPRO_OPS_DIR"] != "1"
@@ -144,7 +146,7 @@ def test_every_variable_of_a_variant_is_declared() -> None:
 
 def test_a_profile_may_not_set_what_the_launcher_sets() -> None:
     profile = PROFILE + b'env: {OMP_NUM_THREADS: "4", VIME_RL_KERNEL: "1", OTHER: x}\n'
-    problems = reference.find_problems(make_example_plan(profile=profile)[0])
+    problems = REFERENCE.find_problems(make_example_plan(profile=profile)[0])
     assert [str(problem) for problem in problems] == [
         f"profile local: env.{name}: is set by the launcher, expected another variable"
         for name in ("OMP_NUM_THREADS", "VIME_RL_KERNEL")
@@ -152,9 +154,9 @@ def test_a_profile_may_not_set_what_the_launcher_sets() -> None:
 
 
 def test_more_than_one_process_is_refused() -> None:
-    assert reference.find_problems(make_example_plan()[0]) == []
+    assert REFERENCE.find_problems(make_example_plan()[0]) == []
     plan = make_example_plan(["layouts.h200.num_nodes=2", "layouts.h200.tensor_parallel=2"], hardware="h200")[0]
-    assert [str(problem) for problem in reference.find_problems(plan)] == [
+    assert [str(problem) for problem in REFERENCE.find_problems(plan)] == [
         f"run smoke: layouts.h200.{name}: the reference trainer is one process on one device, got 2, expected at most 1"
         for name in ("num_nodes", "tensor_parallel")
     ]
@@ -164,4 +166,4 @@ def test_commands_are_pure() -> None:
     plan = make_example_plan()[0]
     again = dataclasses.replace(plan)
     for trial, _ in itertools.product(plan.trials, range(2)):
-        assert reference.trainer_command(plan, trial, RUN_DIR) == reference.trainer_command(again, trial, RUN_DIR)
+        assert REFERENCE.trainer_command(plan, trial, RUN_DIR) == REFERENCE.trainer_command(again, trial, RUN_DIR)

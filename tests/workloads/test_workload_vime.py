@@ -31,7 +31,7 @@ from rlk_repro.switches import (
     SWITCH_OPS,
     SWITCH_SCHEDULE,
 )
-from rlk_repro.workloads import vime
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import Kind, list_differences
 from rlk_repro.workloads.vime.arguments import SOMETIMES
 from rlk_repro.workloads.vime.contract import load_contract, split_arguments
@@ -42,6 +42,8 @@ from tests import ROOT
 from tests.support.rollout_examples import make_rollout
 from tests.support.slurm.examples import plan_for
 from tests.support.vime_examples import COMMIT, list_plans, list_runs, runs_page, trial_argv, with_workload
+
+VIME = WORKLOADS["vime"]
 
 RUN_DIR = RunDir(Path("/shared/runs/qwen3-4b/20261120T120000Z-0123abcd-4567"))
 LIVE = ("lane=live", "measure.design=parallel")
@@ -64,9 +66,9 @@ def plan_sessions(lane: str) -> Plan:
 
 @pytest.mark.parametrize(("name", "plan"), list_plans(), ids=lambda item: item if isinstance(item, str) else "")
 def test_every_shipped_plan_can_be(name: str, plan: Plan) -> None:
-    assert [str(problem) for problem in vime.find_problems(plan)] == []
+    assert [str(problem) for problem in VIME.find_problems(plan)] == []
     assert any(item.is_eligible for item in plan.eligibilities())
-    where = [finding.where for finding in vime.find_warnings(plan)]
+    where = [finding.where for finding in VIME.find_warnings(plan)]
     assert where == (["workload.data.source.revision"] if name.startswith("qwen3-4b.") else [])
 
 
@@ -77,7 +79,7 @@ def test_every_shipped_plan_can_be(name: str, plan: Plan) -> None:
 )
 def test_the_trials_of_a_pair_differ_in_the_declared_switches_only(name: str, plan: Plan) -> None:
     baseline, enabled = plan.pairs()["p1"]
-    commands = [vime.trainer_command(plan, trial, RUN_DIR) for trial in (baseline, enabled)]
+    commands = [VIME.trainer_command(plan, trial, RUN_DIR) for trial in (baseline, enabled)]
     assert commands[0].argv == commands[1].argv
     differ = {
         key for key in {**commands[0].env, **commands[1].env} if commands[0].env.get(key) != commands[1].env.get(key)
@@ -134,7 +136,7 @@ def test_the_lanes_are_vime_s_own_options() -> None:
 
 def test_a_lane_without_rollouts_of_its_own_stores_them_once_without_a_switch() -> None:
     plan = plan_lane("train-only")
-    ((seed, command),) = vime.rollout_commands(plan, RUN_DIR).items()
+    ((seed, command),) = VIME.rollout_commands(plan, RUN_DIR).items()
     stored = dict(split_arguments(command.argv[3:]))
     assert seed == plan.run.measure.seed
     assert {flag: value for flag, value in stored.items() if flag != "--save-debug-rollout-data"} == flags_of(
@@ -142,13 +144,13 @@ def test_a_lane_without_rollouts_of_its_own_stores_them_once_without_a_switch() 
     )
     assert stored["--save-debug-rollout-data"] == (RUN_DIR.rollouts_of(1234).template,)
     assert not {SWITCH, OPS_DIR} & command.env.keys()
-    assert vime.rollout_commands(plan_lane("live"), RUN_DIR) == {}
-    assert vime.rollout_commands(with_workload(plan, rollouts=STORED), RUN_DIR) == {}
+    assert VIME.rollout_commands(plan_lane("live"), RUN_DIR) == {}
+    assert VIME.rollout_commands(with_workload(plan, rollouts=STORED), RUN_DIR) == {}
 
 
 def test_rollouts_that_were_stored_before_are_named_by_the_run() -> None:
     plan = with_workload(plan_lane("train-only"), rollouts=STORED)
-    assert vime.find_problems(plan) == []
+    assert VIME.find_problems(plan) == []
     (template,) = flags_of(plan)["--load-debug-rollout-data"]
     assert template == "/shared/runs/prepared/rollouts/eight/{rollout_id}.pt"
 
@@ -156,8 +158,8 @@ def test_rollouts_that_were_stored_before_are_named_by_the_run() -> None:
 @pytest.mark.parametrize("lane", ["live", "fixed-rollout", "train-only"])
 def test_a_session_has_one_command_with_its_schedule_and_rollouts_of_its_own(lane: str) -> None:
     plan = plan_sessions(lane)
-    assert vime.find_problems(plan) == []
-    command = vime.trainer_command(plan, plan.trials[1], RUN_DIR)
+    assert VIME.find_problems(plan) == []
+    command = VIME.trainer_command(plan, plan.trials[1], RUN_DIR)
     schedule = make_schedule(plan.run.measure, plan.trials[1].seed)
     assert (command.env[SWITCH], command.env[SWITCH_SCHEDULE]) == ("1", schedule.text)
     argv = dict(split_arguments(command.argv[3:]))
@@ -168,23 +170,23 @@ def test_a_session_has_one_command_with_its_schedule_and_rollouts_of_its_own(lan
     flag = "--load-forge-rollout-data" if lane == "fixed-rollout" else "--load-debug-rollout-data"
     assert argv[flag] == (f"{RUN_DIR.root}/.rollouts-01-s2-crossover/{{rollout_id}}.pt",)
     assert command.stored == RUN_DIR.rollouts_of(plan.run.measure.seed)
-    (store,) = vime.rollout_commands(plan, RUN_DIR).values()
+    (store,) = VIME.rollout_commands(plan, RUN_DIR).values()
     assert dict(split_arguments(store.argv[3:]))["--num-rollout"] == ("40",)
 
 
 def test_sessions_on_rollouts_that_were_stored_before_need_one_for_each_step_of_half_a_block() -> None:
     plan = with_workload(plan_sessions("train-only"), rollouts=STORED)
-    (problem,) = vime.find_problems(plan)
+    (problem,) = VIME.find_problems(plan)
     assert "got 20, expected 40 or more" in str(problem)
     plan = with_workload(plan, rollouts=STORED.model_copy(update={"num_files": 40}))
-    assert vime.find_problems(plan) == []
-    stored = vime.trainer_command(plan, plan.trials[0], RUN_DIR).stored
+    assert VIME.find_problems(plan) == []
+    stored = VIME.trainer_command(plan, plan.trials[0], RUN_DIR).stored
     assert stored is not None
     assert stored.path == Path("/shared/runs/prepared/rollouts/eight")
 
 
 def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
-    (problem,) = vime.find_problems(with_workload(plan_sessions("live"), what_for="profiler"))
+    (problem,) = VIME.find_problems(with_workload(plan_sessions("live"), what_for="profiler"))
     assert "measure.design: a run with what_for: profiler measures no time, got 'crossover', expected parallel" in str(
         problem
     )
@@ -193,7 +195,7 @@ def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
 def test_a_run_in_sessions_is_profiled_by_one_pair_and_timed_without_a_profiler() -> None:
     settings = ("workload.what_for=profiler", "measure.design=parallel", "measure.pairs=1")
     plan = plan_for("qwen3-4b-random", "h200", settings=settings, is_exploratory=True)
-    assert vime.find_problems(plan) == []
+    assert VIME.find_problems(plan) == []
     assert [trial.variant for trial in plan.trials] == ["baseline", "enabled"]
     for number, trial in enumerate(plan.trials):
         flags = flags_of(plan, number)
@@ -217,7 +219,7 @@ os.execv(words[begin], words[begin:])
 def profiler_of(name: str) -> tuple[Plan, Mapping[str, str]]:
     settings = (*PROFILED, f"workload.profiler={name}")
     plan = plan_for("qwen3-4b-random", "h200", settings=settings, is_exploratory=True)
-    return plan, vime.trainer_command(plan, plan.trials[0], RUN_DIR).env
+    return plan, VIME.trainer_command(plan, plan.trials[0], RUN_DIR).env
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_ray_starts_workers_under_the_profiler(name: str, options: list[str], tm
 
 def test_a_profiler_beside_torch_s_traces_the_same_steps_and_torch_s_is_off() -> None:
     plan, env = profiler_of("nsys")
-    assert vime.find_problems(plan) == []
+    assert VIME.find_problems(plan) == []
     first = plan.run.measure.warmup_steps
     assert env["RLK_REPRO_PROFILED_STEPS"] == f"{first}:{first + 3}"
     assert "--use-pytorch-profiler" not in flags_of(plan)
@@ -258,10 +260,10 @@ def test_a_profiler_beside_torch_s_traces_the_same_steps_and_torch_s_is_off() ->
 
 def test_timing_runs_start_no_profiler() -> None:
     plan = plan_for("qwen3-4b", "h200", settings=LIVE)
-    env = vime.trainer_command(plan, plan.trials[0], RUN_DIR).env
+    env = VIME.trainer_command(plan, plan.trials[0], RUN_DIR).env
     assert not {"RAY_JOB_CONFIG_JSON_ENV_VAR", "RLK_REPRO_PROFILED_STEPS"} & env.keys()
     assert plan.run.workload.programs == ()
-    (problem,) = vime.find_problems(with_workload(plan, profiler="nsys"))
+    (problem,) = VIME.find_problems(with_workload(plan, profiler="nsys"))
     assert "workload.profiler: needs what_for: profiler, not timing, got 'nsys'" in str(problem)
     assert plan.plan_hash == with_workload(plan, profiler="torch").plan_hash
 
@@ -274,22 +276,22 @@ def test_no_scored_step_follows_the_freeze_of_python_s_objects(changed: dict[str
     plan = plan_for("qwen3-4b-random", "h200")
     measure = plan.run.measure.model_copy(update=changed)
     plan = dataclasses.replace(plan, run=plan.run.model_copy(update={"measure": measure}))
-    assert vime.trainer_command(plan, plan.trials[0], RUN_DIR).env["RLK_REPRO_GC_FREEZE_AFTER"] == freeze_after
+    assert VIME.trainer_command(plan, plan.trials[0], RUN_DIR).env["RLK_REPRO_GC_FREEZE_AFTER"] == freeze_after
 
 
 def test_a_profiler_is_for_one_vendor() -> None:
     plan, _ = profiler_of("rocprofv3")
-    (problem,) = vime.find_problems(plan)
+    (problem,) = VIME.find_problems(plan)
     assert "does not profile h200, got 'rocprofv3', expected torch or nsys" in str(problem)
 
 
 def test_vllm_computes_no_prompt_as_long_as_its_longest_sequence() -> None:
     plan = plan_for("vime-agreement", "h200", settings=("workload.arguments.vllm-max-model-len=192",))
-    assert [str(problem) for problem in vime.find_problems(plan)] == [
+    assert [str(problem) for problem in VIME.find_problems(plan)] == [
         "run vime-agreement: workload.arguments.vllm-max-model-len: does not fit the longest sample (192 tokens), "
         "got 192, expected a number from 193 to 100000000"
     ]
-    assert vime.find_problems(with_workload(plan, what_for="deterministic")) == []
+    assert VIME.find_problems(with_workload(plan, what_for="deterministic")) == []
 
 
 def test_prepared_things_lie_where_the_profile_says() -> None:
@@ -316,7 +318,7 @@ def test_prepared_things_lie_where_the_profile_says() -> None:
 def test_runs_that_do_not_time_are_separate(what_for: str, flags: set[str], variable: str | None) -> None:
     timing = plan_for("qwen3-4b", "h200", settings=LIVE)
     plan = with_workload(timing, what_for=what_for)
-    assert [str(problem) for problem in vime.find_problems(plan)] == [
+    assert [str(problem) for problem in VIME.find_problems(plan)] == [
         f"run qwen3-4b: measure.pairs: a run with what_for: {what_for} measures no time, got 6, expected at most 5 "
         "pairs, so that the run gives no verdict on speed"
     ]
@@ -324,9 +326,9 @@ def test_runs_that_do_not_time_are_separate(what_for: str, flags: set[str], vari
     few = dataclasses.replace(
         few, run=few.run.model_copy(update={"measure": few.run.measure.model_copy(update={"pairs": 5})})
     )
-    assert vime.find_problems(few) == []
+    assert VIME.find_problems(few) == []
     assert flags_of(few).keys() - flags_of(timing).keys() == flags
-    assert variable is None or variable in vime.trainer_command(few, few.trials[0], RUN_DIR).env
+    assert variable is None or variable in VIME.trainer_command(few, few.trials[0], RUN_DIR).env
 
 
 SETTINGS = [
@@ -380,7 +382,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("setting", "problem"), SETTINGS)
 def test_mistakes_that_are_refused_before_there_is_a_job(setting: str, problem: str) -> None:
     plan = plan_for("qwen3-30b-a3b", "h200", settings=(setting,))
-    found = [str(item) for item in vime.find_problems(plan)]
+    found = [str(item) for item in VIME.find_problems(plan)]
     assert any(item.startswith(f"run qwen3-30b-a3b: {problem}") for item in found), found
 
 
@@ -427,7 +429,7 @@ def test_mistakes_that_the_file_itself_shows(setting: str, problem: str) -> None
 
 def test_wrong_keys_for_gsm8k_are_refused() -> None:
     plan = plan_for("qwen3-4b", "h200", settings=("workload.data.input_key=question",))
-    assert [str(problem) for problem in vime.find_problems(plan)] == [
+    assert [str(problem) for problem in VIME.find_problems(plan)] == [
         "run qwen3-4b: workload.data.input_key: does not fit this data set, got 'question', expected messages"
     ]
 
@@ -435,9 +437,9 @@ def test_wrong_keys_for_gsm8k_are_refused() -> None:
 def test_too_few_stored_rollouts_are_refused() -> None:
     stored = STORED.model_copy(update={"num_files": 19})
     plan = with_workload(plan_lane("fixed-rollout"), rollouts=stored)
-    (problem,) = vime.find_problems(plan)
+    (problem,) = VIME.find_problems(plan)
     assert "vime would train on file 0 again, got 19, expected 20 or more, one per step" in str(problem)
-    (problem,) = vime.find_problems(with_workload(plan_lane("live"), rollouts=STORED))
+    (problem,) = VIME.find_problems(with_workload(plan_lane("live"), rollouts=STORED))
     assert "the live lane generates its own" in str(problem)
 
 
@@ -446,35 +448,35 @@ def test_routing_replay_needs_a_kernel_that_reports_its_experts(lane: str) -> No
     """In the lane without servers too, as long as it stores its own rollouts."""
     settings = ("workload.arguments.vllm-moe-backend=auto", f"lane={lane}")
     plan = plan_for("vime-train-only-r3", "gb200", settings=settings)
-    (problem,) = vime.find_problems(plan)
+    (problem,) = VIME.find_problems(plan)
     assert "workload.arguments.vllm-moe-backend: is not known to report the chosen experts" in str(problem)
     stored = STORED.model_copy(update={"num_files": 100})
-    assert lane != "train-only" or vime.find_problems(with_workload(plan, rollouts=stored)) == []
+    assert lane != "train-only" or VIME.find_problems(with_workload(plan, rollouts=stored)) == []
 
 
 def test_require_with_an_operator_that_cannot_run_is_refused() -> None:
     plan = plan_for("qwen3-30b-a3b", "mi300x", settings=("rl_kernel.ops_on={}",))
-    (problem,) = vime.find_problems(plan)
+    (problem,) = VIME.find_problems(plan)
     assert "rl_kernel.ops: logp: is required, but not eligible here" in str(problem)
     assert "expected rl_kernel.ops_on.mi300x without logp" in str(problem)
 
 
 def test_a_stack_without_vime_is_refused() -> None:
-    (problem,) = vime.find_problems(plan_for("vime-smoke", "h200", stack="host"))
+    (problem,) = VIME.find_problems(plan_for("vime-smoke", "h200", stack="host"))
     assert str(problem).startswith("stack host: pins.vime: missing, but needed to check the flags")
 
 
 def test_a_layout_that_may_not_fit_is_warned_of() -> None:
     place = "workload.placements.a100"
     settings = (f"{place}.optimizer_cpu_offload=false", f"{place}.max_tokens_per_gpu=40960")
-    (finding,) = vime.find_warnings(plan_for("qwen3-30b-a3b", "a100", settings=settings))
+    (finding,) = VIME.find_warnings(plan_for("qwen3-30b-a3b", "a100", settings=settings))
     assert str(finding).startswith("warning: memory of a training GPU: expected at most 72 GiB, found about ")
 
 
 def test_settings_that_leave_little_to_measure_are_warned_of() -> None:
     names = ("num_steps_per_rollout=1", "global_batch_size=256", "use_kl_loss=false")
     plan = plan_for("qwen3-30b-a3b", "h200", settings=tuple(f"workload.grpo.{name}" for name in names))
-    assert [finding.where for finding in vime.find_warnings(plan)] == ["num_steps_per_rollout", "use_kl_loss"]
+    assert [finding.where for finding in VIME.find_warnings(plan)] == ["num_steps_per_rollout", "use_kl_loss"]
     shown = "\n".join(plan_lines(plan))
     assert "warning          num_steps_per_rollout: 1: vime skips the old-policy pass and every ratio is 1" in shown
 

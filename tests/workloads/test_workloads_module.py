@@ -10,17 +10,19 @@ import pytest
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ModuleWorkload
-from rlk_repro.workloads import module
+from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import resolve_env
 from tests.support.job_examples import PROFILE
 from tests.support.tier_examples import make_tier_plan
+
+MODULE = WORKLOADS["module"]
 
 RUN_DIR = RunDir(Path("/runs/a b/{x}"))
 
 
 def test_variants_differ_in_the_declared_switches_and_where_they_write() -> None:
     plan = make_tier_plan("module-smoke")
-    baseline, enabled = (module.trainer_command(plan, trial, RUN_DIR) for trial in plan.trials)
+    baseline, enabled = (MODULE.trainer_command(plan, trial, RUN_DIR) for trial in plan.trials)
     assert baseline.argv == enabled.argv
     assert {name for name, value in enabled.env.items() if baseline.env.get(name) != value} == {
         "VIME_RL_KERNEL",
@@ -30,14 +32,14 @@ def test_variants_differ_in_the_declared_switches_and_where_they_write() -> None
         "RLK_REPRO_LIBRARIES_DIR",
     }
     assert set(baseline.env) < set(enabled.env)
-    assert module.rollout_commands(plan, RUN_DIR) == {}
+    assert MODULE.rollout_commands(plan, RUN_DIR) == {}
 
 
 def test_every_setting_arrives_under_vimes_name() -> None:
     settings = ["workload.grpo.calculate_per_token_loss=true", "workload.grpo.use_tis=true",
                 "workload.grpo.advantage_estimator=gspo", "workload.batch.num_microbatches=3"]  # fmt: skip
     plan = make_tier_plan("module-smoke", *settings, "measure.scored_steps=5")
-    argv = module.trainer_command(plan, plan.trials[0], RUN_DIR).argv
+    argv = MODULE.trainer_command(plan, plan.trials[0], RUN_DIR).argv
     assert argv[:3] == (sys.executable, "-m", "rlk_repro.bench.module")
     args = parse_args(argv[3:])
     workload = plan.run.workload
@@ -49,7 +51,7 @@ def test_every_setting_arrives_under_vimes_name() -> None:
 
 def test_a_split_vocabulary_has_a_process_per_rank() -> None:
     plan = make_tier_plan("module-qwen3-4b-tp2", hardware="h200")
-    argv = module.trainer_command(plan, plan.trials[0], RUN_DIR).argv
+    argv = MODULE.trainer_command(plan, plan.trials[0], RUN_DIR).argv
     assert argv[1:8] == (
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *("-m", "rlk_repro.bench.module"),
@@ -62,7 +64,7 @@ def test_without_the_entropy_metric_both_variants_are_told_so_whatever_the_shell
     for setting, expected in (("false", "0"), ("true", None)):
         plan = make_tier_plan("module-smoke", f"entropy_metric={setting}")
         for trial in plan.trials:
-            command = module.trainer_command(plan, trial, RUN_DIR)
+            command = MODULE.trainer_command(plan, trial, RUN_DIR)
             env = resolve_env(command, {"RLK_REPRO_ENTROPY_METRIC": "left over"})
             assert env.get("RLK_REPRO_ENTROPY_METRIC") == expected
 
@@ -89,15 +91,15 @@ def test_without_the_entropy_metric_both_variants_are_told_so_whatever_the_shell
     ],
 )
 def test_other_layouts_are_refused(settings: list[str], problem: str) -> None:
-    (found,) = module.find_problems(make_tier_plan("module-smoke", *settings, hardware="h200"))
+    (found,) = MODULE.find_problems(make_tier_plan("module-smoke", *settings, hardware="h200"))
     assert str(found) == f"run module-smoke: {problem}"
 
 
 def test_a_profile_may_not_set_what_the_launcher_sets() -> None:
     profile = PROFILE + b'env: {OMP_NUM_THREADS: "4", RLK_REPRO_ENTROPY_METRIC: "0", OTHER: x}\n'
-    found = module.find_problems(make_tier_plan("module-smoke", profile=profile))
+    found = MODULE.find_problems(make_tier_plan("module-smoke", profile=profile))
     assert [problem.where.rpartition(".")[2] for problem in found] == ["OMP_NUM_THREADS", "RLK_REPRO_ENTROPY_METRIC"]
 
 
 def test_on_a_cpu_ranks_need_no_gpus() -> None:
-    assert module.find_problems(make_tier_plan("module-smoke", "layouts.cpu.tensor_parallel=4")) == []
+    assert MODULE.find_problems(make_tier_plan("module-smoke", "layouts.cpu.tensor_parallel=4")) == []

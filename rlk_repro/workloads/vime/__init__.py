@@ -14,88 +14,96 @@ from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RolloutDir, RunDir
-from rlk_repro.workloads.api import Command, Words
+from rlk_repro.workloads.api import Command, Words, Workload
 from rlk_repro.workloads.arguments import describe_rollouts
 from rlk_repro.workloads.environment import find_env_problems, trainer_module, trial_env
-from rlk_repro.workloads.vime import rules
+from rlk_repro.workloads.vime import code, layout, rules
 from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
-from rlk_repro.workloads.vime.code import find_brought, spell_written
+from rlk_repro.workloads.vime.code import spell_written
 from rlk_repro.workloads.vime.contract import load_contract
-from rlk_repro.workloads.vime.layout import list_folders, vime_of
+from rlk_repro.workloads.vime.layout import vime_of
 from rlk_repro.workloads.vime.profiling import profiler_env
-from rlk_repro.workloads.vime.rules import find_warnings
 
 if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep
 
-__all__ = [
-    "WORDS",
-    "describe",
-    "find_brought",
-    "find_problems",
-    "find_warnings",
-    "list_folders",
-    "list_steps",
-    "rollout_commands",
-    "trainer_command",
-]
-
 TRAINER: Final = "rlk_repro.integration.start_vime"
 ADDRESS_NAMES: Final = ("VIME_HOST_IP",)
 """The variables in which vime reads the address of its node."""
-WORDS: Final = Words(
-    step="training",
-    baseline_trainer="vime",
-    may_not_claim=(
-        "For MoE models, this result only compares vime + R3 with vime + R3 + RL-Kernel. R3 routing replay is "
-        "vime's own and the same in both variants; expert and router kernels are not part of the comparison.",
-    ),
-)
 NOWHERE: Final = Path("/runs/run/id")
 
 
-def find_problems(plan: Plan) -> list[Problem]:
-    problems = [*find_env_problems(plan), *rules.find_problems(plan)]
-    if "vime" not in plan.stack.pins:
-        return problems
-    try:
-        contract = load_contract(plan.stack.pins["vime"].commit)
-    except SpecError as error:
-        return [*problems, *error.problems]
-    where = f"run {plan.run.run}"
-    if problems:  # A wrong flag of the run's author may cause these problems, so the author's flags are checked too.
-        return [*problems, *contract.find_problems(spell_written(plan), where, is_whole=False)]
-    found: dict[str, Problem] = {}
-    for argv in _all_arguments(plan):
-        found |= {str(problem): problem for problem in contract.find_problems(argv, where)}
-    return list(found.values())
+class Vime(Workload):
+    """vime's own trainer."""
 
+    WORDS = Words(
+        step="training",
+        baseline_trainer="vime",
+        may_not_claim=(
+            "For MoE models, this result only compares vime + R3 with vime + R3 + RL-Kernel. R3 routing replay is "
+            "vime's own and the same in both variants; expert and router kernels are not part of the comparison.",
+        ),
+    )
+    find_warnings = staticmethod(rules.find_warnings)
+    find_brought = staticmethod(code.find_brought)
+    list_folders = staticmethod(layout.list_folders)
 
-def trainer_command(plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
-    files, stored = find_files(plan, run_dir), None
-    if plan.is_crossover and plan.run.lane != "live":
-        stored = _find_stored(plan, run_dir)
-        files = replace(files, rollouts=run_dir.session_rollouts(trial.name).template)
-    traces = run_dir.trial(trial.name).traces
-    argv = render_arguments(plan, files, seed=trial.seed, traces=traces)
-    own = trial_env(plan, trial, run_dir) | profiler_env(plan, traces)
-    return replace(_make_command(plan, argv, own), stored=stored)
+    def find_problems(self, plan: Plan) -> list[Problem]:
+        problems = [*find_env_problems(plan), *rules.find_problems(plan)]
+        if "vime" not in plan.stack.pins:
+            return problems
+        try:
+            contract = load_contract(plan.stack.pins["vime"].commit)
+        except SpecError as error:
+            return [*problems, *error.problems]
+        where = f"run {plan.run.run}"
+        if problems:  # A wrong flag of the run's author may cause these problems, so these flags are checked too.
+            return [*problems, *contract.find_problems(spell_written(plan), where, is_whole=False)]
+        found: dict[str, Problem] = {}
+        for argv in self._all_arguments(plan):
+            found |= {str(problem): problem for problem in contract.find_problems(argv, where)}
+        return list(found.values())
 
+    def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
+        files, stored = find_files(plan, run_dir), None
+        if plan.is_crossover and plan.run.lane != "live":
+            stored = _find_stored(plan, run_dir)
+            files = replace(files, rollouts=run_dir.session_rollouts(trial.name).template)
+        traces = run_dir.trial(trial.name).traces
+        argv = render_arguments(plan, files, seed=trial.seed, traces=traces)
+        own = trial_env(plan, trial, run_dir) | profiler_env(plan, traces)
+        return replace(_make_command(plan, argv, own), stored=stored)
 
-def rollout_commands(plan: Plan, run_dir: RunDir) -> dict[int, Command]:
-    """All trials train on the rollouts of one live run, so that pairs do not differ in their data."""
-    if plan.run.lane == "live" or PreparedDir.of(plan.profile, run_dir).rollouts(plan.run, vime_of(plan)) is not None:
-        return {}
-    seed = plan.run.measure.seed
-    argv = render_store_arguments(plan, find_files(plan, run_dir), seed=seed)
-    return {seed: _make_command(plan, argv, {})}
+    def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:
+        """All trials train on the rollouts of one live run, so that pairs do not differ in their data."""
+        prepared = PreparedDir.of(plan.profile, run_dir)
+        if plan.run.lane == "live" or prepared.rollouts(plan.run, vime_of(plan)) is not None:
+            return {}
+        seed = plan.run.measure.seed
+        argv = render_store_arguments(plan, find_files(plan, run_dir), seed=seed)
+        return {seed: _make_command(plan, argv, {})}
 
+    def list_steps(self, request: PrepareRequest) -> list[PrepareStep]:
+        # The import is here, because the download clients would cost every other command 0.1 s.
+        from rlk_repro.workloads.vime import prepare
 
-def list_steps(request: PrepareRequest) -> list[PrepareStep]:
-    # The import is here, because the download clients would cost every other command 0.1 s.
-    from rlk_repro.workloads.vime import prepare
+        return prepare.list_steps(request)
 
-    return prepare.list_steps(request)
+    def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        model, data, grpo = settings["model"], settings["data"], settings["grpo"]
+        yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
+        reward = data["rm_type"] or data["custom_rm_path"]
+        yield "data", f"{_describe_source(data['source'], 'prompts')}; reward {reward}"
+        replayed = ", expert routing replayed (R3)" if grpo["use_rollout_routing_replay"] else ""
+        yield "rollouts", describe_rollouts(grpo) + replayed
+        if settings["what_for"] != "timing":
+            yield "meant for", settings["what_for"]
+
+    def _all_arguments(self, plan: Plan) -> list[list[str]]:
+        """The live run that stores rollouts may have other flags than a trial."""
+        run_dir = RunDir(NOWHERE)
+        trial = self.trainer_command(plan, plan.trials[0], run_dir).argv[3:]
+        return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
 
 
 def find_files(plan: Plan, run_dir: RunDir) -> Files:
@@ -114,28 +122,10 @@ def _find_stored(plan: Plan, run_dir: RunDir) -> RolloutDir:
     return run_dir.rollouts_of(plan.run.measure.seed) if prepared is None else prepared
 
 
-def _all_arguments(plan: Plan) -> list[list[str]]:
-    """The live run that stores rollouts may have other flags than a trial."""
-    run_dir = RunDir(NOWHERE)
-    trial = trainer_command(plan, plan.trials[0], run_dir).argv[3:]
-    return [list(trial), render_store_arguments(plan, find_files(plan, run_dir), seed=plan.run.measure.seed)]
-
-
 def _make_command(plan: Plan, argv: list[str], own: dict[str, str]) -> Command:
     command = trainer_module(plan, [TRAINER, *argv], own)
     env = {**render_env(plan), **command.env}
     return replace(command, env=env, needs_ray=True, address_names=ADDRESS_NAMES)
-
-
-def describe(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    model, data, grpo = settings["model"], settings["data"], settings["grpo"]
-    yield "model", f"{model['title']}: {_describe_source(model['source'], 'weights')}"
-    reward = data["rm_type"] or data["custom_rm_path"]
-    yield "data", f"{_describe_source(data['source'], 'prompts')}; reward {reward}"
-    replayed = ", expert routing replayed (R3)" if grpo["use_rollout_routing_replay"] else ""
-    yield "rollouts", describe_rollouts(grpo) + replayed
-    if settings["what_for"] != "timing":
-        yield "meant for", settings["what_for"]
 
 
 def _describe_source(source: Mapping[str, Any], what: str) -> str:

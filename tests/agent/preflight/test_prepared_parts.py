@@ -22,10 +22,11 @@ from rlk_repro.prepare.steps import PrepareRequest, prepare
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import AuthorFiles, stage
-from rlk_repro.workloads.vime import list_folders, list_steps
+from rlk_repro.workloads import WORKLOADS
 from tests.support.prepare_examples import BRIDGE, TINY
 from tests.support.rollout_examples import make_rollout
 
+VIME = WORKLOADS["vime"]
 INPUTS = AuthorFiles(run=b"", stack=b"", hardware=b"", profile=b"")
 JOB = Job(files={}, command=())
 NUM_STEPS = 16  # of the smoke run of vime
@@ -48,8 +49,8 @@ def prepare_for(plan: Plan, run_dir: RunDir, mirror: Path | None = None) -> dict
     request = PrepareRequest(
         run=plan.run, stack=plan.stack, hardware=plan.hardware, prepared=prepared, mirror=mirror, is_offline=True
     )
-    prepare(request, list_steps(request), lambda _: None, is_live=False)
-    return list_folders(plan.run, plan.stack, prepared)
+    prepare(request, VIME.list_steps(request), lambda _: None, is_live=False)
+    return VIME.list_folders(plan.run, plan.stack, prepared)
 
 
 @pytest.fixture

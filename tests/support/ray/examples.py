@@ -7,7 +7,7 @@ As a script, ``python -m tests.support.ray.examples RUN_DIR NODE SECONDS FOLDER`
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from typing import Any
 from rlk_repro.agent.agent import run_agent
 from rlk_repro.agent.parts import Deadlines, make_place
 from rlk_repro.base.errors import RlkReproError
-from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads.api import Command
+from rlk_repro.workloads.api import Command, Workload
 from rlk_repro.workloads.environment import record_env, switch_env
 from rlk_repro.workloads.vime import ADDRESS_NAMES
 from tests.support.job_examples import make_parts
@@ -34,7 +33,7 @@ DEADLINES = Deadlines(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayWorkload:
+class RayWorkload(Workload):
     """Its trials run a task on every node; the first one then idles for some seconds."""
 
     num_nodes: int = 2
@@ -44,17 +43,14 @@ class RayWorkload:
     def find_problems(self, plan: Plan) -> list[Any]:  # noqa: ARG002
         return []
 
-    def find_warnings(self, plan: Plan) -> list[Finding]:  # noqa: ARG002
-        return []
+    def describe(self, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        return iter(())
 
     def trainer_command(self, plan: Plan, trial: Trial, run_dir: RunDir) -> Command:
         seconds = self.seconds if trial.index == 0 else "0"
         argv = (sys.executable, str(TRAINER), str(self.num_nodes), seconds, self.folder)
         env = record_env(run_dir.trial(trial.name)) | switch_env(plan, trial)
         return Command(argv=argv, env=env, needs_ray=True, address_names=ADDRESS_NAMES)
-
-    def rollout_commands(self, plan: Plan, run_dir: RunDir) -> dict[int, Command]:  # noqa: ARG002
-        return {}
 
 
 def find_address(node: str, others: Sequence[str], interface: str | None) -> str:
