@@ -169,14 +169,6 @@ class VimeWorkload(AnyWorkload):
     arguments: Arguments = Field({}, description="further flags of both variants")
 
     @property
-    def purpose(self) -> str:
-        return self.what_for
-
-    @property
-    def num_steps_per_rollout(self) -> int:
-        return self.grpo.num_steps_per_rollout
-
-    @property
     def loss_options(self) -> dict[str, Any]:
         named = {name.replace("-", "_"): value for name, value in self.arguments.items()}
         options = named | self.grpo.model_dump()

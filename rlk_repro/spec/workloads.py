@@ -83,7 +83,8 @@ class AnyWorkload(GrowingModel):
 
     ``lane_limit`` is the reason why only ``lanes`` are allowed.  Without ``has_output_layer`` there is no model, and
     logits are random.  The trainer needs the Python modules in ``modules``; before the first trial a child process
-    imports the modules in ``imports``.  With ``needs_prepared`` the trials read files of ``rlk-repro prepare``.
+    imports the modules in ``imports``.  With ``needs_prepared`` the trials read files of ``rlk-repro prepare``.  A kind
+    may have settings ``what_for`` and ``grpo``, which the functions here read.
     """
 
     lanes: ClassVar[tuple[Lane, ...]]
@@ -97,7 +98,7 @@ class AnyWorkload(GrowingModel):
     @property
     def purpose(self) -> str:
         """What a run is for; only ``timing`` measures speed."""
-        return "timing"
+        return str(getattr(self, "what_for", "timing"))
 
     @property
     def is_timed(self) -> bool:
@@ -123,12 +124,14 @@ class AnyWorkload(GrowingModel):
 
     @property
     def num_steps_per_rollout(self) -> int:
-        return 1
+        loss: PolicyLoss | None = getattr(self, "grpo", None)
+        return 1 if loss is None else loss.num_steps_per_rollout
 
     @property
     def loss_options(self) -> dict[str, Any]:
         """The settings that decide which operators may run, in vime's argument names."""
-        return {}
+        loss: PolicyLoss | None = getattr(self, "grpo", None)
+        return {} if loss is None else loss.model_dump()
 
     @property
     def patched_pins(self) -> frozenset[PinName]:
@@ -163,18 +166,6 @@ class ReferenceWorkload(AnyWorkload):
     task: ReferenceTask = ReferenceTask()
     grpo: Grpo = Grpo()
     num_threads: Annotated[int, Field(ge=1, le=512)] = Field(1, description="CPU threads of a trainer")
-
-    @property
-    def purpose(self) -> str:
-        return self.what_for
-
-    @property
-    def num_steps_per_rollout(self) -> int:
-        return self.grpo.num_steps_per_rollout
-
-    @property
-    def loss_options(self) -> dict[str, Any]:
-        return self.grpo.model_dump()
 
     def find_problems(self) -> Iterator[PathProblem]:
         grpo, model = self.grpo, self.model
@@ -230,14 +221,6 @@ class ModuleWorkload(AnyWorkload):
         description="milliseconds that the device is kept busy before each pass, so that the host issues kernels ahead "
         "of the device, as in training. With 0, the time of a pass includes the device's waits for the host",
     )
-
-    @property
-    def num_steps_per_rollout(self) -> int:
-        return self.grpo.num_steps_per_rollout
-
-    @property
-    def loss_options(self) -> dict[str, Any]:
-        return self.grpo.model_dump()
 
     def find_problems(self) -> Iterator[PathProblem]:
         if self.batch.num_tokens < 2 * self.batch.num_samples:
