@@ -382,7 +382,7 @@ def run_trainer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtur
         assert main([*RUN.split(), *flags]) == 0
     installation = find_installation(core, TIMERS)
     assert installation is not None
-    calls = {op: count.calls for op, count in installation.ledger._total.items()}
+    calls = {op: count["calls"] for op, count in installation.ledger._total.items()}
     installation.undo()
     lines = [re.fullmatch(r"step \d+: (\{.*\})", message) for message in caplog.messages]
     return [ast.literal_eval(line[1]) for line in lines if line], calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from rlk_repro.base.disk import open_stream
 from rlk_repro.base.errors import CheckFailed, Problem, SpecError
 from rlk_repro.base.files import dump_json_line
-from rlk_repro.integration.route.api import Count, Route
+from rlk_repro.integration.route.api import NO_CALLS, Route
 from rlk_repro.integration.route.rl_kernel import Provenance
 from rlk_repro.operators import Refusal
 from rlk_repro.rundir.paths import ops_file
@@ -65,8 +66,8 @@ class Ledger:
     def __init__(self, writer: OpsWriter | None, *, ops: Sequence[str], own: str, is_fallback_allowed: bool) -> None:
         self.decisions: list[Decision] = []
         self._writer, self._own, self._is_fallback_allowed = writer, own, is_fallback_allowed
-        self._step = {op: Count() for op in ops}
-        self._total = {op: Count() for op in ops}
+        self._step = {op: Counter(NO_CALLS) for op in ops}
+        self._total = {op: Counter(NO_CALLS) for op in ops}
         self._num_steps = 0
 
     def write(self, event: str, **fields: Any) -> None:
@@ -106,9 +107,9 @@ class Ledger:
             raise CheckFailed(problem)
         self.decide(op, refusal)
 
-    def count(self, op: str, count: Count) -> None:
-        self._step[op].add(count)
-        self._total[op].add(count)
+    def count(self, op: str, count: Mapping[str, int]) -> None:
+        self._step[op].update(count)
+        self._total[op].update(count)
 
     def end_step(
         self,
@@ -123,8 +124,8 @@ class Ledger:
         Raises:
             CheckFailed: a result was invalid, and the mode is ``require``.
         """
-        self.write("step", step=step, timers=timers, memory=memory, calls=_as_json(self._step), odd=odd, **more)
-        self._step = {op: Count() for op in self._step}
+        self.write("step", step=step, timers=timers, memory=memory, calls=self._step, odd=odd, **more)
+        self._step = {op: Counter(NO_CALLS) for op in self._step}
         self._num_steps += 1
         for op, what in odd.items():
             logger.error("rlk-repro: %s: step %d: %s", op, step, what)
@@ -133,10 +134,6 @@ class Ledger:
                                         "are invalid there too") for op, what in odd.items()))  # fmt: skip
 
     def close(self) -> None:
-        self.write("end", num_steps=self._num_steps, calls=_as_json(self._total))
+        self.write("end", num_steps=self._num_steps, calls=self._total)
         if self._writer is not None:
             self._writer.close()
-
-
-def _as_json(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
-    return {op: dataclasses.asdict(count) for op, count in counts.items()}

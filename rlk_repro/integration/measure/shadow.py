@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from rlk_repro.integration.measure.ledger import Ledger
 from rlk_repro.integration.measure.profile import StepProfile
-from rlk_repro.integration.route.api import Count, Turn
+from rlk_repro.integration.route.api import NO_CALLS, Turn
 from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.errors import RouteFailed, find_failures
 from rlk_repro.integration.route.log_probs import Shard
@@ -58,10 +59,10 @@ class _Microbatch:
 
 @dataclass
 class _Calls:
-    counts: dict[str, Count] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
 
-    def count(self, op: str, count: Count) -> None:
-        self.counts.setdefault(op, Count()).add(count)
+    def count(self, op: str, count: Mapping[str, int]) -> None:
+        self.counts.setdefault(op, Counter(NO_CALLS)).update(count)
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
         raise RouteFailed(f"{op}: a call cannot be served: {refusal}")
@@ -174,7 +175,7 @@ class ShadowStep:
         self._turn.is_enabled = False
         name = "policy loss" if case == AS_TRAINED or self._is_loss_routed else "alternating sum of log-probs"
         return {
-            "calls": {op: asdict(count) for op, count in calls.counts.items()},
+            "calls": calls.counts,
             "loss": {"name": name, "baseline": _finite(one), "enabled": _finite(other)},
             **{what: _find_gap(baseline[what], enabled[what]) for what in baseline},
         }

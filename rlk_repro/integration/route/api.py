@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 
@@ -62,22 +62,12 @@ def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) 
     return route
 
 
-@dataclass
-class Count:
-    """Counts of calls that RL-Kernel served, of their rows of logits, and of calls that fell back."""
-
-    calls: int = 0
-    tokens: int = 0
-    fallbacks: int = 0
-
-    def add(self, other: Count) -> None:
-        self.calls += other.calls
-        self.tokens += other.tokens
-        self.fallbacks += other.fallbacks
+NO_CALLS: Final[Mapping[str, int]] = {"calls": 0, "tokens": 0, "fallbacks": 0}
+"""Counts of calls that RL-Kernel served, of their rows of logits, and of calls that fell back."""
 
 
 class Recorder(Protocol):
-    def count(self, op: str, count: Count) -> None: ...
+    def count(self, op: str, count: Mapping[str, int]) -> None: ...
 
     def refuse_call(self, op: str, refusal: Refusal) -> None:
         """Note why a call falls back; raise an error if the mode forbids fallbacks."""
@@ -117,11 +107,11 @@ def dispatch_calls(
             refusal = None if route is None else route.refuse(bound.arguments)
             if route is not None and refusal is None:
                 result = route.run(bound.arguments)
-                record.count(operator.name, Count(calls=1, tokens=logits.shape[-2]))
+                record.count(operator.name, {"calls": 1, "tokens": logits.shape[-2]})
                 return result
             if refusal is not None:
                 record.refuse_call(operator.name, refusal)
-            record.count(operator.name, Count(fallbacks=1))
+            record.count(operator.name, {"fallbacks": 1})
         return native(*args, **kwargs)
 
     return functools.update_wrapper(dispatch, native, updated=())
