@@ -278,20 +278,6 @@ OPERATORS: Final[Mapping[str, Operator]] = {
 DEFAULT_OPS: Final = tuple(name for name, operator in OPERATORS.items() if not operator.is_opt_in)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Eligibility:
-    op: str
-    refusal: Refusal | None = None
-
-    @property
-    def is_eligible(self) -> bool:
-        return self.refusal is None
-
-    @property
-    def reason(self) -> str:
-        return "" if self.refusal is None else str(self.refusal)
-
-
 def find_refusal(op: str, case: Case) -> Refusal | None:
     """Return the first reason, apart from missing software, why ``op`` cannot run in this case; None if it can run."""
     operator = OPERATORS[op]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import check_schema, dump_json, sha256_bytes
 from rlk_repro.base.units import group
-from rlk_repro.operators import Case, Eligibility, find_refusal, read_loss_options
+from rlk_repro.operators import Case, find_refusal, read_loss_options
 from rlk_repro.rundir.store import read_plan
 from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, run_problems
 from rlk_repro.spec.choices import (
@@ -151,7 +151,8 @@ class Plan:
             ordered[name] = (second, first) if is_reversed else (first, second)
         return ordered
 
-    def eligibilities(self) -> list[Eligibility]:
+    def find_refusals(self) -> dict[str, str]:
+        """Return, by operator, the reason why it cannot run here; an operator that can run has an empty reason."""
         case = Case(
             platform=self.hardware.platform,
             tensor_parallel=self.layout.tensor_parallel,
@@ -160,7 +161,7 @@ class Plan:
             has_entropy_metric=self.run.entropy_metric,
             has_output_layer=self.run.workload.has_output_layer,
         )
-        return [Eligibility(op=op, refusal=find_refusal(op, case)) for op in self.ops]
+        return {op: str(find_refusal(op, case) or "") for op in self.ops}
 
     def expected_minutes(self) -> float | None:
         """Return the estimated minutes of all trials; None without an estimate for this hardware and these steps."""
@@ -369,14 +370,14 @@ def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
 
 
 def _check_operators(plan: Plan) -> None:
-    found = plan.eligibilities()
-    if not any(item.is_eligible for item in found):
+    found = plan.find_refusals()
+    if all(found.values()):
         expected = "at least one operator that can run here"
         hint = "--variants baseline measures the noise between trials without RL-Kernel"
         where = f"run {plan.run.run}: rl_kernel.ops"
         raise SpecError(
-            *(Problem(f"{where}: {item.op}", f"not eligible here ({item.reason})", expected=expected, hint=hint)
-              for item in found)
+            *(Problem(f"{where}: {op}", f"not eligible here ({reason})", expected=expected, hint=hint)
+              for op, reason in found.items())
         )  # fmt: skip
 
 

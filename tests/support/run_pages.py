@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.resources import list_names, run_folders
-from rlk_repro.operators import OPERATORS, Eligibility
+from rlk_repro.operators import OPERATORS
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import HubData, HubSource, VimeWorkload
@@ -143,22 +143,19 @@ def _operators(plans: Plans) -> Iterator[str]:
     yield ""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, plan in plans.items():
-        for item in _all_eligibilities(plan):
-            asked = "yes" if item.op in plan.ops else "no"
-            found.setdefault((item.op, asked, _describe_eligibility(item)), []).append(name)
+        for op, reason in _find_all_refusals(plan).items():
+            asked = "yes" if op in plan.ops else "no"
+            state = f"not eligible: `{op}` {reason}" if reason else "eligible"
+            found.setdefault((op, asked, state), []).append(name)
     rows = [(f"`{row[0]}`", *row[1:], _where(names, plans)) for row, names in sorted(found.items())]
     yield from _table(("operator", "requested", "in this layout", "hardware"), rows)
 
 
-def _all_eligibilities(plan: Plan) -> list[Eligibility]:
+def _find_all_refusals(plan: Plan) -> dict[str, str]:
     """Of all operators there are, whether the run asks for them or not."""
     rl_kernel = plan.run.rl_kernel.model_copy(update={"ops": tuple(OPERATORS), "ops_on": {}})
     run = plan.run.model_copy(update={"rl_kernel": rl_kernel})
-    return dataclasses.replace(plan, run=run).eligibilities()
-
-
-def _describe_eligibility(item: Eligibility) -> str:
-    return "eligible" if item.is_eligible else f"not eligible: `{item.op}` {item.reason}"
+    return dataclasses.replace(plan, run=run).find_refusals()
 
 
 def _variants(plans: Plans) -> Iterator[str]:

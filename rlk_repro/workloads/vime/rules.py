@@ -289,11 +289,11 @@ def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
     if plan.run.rl_kernel.mode != "require" or not plan.needs_rl_kernel:
         return
-    for item in plan.eligibilities():
-        if not item.is_eligible:
-            what = f"is required, but not eligible here ({item.reason})"
-            expected = f"rl_kernel.ops_on.{plan.hardware.hardware} without {item.op}"
-            yield Problem(_where(plan, f"rl_kernel.ops: {item.op}"), what, expected=expected)
+    for op, reason in plan.find_refusals().items():
+        if reason:
+            what = f"is required, but not eligible here ({reason})"
+            expected = f"rl_kernel.ops_on.{plan.hardware.hardware} without {op}"
+            yield Problem(_where(plan, f"rl_kernel.ops: {op}"), what, expected=expected)
 
 
 RULES: Final[tuple[Rule, ...]] = (
