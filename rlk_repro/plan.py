@@ -231,7 +231,9 @@ class Plan:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise BundleUnreadable(Problem(f"{where}: {place}", f"not a plan ({first['msg']})")) from None
-        plan = record.to_plan()
+        found = record.experiment
+        plan = cls(run=found.run, stack=found.stack, hardware=found.hardware, profile=record.profile,
+                   variants=found.variants, is_exploratory=found.is_exploratory, sources=record.sources)  # fmt: skip
         _check_record(where, record, plan)
         return plan
 
@@ -259,18 +261,6 @@ class PlanRecord(BaseModel):
     sources: dict[str, str]
     experiment_hash: str
     plan_hash: str
-
-    def to_plan(self) -> Plan:
-        found = self.experiment
-        return Plan(
-            run=found.run,
-            stack=found.stack,
-            hardware=found.hardware,
-            profile=self.profile,
-            variants=found.variants,
-            is_exploratory=found.is_exploratory,
-            sources=self.sources,
-        )
 
 
 def _check_record(where: str, record: PlanRecord, plan: Plan) -> None:
