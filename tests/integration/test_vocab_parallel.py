@@ -23,8 +23,8 @@ from rlk_repro.integration.route import vocab_parallel
 from rlk_repro.integration.route.api import Route
 from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import Shard
-from rlk_repro.integration.route.rl_kernel import load_contracts
-from rlk_repro.integration.route.vocab_parallel import Dispatched, Shape, make_contract
+from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_contracts
+from rlk_repro.integration.route.vocab_parallel import Shape, make_contract
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.operators import Case, LossOptions, Reason, Refusal
@@ -127,9 +127,10 @@ def test_another_implementation_than_the_recorded_one_is_refused(double: Any, pa
     logits, tokens, _ = make_problem(1)
     dispatch = found._dispatch
 
-    def dispatch_elsewhere(shape: Shape) -> Dispatched:
+    def dispatch_elsewhere(shape: Shape) -> LoadedOperator:
         result = dispatch(shape)
-        assert isinstance(result, Dispatched)
+        assert isinstance(result, LoadedOperator)
+        assert result.provenance is not None
         if part == "implementation":
             return dataclasses.replace(result, implementation="AnotherOp")
         return dataclasses.replace(result, provenance=dataclasses.replace(result.provenance, actual_backend="another"))
@@ -153,7 +154,7 @@ def test_padded_columns_stay_in_the_softmax_as_they_are_in_vime_s(later: str) ->
     shape = Shape.of(logits, Shard(0, 1, None))
     assert make_contract(contracts.types, shape, 1).sharding.real_vocab_size == 64
     found = vocab_parallel.dispatch(contracts, CPU, shape, "reference")
-    assert isinstance(found, Dispatched)
+    assert isinstance(found, LoadedOperator)
     masked = dataclasses.replace(found.contract, sharding=contracts.types.ShardingSpec(0, 1, ((0, 64),), 50, 64))
     without, _ = found.op(logits, tokens, contract=masked, num_vocab_tiles=64)
     assert float((without - solve(logits, tokens, grad)[0]).amin()) > 0.1

@@ -54,10 +54,17 @@ def cut(text: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedOperator:
+    """An operator of RL-Kernel; one that its newer registry chose has a provenance and the contract of its calls."""
+
     op: Any
     implementation: str
     version: str
     provenance: Provenance | None = None
+    contract: Any = None
+
+    @property
+    def backend(self) -> str:
+        return "" if self.provenance is None else self.provenance.actual_backend
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,15 +54,7 @@ class Shape:
         return self.size * math.gcd(self.num_columns, max(NUM_TILES // self.size, 1))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dispatched:
-    op: Any
-    implementation: str
-    contract: Any
-    provenance: Provenance
-
-
-def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Dispatched | Refusal:
+def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> LoadedOperator | Refusal:
     """Let RL-Kernel dispatch to ``backend`` (a tier or an implementation); refuse a class outside ``OPERATORS``."""
     contract = make_contract(contracts.types, shape, case.context_parallel)
     try:
@@ -77,7 +69,8 @@ def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Di
     implementation = OPERATORS[NAME].find_implementation(case.platform, provenance.actual_backend)
     if implementation is None or implementation.class_name != name:
         return Refusal(Reason.NOT_ACCEPTED, f"{name}, which calls itself {provenance.actual_backend}")
-    return Dispatched(op=result.op, implementation=name, contract=contract, provenance=provenance)
+    return LoadedOperator(op=result.op, implementation=name, version=contracts.version, provenance=provenance,
+                          contract=contract)  # fmt: skip
 
 
 def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
@@ -103,12 +96,9 @@ def make_contract(types: Any, shape: Shape, context_parallel: int) -> Any:
 class VocabParallelLogp:
     """Serves the calls of one run; RL-Kernel must choose the same implementation for all shapes."""
 
-    def __init__(self, contracts: Contracts, case: Case, first: Dispatched) -> None:
-        self.loaded = LoadedOperator(
-            op=first.op, implementation=first.implementation, version=contracts.version, provenance=first.provenance
-        )
-        self._backend = first.provenance.actual_backend
-        ask = functools.partial(dispatch, contracts, case, backend=self._backend)
+    def __init__(self, contracts: Contracts, case: Case, first: LoadedOperator) -> None:
+        self.loaded = first
+        ask = functools.partial(dispatch, contracts, case, backend=first.backend)
         self._dispatch = functools.lru_cache(NUM_KEPT)(ask)
         self._values = FirstCallCheck(find_foreign_id)
         self._is_validated = False
@@ -129,10 +119,9 @@ class VocabParallelLogp:
         found = self._dispatch(Shape.of(logits, shard))
         if isinstance(found, Refusal):
             return found
-        ran = found.provenance.actual_backend
-        if (found.implementation, ran) != (self.loaded.implementation, self._backend):
-            was = f"{self.loaded.implementation} ({self._backend}) was chosen at the start"
-            return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({ran}) is chosen now, but {was}")
+        if (found.implementation, found.backend) != (self.loaded.implementation, self.loaded.backend):
+            was = f"{self.loaded.implementation} ({self.loaded.backend}) was chosen at the start"
+            return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({found.backend}) is chosen now, but {was}")
         return self._values.find_refusal(logits, tokens, shard)
 
     def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -142,7 +131,7 @@ class VocabParallelLogp:
         """
         shape, tokens = Shape.of(logits, shard), call["tokens"]
         found = self._dispatch(shape)
-        assert isinstance(found, Dispatched)
+        assert isinstance(found, LoadedOperator)
         ask = functools.partial(
             found.op,
             logits,
