@@ -7,15 +7,17 @@ model.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import itertools
 import os
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
+
 from rlk_repro.integration.measure.installation import Installation, check_signatures
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
-from rlk_repro.integration.measure.profiled import ProfiledSteps
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.integration.vime_abi import Abi, find_abi
@@ -25,6 +27,7 @@ from rlk_repro.switches import PROFILED_STEPS
 
 TRAINER: Final = "vime"
 PHASES: Final = {"forward_only": FORWARD_ONLY, "train": UPDATE}
+ROCTX: Final = "librocprofiler-sdk-roctx.so"
 
 
 def install(args: argparse.Namespace) -> Installation | None:
@@ -121,3 +124,32 @@ def _end_step_after(
         return result
 
     return log_and_end_step
+
+
+class ProfiledSteps:
+    """Starts the profiler before the first profiled rollout, and stops it after the last one.
+
+    CUDA's profiler calls tell nsys what to record, calls of ROCTX tell rocprofv3.
+    ``steps`` is ``first:end``; rollout ``end`` is not included.  If ``steps`` is empty, no rollout is profiled.
+    Rollout 0 is never profiled.
+    """
+
+    def __init__(self, steps: str, switch: Callable[[bool], None] | None = None) -> None:
+        first, _, end = steps.partition(":")
+        self._first, self._end = (int(first), int(end)) if steps else (0, 0)
+        self._switch = switch or _switch
+
+    def end_step(self, rollout_id: int) -> None:
+        if rollout_id + 1 == self._first:
+            self._switch(True)
+        elif rollout_id + 1 == self._end:
+            self._switch(False)
+
+
+def _switch(is_on: bool) -> None:
+    torch.cuda.synchronize()
+    if torch.version.hip is None:
+        (torch.cuda.profiler.start if is_on else torch.cuda.profiler.stop)()  # type: ignore[no-untyped-call]
+        return
+    library = ctypes.CDLL(ROCTX)
+    (library.roctxProfilerResume if is_on else library.roctxProfilerPause)(0)

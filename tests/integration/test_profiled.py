@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlk_repro.integration.measure.profiled import ProfiledSteps
+from rlk_repro.integration.vime import ProfiledSteps
 
 
 @pytest.mark.parametrize(
