@@ -9,9 +9,11 @@ import dataclasses
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -20,7 +22,6 @@ import torch
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.units import group
-from rlk_repro.integration.commits import use_commit
 from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import open_energy
 from rlk_repro.integration.measure.installation import Installation, Maker, find_installation
@@ -31,6 +32,7 @@ from rlk_repro.integration.measure.shadow import ShadowStep
 from rlk_repro.integration.route.api import Route, RouteContext, RouteFactory, dispatch_calls, resolve
 from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
+from rlk_repro.integration.route.rl_kernel import PACKAGE, find_commit
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, find_abi
@@ -39,6 +41,7 @@ from rlk_repro.rundir.paths import libraries_beside, libraries_file
 from rlk_repro.schedule import LETTERS, SHADOW
 from rlk_repro.switches import (
     AGREEMENT_RECORD,
+    COMMITS,
     ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
@@ -51,6 +54,8 @@ from rlk_repro.switches import (
     SWITCH_OPS,
     SWITCH_SCHEDULE,
 )
+
+SOURCE: Final = "git+https://github.com/RL-Align/RL-Kernel"
 
 
 class Mode(StrEnum):
@@ -336,3 +341,26 @@ def probe_platform() -> Platform:
     if not torch.cuda.is_available():
         return Platform.CPU
     return Platform.CUDA if torch.version.hip is None else Platform.ROCM
+
+
+def use_commit(commit: str) -> None:
+    """Put the folder of an RL-Kernel commit first on this process's ``sys.path``.
+
+    ``RLK_COMMITS`` names a folder with one subfolder per commit, which has the commit's 40 digits as its name.
+
+    Raises:
+        EnvironmentMissing: the folder is absent or holds another commit, or RL-Kernel is already imported.
+    """
+    folder = Path(os.environ.get(COMMITS, "")) / commit
+    if str(folder) in sys.path:
+        return
+    found = {find_commit(item) for item in distributions(path=[str(folder)])}
+    if not os.environ.get(COMMITS) or commit not in found or not (folder / PACKAGE).is_dir():
+        hint = f"pip install --no-deps --no-build-isolation --target {COMMITS}/{commit} {SOURCE}@{commit}"
+        raise EnvironmentMissing(
+            Problem(f"{COMMITS}/{commit}", "is not an installed RL-Kernel of this commit",
+                    got=str(folder) if os.environ.get(COMMITS) else f"no variable {COMMITS}", hint=hint)
+        )  # fmt: skip
+    if PACKAGE in sys.modules:
+        raise EnvironmentMissing(Problem(PACKAGE, "is already imported from elsewhere", expected=str(folder)))
+    sys.path.insert(0, str(folder))
