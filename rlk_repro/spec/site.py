@@ -1,8 +1,9 @@
-"""The settings of a Slurm site and of container runtimes: the ``slurm`` and ``container`` sections of a profile."""
+"""A site's settings: the sections ``slurm``, ``container`` and ``ray`` of a profile."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+import re
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -13,6 +14,8 @@ Line = Annotated[str, Field(pattern=rf"^[^{UNSEEN}]+$", max_length=1000)]
 AbsolutePath = Annotated[str, Field(pattern=rf"^/[^{UNSEEN}]*$", max_length=1000)]
 Gres = Annotated[str, Field(pattern=r"^(none|gpu(:[A-Za-z0-9._-]+)?)$", max_length=100)]
 Option = Annotated[str, Field(pattern=rf"^--?[A-Za-z][^{UNSEEN}]*$", max_length=1000)]
+FIRST_RAY_WITH_TOKENS: Final = (2, 52)
+Interface = Annotated[str, Field(pattern=rf"^[^-\s/{UNSEEN}][^\s/{UNSEEN}]{{0,14}}$")]
 
 
 class SlurmSettings(Model):
@@ -86,3 +89,22 @@ class ContainerSettings(GrowingModel):
     fabric: tuple[AbsolutePath, ...] = Field(
         ("/dev/infiniband",), description="devices of the network between nodes, for runs on several nodes"
     )
+
+
+class RaySettings(Model):
+    """Ray's network, and Ray's ports from ``first_port`` on: three on the head, six on each node."""
+
+    first_port: Annotated[int, Field(ge=1024, le=8000)] = Field(
+        6379,
+        description="first port of Ray's head; all ports stay below 9000, where ephemeral ports begin on some nodes",
+    )
+    interface: Interface | None = Field(
+        None,
+        description="network interface between the nodes, needed if the nodes' names resolve to addresses of another "
+        "interface. NCCL and Gloo also use it, unless env names an interface for them",
+    )
+
+
+def knows_tokens(version: str) -> bool:
+    """Tell whether this release of Ray authenticates by token; older releases silently ignore the setting."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2])) >= FIRST_RAY_WITH_TOKENS

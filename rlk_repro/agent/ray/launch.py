@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Final
 
 from rlk_repro.base.errors import EnvironmentMissing, Problem
-from rlk_repro.spec.ray import knows_tokens
+from rlk_repro.spec.site import knows_tokens
 
 HEAD_PORTS: Final = ("port", "dashboard-port", "ray-client-server-port")
 NODE_PORTS: Final = (

@@ -37,7 +37,7 @@ from rlk_repro.clusters.k8s.tree import parse_quantity
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import KubernetesSettings
-from rlk_repro.spec.ray import knows_tokens
+from rlk_repro.spec.site import knows_tokens
 
 DASHBOARD_PORT: Final = 8265
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
