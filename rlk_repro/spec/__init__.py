@@ -5,8 +5,7 @@ from rlk_repro.spec.files import FromEnv, Layout, Measure, Profile, Run, run_pro
 from rlk_repro.spec.hardware import Hardware
 from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.margins import Margins
-from rlk_repro.spec.preflight import CheckName, Policy, Preflight
-from rlk_repro.spec.site import ContainerSettings, SlurmSettings
+from rlk_repro.spec.site import CheckName, ContainerSettings, Policy, Preflight, SlurmSettings
 from rlk_repro.spec.stack import Image, ImagePlatform, Pin, Stack
 from rlk_repro.spec.values import OCI_ARCHITECTURES, Lane, Variant
 from rlk_repro.spec.vime import VimeModel, VimeWorkload

@@ -11,8 +11,7 @@ from rlk_repro.operators import OPERATORS, find_conflicts
 from rlk_repro.spec.compared import OwnSwitch, RlKernel, find_compared_problems
 from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.margins import Margins
-from rlk_repro.spec.preflight import Preflight
-from rlk_repro.spec.site import AbsolutePath, ContainerSettings, RaySettings, SlurmSettings
+from rlk_repro.spec.site import AbsolutePath, ContainerSettings, Preflight, RaySettings, SlurmSettings
 from rlk_repro.spec.values import (
     BASELINE,
     CROSSOVER,
