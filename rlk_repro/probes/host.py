@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
 import shlex
+import struct
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.secrets import scrub
 from rlk_repro.base.units import GIB
-from rlk_repro.probes.kernel_clock import probe_clock
 from rlk_repro.probes.sources import agreed, derive, list_names, locate, parse_int, read_int, read_text
 from rlk_repro.rundir.manifest import Fact, Unknown
 
@@ -56,6 +57,10 @@ NETWORK_FILESYSTEMS: Final = {
     "cifs",
     "fuse.s3fs",
 }
+# struct timex on 64-bit Linux begins: modes, padding, offset, freq, maxerror, esterror, status
+TIMEX: Final = struct.Struct("@i4xqqqqi")
+TIMEX_BYTES: Final = 256
+UNSYNCHRONISED: Final = 0x40  # STA_UNSYNC
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
@@ -310,3 +315,29 @@ def _floats(text: str, count: int) -> list[float] | Unknown:
         )
     except ValueError:
         return Unknown(f"{text[:40]!r} holds words that are not numbers")
+
+
+def probe_clock() -> dict[str, Fact]:
+    """Read whether the kernel's clock is synchronized to UTC, and how large its error may be.
+
+    The call ``adjtimex`` without a mode only reads, and works in containers, which have no time daemon to ask.
+    """
+    buffer = ctypes.create_string_buffer(TIMEX_BYTES)
+    try:
+        answer = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
+    except (OSError, AttributeError):
+        return _unknown_clock("this C library has no adjtimex")
+    if answer < 0:
+        return _unknown_clock(f"adjtimex: {os.strerror(ctypes.get_errno())}")
+    return read_timex(buffer.raw)
+
+
+def read_timex(data: bytes) -> dict[str, Fact]:
+    _, _, _, max_error_us, _, status = TIMEX.unpack_from(data)
+    is_synchronized = not status & UNSYNCHRONISED
+    error: Fact = round(max_error_us / 1e6, 3) if is_synchronized else Unknown("this clock is not synchronized")
+    return {"clock_is_synchronized": is_synchronized, "clock_max_error_s": error}
+
+
+def _unknown_clock(reason: str) -> dict[str, Fact]:
+    return {"clock_is_synchronized": Unknown(reason), "clock_max_error_s": Unknown(reason)}

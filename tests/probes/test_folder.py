@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.probes import folder, kernel_clock
+from rlk_repro.probes import folder, host
 from rlk_repro.rundir.manifest import Unknown
 
 MOUNTS = "overlay / overlay rw 0 0\nfs:/x /lustre lustre rw 0 0\nnas:/y /lustre/my\\040runs nfs4 rw 0 0\n"
@@ -57,10 +57,10 @@ def test_a_folder_that_is_absent_gives_reasons(tmp_path: Path) -> None:
 )
 def test_the_kernel_reports_whether_its_clock_is_synchronized(status: int, expected: dict[str, object]) -> None:
     data = struct.pack("@i4xqqqqi", 0, 0, 0, 250_000, 100, status)
-    assert kernel_clock.read_timex(data + bytes(100)) == expected
+    assert host.read_timex(data + bytes(100)) == expected
 
 
 def test_this_kernel_answers_or_gives_a_reason() -> None:
-    facts = kernel_clock.probe_clock()
+    facts = host.probe_clock()
     assert set(facts) == {"clock_is_synchronized", "clock_max_error_s"}
     assert isinstance(facts["clock_is_synchronized"], bool | Unknown)
