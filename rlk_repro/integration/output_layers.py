@@ -11,8 +11,7 @@ import torch
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.integration.measure.installation import Installation, check_signatures
 from rlk_repro.integration.route.api import Turn
-from rlk_repro.integration.route.hidden_states import Head, HiddenStates
-from rlk_repro.integration.route.linear_logp import NAME, find_weight_refusal
+from rlk_repro.integration.route.linear_logp import NAME, Head, HiddenStates, find_weight_refusal
 from rlk_repro.integration.vime_abi import Abi
 from rlk_repro.operators import Reason, Refusal
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.route.api import Turn
-from rlk_repro.integration.route.hidden_states import Head, HiddenStates
+from rlk_repro.integration.route.linear_logp import Head, HiddenStates
 from rlk_repro.integration.route.rl_kernel import PACKAGE
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.operators import Case, Platform, read_loss_options

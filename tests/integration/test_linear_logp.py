@@ -22,8 +22,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
 from rlk_repro.integration.measure.installation import Installation, find_installation
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.route.errors import RouteFailed
-from rlk_repro.integration.route.hidden_states import Head, HiddenStates
-from rlk_repro.integration.route.linear_logp import SM90, find_weight_refusal
+from rlk_repro.integration.route.linear_logp import SM90, Head, HiddenStates, find_weight_refusal
 from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
 from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.operators import Case, LossOptions, Reason, Refusal
