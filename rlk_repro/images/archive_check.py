@@ -10,9 +10,8 @@ from typing import Any
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.findings import Finding, Level, has_blocking
-from rlk_repro.images.layers import FoundFile, find_files
 from rlk_repro.images.match import check_kernels, check_sources, match_labels, match_stack, missing_record
-from rlk_repro.images.oci import OciImage, OciLayout, check_blobs, load_image, open_layout
+from rlk_repro.images.oci import FoundFile, OciImage, OciLayout, check_blobs, find_files, load_image, open_layout
 from rlk_repro.images.record import ImageRecord, parse_record
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.spec import Stack

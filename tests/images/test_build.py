@@ -25,8 +25,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.clusters.api import JobState
 from rlk_repro.images.archive_check import check_archive
 from rlk_repro.images.build import Build
-from rlk_repro.images.layers import find_files
-from rlk_repro.images.oci import load_image, open_layout
+from rlk_repro.images.oci import find_files, load_image, open_layout
 from rlk_repro.images.record import parse_record
 from rlk_repro.plan import Plan
 from rlk_repro.replay.identity import read_identity

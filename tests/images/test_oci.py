@@ -18,8 +18,7 @@ import pytest
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json
 from rlk_repro.images.archive_check import check_archive
-from rlk_repro.images.layers import find_files
-from rlk_repro.images.oci import check_blobs, load_image, open_layout
+from rlk_repro.images.oci import check_blobs, find_files, load_image, open_layout
 from tests.images.test_record import LABELS, VIME, make_code, make_record, make_stack
 
 RECORD = "opt/rlk-repro/provenance.json"
