@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.prepare.progress import describe, measure
+from rlk_repro.prepare.steps import describe_growth, measure_folder
 
 
 def test_a_folder_that_vanishes_during_the_measurement_is_left_out(
@@ -26,13 +26,13 @@ def test_a_folder_that_vanishes_during_the_measurement_is_left_out(
             gone.rmdir()
         return listed(folder)
 
-    assert measure(tmp_path) == 200
+    assert measure_folder(tmp_path) == 200
     monkeypatch.setattr(os, "scandir", list_after_removal)
-    assert measure(tmp_path) == 100
+    assert measure_folder(tmp_path) == 100
 
 
 def test_a_folder_that_is_absent_has_no_size(tmp_path: Path) -> None:
-    assert measure(tmp_path / "absent") == 0
+    assert measure_folder(tmp_path / "absent") == 0
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_a_folder_that_is_absent_has_no_size(tmp_path: Path) -> None:
      (10_000, "9.8 KiB of 976.6 KiB, 4.9 KiB/s, 3 min 18 s left"), (1_000_000, "976.6 KiB of 976.6 KiB, 488.3 KiB/s")],
 )  # fmt: skip
 def test_the_time_left_is_given_from_one_percent_on(size_bytes: int, text: str) -> None:
-    assert describe(size_bytes, 0, 1_000_000, 2.0) == text
+    assert describe_growth(size_bytes, 0, 1_000_000, 2.0) == text
