@@ -18,11 +18,10 @@ from rlk_repro.workloads.api import Command, Words, Workload
 from rlk_repro.workloads.arguments import describe_rollouts
 from rlk_repro.workloads.environment import find_env_problems, trainer_module, trial_env
 from rlk_repro.workloads.vime import code, layout, rules
-from rlk_repro.workloads.vime.arguments import Files, render_arguments, render_env, render_store_arguments
+from rlk_repro.workloads.vime.arguments import Files, profiler_env, render_arguments, render_env, render_store_arguments
 from rlk_repro.workloads.vime.code import spell_written
 from rlk_repro.workloads.vime.contract import load_contract
 from rlk_repro.workloads.vime.layout import vime_of
-from rlk_repro.workloads.vime.profiling import profiler_env
 
 if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep

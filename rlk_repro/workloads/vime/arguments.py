@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +13,9 @@ from typing import Any, Final
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.vime import VimeData, VimeGrpo
+from rlk_repro.switches import PROFILED_STEPS
 from rlk_repro.workloads.arguments import setting_flags, spell_flags
+from rlk_repro.workloads.environment import JOB_CONFIG, OVERRIDE_JOB_CONFIG
 from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 INIT_PATH: Final = "rlk_repro.integration.vime.install"
@@ -58,6 +63,18 @@ DETERMINISTIC_ENV: Final = {
     "NCCL_ALGO": "Ring",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
 }
+_PROFILERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "nsys": (
+        *("nsys", "profile", "--trace=cuda,nvtx,cublas,cudnn", "--sample=none", "--cpuctxsw=none"),
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true"),
+        "--output={traces}/%h-%p",
+    ),
+    "rocprofv3": (
+        *("rocprofv3", "--kernel-trace", "--memory-copy-trace", "--marker-trace", "--selected-regions"),
+        *("--output-format", "pftrace", "--output-directory", "{traces}", "--output-file", "%hostname%-%pid%", "--"),
+    ),
+}
+"""Commands that start Ray's workers; a worker in which ``integration`` never starts the profiler writes no trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,3 +255,18 @@ def _profiling(plan: Plan, traces: Path) -> dict[str, Any]:
 
 def _to_words(arguments: Mapping[str, Any]) -> list[str]:
     return spell_flags(dict(sorted(arguments.items())))
+
+
+def profiler_env(plan: Plan, traces: Path) -> dict[str, str]:
+    """Return the variables by which Ray starts workers under the run's profiler; empty if the profiler is torch's."""
+    programs = vime_of(plan).programs
+    if not programs:
+        return {}
+    words = [word.replace("{traces}", str(traces.absolute())) for word in _PROFILERS[programs[0]]]
+    config = {"runtime_env": {"py_executable": shlex.join([*words, sys.executable])}, "metadata": {}}
+    first = max(plan.run.measure.warmup_steps, 1)
+    return {
+        JOB_CONFIG: json.dumps(config, sort_keys=True),
+        OVERRIDE_JOB_CONFIG: "1",
+        PROFILED_STEPS: f"{first}:{first + NUM_PROFILED_STEPS}",
+    }
