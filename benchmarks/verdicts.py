@@ -370,8 +370,8 @@ def power_of(
     """Return the chance of the verdict ``faster`` for a true speed-up of ``effect`` (a fraction), if all gates pass."""
     if num_pairs < MIN_PAIRS:
         return 0.0
-    plan = Design(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
-    return plan.power(math.log1p(effect))
+    design = Design(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
+    return design.power(math.log1p(effect))
 
 
 def plot_power(path: Path) -> None:

@@ -151,7 +151,7 @@ class Plan:
             ordered[name] = (second, first) if is_reversed else (first, second)
         return ordered
 
-    def find_refusals(self) -> dict[str, str]:
+    def explain_operators(self) -> dict[str, str]:
         """Return, by operator, the reason why it cannot run here; an operator that can run has an empty reason."""
         case = Case(
             platform=self.hardware.platform,
@@ -360,7 +360,7 @@ def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
 
 
 def _check_operators(plan: Plan) -> None:
-    found = plan.find_refusals()
+    found = plan.explain_operators()
     if all(found.values()):
         expected = "at least one operator that can run here"
         hint = "--variants baseline measures the noise between trials without RL-Kernel"

@@ -23,7 +23,7 @@ LABEL_PREFIX: Final = "rlk-repro."
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
 """The GPUs that the extension is compiled for: GB200, A100 and H200; ``sm_90a`` adds Hopper's own instructions."""
 
-_ACCEPTED: Final = [item for operator in OPERATORS.values() for item in operator.implementations[Platform.CUDA]]
+_ACCEPTED: Final = [item for operator in OPERATORS.values() for item in operator.implementations.get(Platform.CUDA, ())]
 SYMBOLS: Final = {Platform.CUDA: tuple(sorted({symbol for item in _ACCEPTED for symbol in item.symbols}))}
 """Functions that RL-Kernel's extension must have.  On ROCm the pinned operators use Triton and need none of them."""
 

@@ -1,6 +1,7 @@
 """Read the settings of RL-Kernel's switch from the environment, and replace functions of a trainer's loss module.
 
-In both variants, wrappers time the functions of ``TIMERS``.
+In both variants, wrappers time the functions of ``TIMERS``. ``use_commit`` selects one of
+several installed commits of RL-Kernel.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from rlk_repro.switches import (
     SWITCH_SCHEDULE,
 )
 
-SOURCE: Final = "git+https://github.com/RL-Align/RL-Kernel"
+PIP_SOURCE: Final = "git+https://github.com/RL-Align/RL-Kernel"
 
 
 class Mode(StrEnum):
@@ -356,7 +357,7 @@ def use_commit(commit: str) -> None:
         return
     found = {find_commit(item) for item in distributions(path=[str(folder)])}
     if not os.environ.get(COMMITS) or commit not in found or not (folder / PACKAGE).is_dir():
-        hint = f"pip install --no-deps --no-build-isolation --target {COMMITS}/{commit} {SOURCE}@{commit}"
+        hint = f"pip install --no-deps --no-build-isolation --target {COMMITS}/{commit} {PIP_SOURCE}@{commit}"
         raise EnvironmentMissing(
             Problem(f"{COMMITS}/{commit}", "is not an installed RL-Kernel of this commit",
                     got=str(folder) if os.environ.get(COMMITS) else f"no variable {COMMITS}", hint=hint)

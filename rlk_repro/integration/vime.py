@@ -1,7 +1,7 @@
 """Install the switch to RL-Kernel into every training process of vime.
 
 vime calls ``install`` (``--custom-megatron-init-path``) after it creates its process groups and before it builds the
-model.
+model. ``ProfiledSteps`` starts and stops a profiler in the chosen steps.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class ProfiledSteps:
     def __init__(self, steps: str, switch: Callable[[bool], None] | None = None) -> None:
         first, _, end = steps.partition(":")
         self._first, self._end = (int(first), int(end)) if steps else (0, 0)
-        self._switch = switch or _switch
+        self._switch = switch or _switch_profiler
 
     def end_step(self, rollout_id: int) -> None:
         if rollout_id + 1 == self._first:
@@ -146,7 +146,7 @@ class ProfiledSteps:
             self._switch(False)
 
 
-def _switch(is_on: bool) -> None:
+def _switch_profiler(is_on: bool) -> None:
     torch.cuda.synchronize()
     if torch.version.hip is None:
         (torch.cuda.profiler.start if is_on else torch.cuda.profiler.stop)()  # type: ignore[no-untyped-call]

@@ -84,6 +84,8 @@ def make_effects(view: View) -> Section:
         "two-sided; the smallest p that this n allows is in brackets. The column 'Holm p' is 't p' corrected for the "
         "number of secondary metrics."
     )
+    if view.analysis.is_crossover:
+        note += f" '{exact}' is given for the primary metric only, if its orders are few enough to count."
     if not all(view.is_comparable(effect.metric) for effect in effects):
         note += f" {INSIDE_NOTE}"
     table = drop_empty_columns(Table(columns=columns, rows=rows, note=note))

@@ -49,8 +49,8 @@ def smallest_effect(
     """
     if num_pairs < least:
         return None
-    plan = Design(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
-    return _search(lambda log_effect: plan.power(log_effect) * gates, power)
+    design = Design(num_pairs, pair_sd_pct / 100, smallest_effect_pct / 100, alpha, num_control_pairs)
+    return _search(lambda log_effect: design.power(log_effect) * gates, power)
 
 
 def chance_of_live_gates(
@@ -98,12 +98,12 @@ def smallest_session_effect(
     if sessions < MIN_SESSIONS or blocks < MIN_BLOCKS or 0 < number < MIN_BLOCKS:
         return None
     block_sd, smallest = block_sd_pct / 100, smallest_effect_pct / 100
-    plan = Design(sessions, block_sd / math.sqrt(HODGES_LEHMANN_EFFICIENCY * blocks), smallest, alpha, 0)
+    design = Design(sessions, block_sd / math.sqrt(HODGES_LEHMANN_EFFICIENCY * blocks), smallest, alpha, 0)
 
     def find_power(log_effect: float) -> float:
-        margin = max(math.log1p(smallest), log_effect - plan.half_width)
+        margin = max(math.log1p(smallest), log_effect - design.half_width)
         chance = _chance_within(number, block_sd / math.sqrt(TRIMMED_EFFICIENCY), margin, alpha) if number > 1 else 1.0
-        return plan.power(log_effect) * chance
+        return design.power(log_effect) * chance
 
     return _search(find_power, power)
 

@@ -58,7 +58,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         ),
         **({"other_design": _find_other_design(plan)} if _has_choice(plan) else {}),
         "operators": [
-            {"op": op, "is_eligible": not reason, "reason": reason} for op, reason in plan.find_refusals().items()
+            {"op": op, "is_eligible": not reason, "reason": reason} for op, reason in plan.explain_operators().items()
         ],
         "differences": [item.to_json() for item in list_differences(plan)],
         "warnings": [finding.to_json() for finding in WORKLOADS[plan.run.workload.kind].find_warnings(plan)],

@@ -1,4 +1,4 @@
-"""The kinds of trainer that a run can measure.  To add a kind of trainer, write a module, a line here and a test."""
+"""The kinds of trainer that a run can measure.  docs/adding-a-backend.md says how to add one."""
 
 from __future__ import annotations
 

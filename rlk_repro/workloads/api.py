@@ -75,7 +75,7 @@ class Words:
 class Workload(ABC):
     """A kind of trainer; the functions that are not abstract fit one that makes its model, data and rollouts itself.
 
-    The functions of a plan are pure.
+    The functions that turn a plan into problems, warnings and commands are pure.
     """
 
     WORDS: ClassVar[Words]

@@ -30,7 +30,7 @@ def test_a_page_names_what_a_reader_needs(name: str, plan) -> None:
     wanted += [pin.commit for pin in plan.stack.pins.values()]
     if plan.has_enabled:
         wanted += [
-            f"| `{op}` | yes | {'not ' if reason else ''}eligible" for op, reason in plan.find_refusals().items()
+            f"| `{op}` | yes | {'not ' if reason else ''}eligible" for op, reason in plan.explain_operators().items()
         ]
     workload = plan.run.workload
     if isinstance(workload, VimeWorkload):

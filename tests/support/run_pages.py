@@ -155,7 +155,7 @@ def _find_all_refusals(plan: Plan) -> dict[str, str]:
     """Of all operators there are, whether the run asks for them or not."""
     rl_kernel = plan.run.rl_kernel.model_copy(update={"ops": tuple(OPERATORS), "ops_on": {}})
     run = plan.run.model_copy(update={"rl_kernel": rl_kernel})
-    return dataclasses.replace(plan, run=run).find_refusals()
+    return dataclasses.replace(plan, run=run).explain_operators()
 
 
 def _variants(plans: Plans) -> Iterator[str]:

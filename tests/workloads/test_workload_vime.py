@@ -67,7 +67,7 @@ def plan_sessions(lane: str) -> Plan:
 @pytest.mark.parametrize(("name", "plan"), list_plans(), ids=lambda item: item if isinstance(item, str) else "")
 def test_every_shipped_plan_can_be(name: str, plan: Plan) -> None:
     assert [str(problem) for problem in VIME.find_problems(plan)] == []
-    assert not all(plan.find_refusals().values())
+    assert not all(plan.explain_operators().values())
     where = [finding.where for finding in VIME.find_warnings(plan)]
     assert where == (["workload.data.source.revision"] if name.startswith("qwen3-4b.") else [])
 
@@ -511,5 +511,5 @@ def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
 def test_submit_shows_which_operators_a_run_can_use() -> None:
     request = Request(run="qwen3-30b-a3b", cluster="slurm", profile="generic-h200", hardware="h200")
     plan = planning.prepare(request).plan
-    assert plan.find_refusals() == {"logp": "", "ratio_kl": ""}
+    assert plan.explain_operators() == {"logp": "", "ratio_kl": ""}
     assert vime_of(plan).grpo.num_steps_per_rollout == 2

@@ -48,9 +48,9 @@ MEMORY_TOLERANCE: Final = 0.05
 IMPORT_SCRIPT: Final = Path(__file__).with_name("try_import.py")
 # importing torch and Megatron-LM from a cold file system takes minutes
 IMPORT_TIMEOUT_S: Final = 600.0
-MAX_CHARS: Final = 300
+IMPORT_MAX_CHARS: Final = 300
 # packages whose name differs from that of their module
-DISTRIBUTIONS: Final = {"PIL": "pillow", "yaml": "pyyaml", "cv2": "opencv-python", "sklearn": "scikit-learn"}
+IMPORT_DISTRIBUTIONS: Final = {"PIL": "pillow", "yaml": "pyyaml", "cv2": "opencv-python", "sklearn": "scikit-learn"}
 
 _MEMINFO: Final = Path("/proc/meminfo")
 
@@ -151,13 +151,13 @@ def check_imports(plan: Plan) -> Iterator[Finding]:
     done = proc.run([sys.executable, str(IMPORT_SCRIPT), *names], env=env, timeout_s=IMPORT_TIMEOUT_S)
     missing = _read_missing(done.stdout)
     if missing:
-        wanted = " ".join(DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in missing)
+        wanted = " ".join(IMPORT_DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in missing)
         expected, found = f"all modules installed (by pip install {wanted})", f"not installed: {', '.join(missing)}"
         yield Finding(Level.BLOCKING, where, expected, found)
     elif done.is_timeout:
         yield Finding(Level.WARNING, where, f"imported within {IMPORT_TIMEOUT_S:g} s", "not imported yet")
     elif not done.is_ok:
-        yield Finding(Level.BLOCKING, where, "no error", hide_places(done.last_words)[:MAX_CHARS])
+        yield Finding(Level.BLOCKING, where, "no error", hide_places(done.last_words)[:IMPORT_MAX_CHARS])
 
 
 def _read_missing(output: str) -> list[str]:

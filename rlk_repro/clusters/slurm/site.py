@@ -106,7 +106,7 @@ def probe_site() -> SlurmSite:
     has_accounting = config.get("AccountingStorageType", NO_ACCOUNTING) != NO_ACCOUNTING
     return SlurmSite(
         cluster=config.get("ClusterName", ""),
-        version=config.get("SLURM_VERSION", ""),
+        version=config.get("SLURM_VERSION") or read_client("sinfo", "--version").rpartition(" ")[2].strip(),
         pools=tuple(parse_pools(read_client("sinfo", "--noheader", "--all", f"--format={POOL_FIELDS}"))),
         visible=frozenset(visible.split()),
         block_size=parse_block_size(read_client("scontrol", "show", "topology")),

@@ -289,7 +289,7 @@ def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
     if plan.run.rl_kernel.mode != "require" or not plan.needs_rl_kernel:
         return
-    for op, reason in plan.find_refusals().items():
+    for op, reason in plan.explain_operators().items():
         if reason:
             what = f"is required, but not eligible here ({reason})"
             expected = f"rl_kernel.ops_on.{plan.hardware.hardware} without {op}"
