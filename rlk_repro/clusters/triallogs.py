@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from rlk_repro.clusters.api import TrialLine
+from rlk_repro.logs.lines import open_log
 from rlk_repro.rundir.paths import RunDir, TrialDir
 
 POLL_S: Final = 0.5
@@ -32,15 +34,17 @@ def read_logs(run_dir: RunDir, is_over: Callable[[], bool]) -> Iterator[TrialLin
 
 
 def _find_number(path: Path) -> int:
+    """Return the file's number, or 0 if there is no such file or it is something else, such as a folder."""
     try:
-        return path.stat().st_ino
+        found = path.stat()
     except OSError:
         return 0
+    return found.st_ino if stat.S_ISREG(found.st_mode) else 0
 
 
 def _read_log(folder: TrialDir, is_over: Callable[[], bool]) -> Iterator[str]:
     rest = b""
-    with folder.stdout.open("rb") as stream:
+    with open_log(folder.stdout) as stream:
         while True:
             was_over = folder.exit.is_file() or is_over()
             while block := stream.read(READ_BYTES):

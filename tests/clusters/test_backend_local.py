@@ -260,6 +260,15 @@ def test_logs_include_a_trial_that_was_set_aside_and_runs_again(
     assert [line.text for line in read_logs(run_dir, lambda: len(pauses) > 1)] == ["first", "second"]
 
 
+def test_logs_leave_out_what_is_no_file(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.trial("00-p1-baseline").stdout.mkdir(parents=True)
+    run_dir.trial("01-p1-enabled").path.mkdir()
+    os.mkfifo(run_dir.trial("01-p1-enabled").stdout)
+    write_text(run_dir.trial("02-p2-baseline").stdout, "a line\n")
+    assert [line.text for line in read_logs(run_dir, lambda: True)] == ["a line"]
+
+
 def test_staging_writes_the_authors_bytes_the_plan_and_the_job(tmp_path: Path) -> None:
     plan, inputs = make_example_plan()
     run_dir = RunDir(tmp_path / "run")
