@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -25,18 +25,27 @@ TRITON: Final = "rl-kernel-triton"
 TRITON_LINEAR_LOGP: Final = "rl_engine.kernels.ops.triton.loss.linear_logp.TritonLinearLogpOp"
 
 
+class _LogpMethod(NamedTuple):
+    """A method of the log-prob operator, and its compiled symbol; a sparse method computes only the requested rows."""
+
+    name: str
+    symbol: str
+    is_sparse: bool = False
+
+
 LOGP_METHODS: Final = {
-    "rl-kernel-fp32": "apply_fp32",
-    "rl-kernel-online": "online_fp32",
-    "rl-kernel-indexed": "indexed_fp32",
-    "rl-kernel-online-indexed": "online_indexed_fp32",
+    "rl-kernel-fp32": _LogpMethod("apply_fp32", "fused_logp_forward_fp32"),
+    "rl-kernel-online": _LogpMethod("online_fp32", "fused_logp_forward_online_fp32"),
+    "rl-kernel-indexed": _LogpMethod("indexed_fp32", "fused_logp_forward_indexed_fp32", is_sparse=True),
+    "rl-kernel-online-indexed": _LogpMethod(
+        "online_indexed_fp32", "fused_logp_forward_online_indexed_fp32", is_sparse=True
+    ),
 }
-"""Methods of the log-prob operator; an indexed method computes only the requested rows."""
 
 
-def _select(method: str, op: Any, inputs: CaseTensors) -> torch.Tensor:
-    rows = (inputs.rows,) if "indexed" in method else ()
-    return as_tensor(getattr(op, method)(inputs.leaves[0], inputs.tokens, *rows))
+def _select(method: _LogpMethod, op: Any, inputs: CaseTensors) -> torch.Tensor:
+    rows = (inputs.rows,) if method.is_sparse else ()
+    return as_tensor(getattr(op, method.name)(inputs.leaves[0], inputs.tokens, *rows))
 
 
 def _compute_ratios(op: Any, inputs: CaseTensors) -> torch.Tensor:
@@ -58,7 +67,7 @@ def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
     return as_tensor(op(*inputs.leaves, inputs.tokens))
 
 
-def _build_resolved(inputs: CaseTensors, *, use: Use, method: str = "") -> Ready | Blocked:
+def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
     case, operator = inputs.case, OPERATORS[inputs.case.operator]
     platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
     if platform not in operator.implementations:
@@ -70,13 +79,12 @@ def _build_resolved(inputs: CaseTensors, *, use: Use, method: str = "") -> Ready
     is_native = accepted is not None and accepted.is_native
     if not is_native and case.work == FORWARD_BACKWARD and operator.calls is Calls.NO_GRAD:
         return Blocked(f"{loaded.implementation} computes no gradient")
-    symbol = f"fused_logp_forward_{method.removeprefix('apply_')}"
-    if method and not is_native and find_absent_symbols((symbol,)):
-        return Blocked(f"{loaded.implementation}: its extension lacks {symbol}")
+    if method is not None and not is_native and find_absent_symbols((method.symbol,)):
+        return Blocked(f"{loaded.implementation}: its extension lacks {method.symbol}")
     return Ready(
         forward=partial(use, loaded.op, inputs),
         kind=OperatorKind.NATIVE if is_native else OperatorKind.FUSED,
-        class_name=loaded.implementation + (f".{method}" if method else ""),
+        class_name=loaded.implementation + (f".{method.name}" if method else ""),
         version=loaded.version,
     )
 
@@ -96,7 +104,7 @@ def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: 
 def list_operators() -> Iterator[BenchedImplementation]:
     for name, method in LOGP_METHODS.items():
         build = partial(_build_resolved, use=partial(_select, method), method=method)
-        yield BenchedImplementation(name=name, operator="logp", build=build, is_sparse="indexed" in method)
+        yield BenchedImplementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)
     uses: dict[str, Use] = {
         "ratio_kl": _compute_ratios,
         "grpo_loss": _compute_loss,
