@@ -82,9 +82,14 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
 
 
 def list_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> list[Allocation]:
-    """Return the allocations in which these pairs ran, in the order of the pairs."""
+    """Return the allocations in which these pairs ran, in the order of the pairs; the list is empty if it is only one.
+
+    No manifest is read for one allocation, which is the usual case.
+    """
     by_pair = plan.groups()
     found = group((read_exit(run_dir.trial(by_pair[name][0].name)).allocation, name) for name in pairs)
+    if len(found) < 2:
+        return []
     agents = [(node, *_read_agent(agent)) for node, agent in _list_agents(run_dir)]
     return [
         Allocation(
@@ -99,13 +104,12 @@ def list_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> list[
 
 def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
     """Yield a finding if these pairs ran in more than one allocation, whose nodes may differ in speed."""
-    found = list_allocations(plan, run_dir, pairs)
-    if len(found) < 2:
-        return
     rows = [
-        f"{', '.join(item.pairs)} in {_show(item.name)} on {', '.join(item.nodes) or 'unknown nodes'}" for item in found
+        f"{', '.join(item.pairs)} in {_show(item.name)} on {', '.join(item.nodes) or 'unknown nodes'}"
+        for item in list_allocations(plan, run_dir, pairs)
     ]
-    yield Finding(Level.WARNING, "allocations", "1", f"{len(found)}: {'; '.join(rows)}")
+    if rows:
+        yield Finding(Level.WARNING, "allocations", "1", f"{len(rows)}: {'; '.join(rows)}")
 
 
 def _find_wrong_windows(
