@@ -29,7 +29,7 @@ BUILDER ?= rlk-repro-$(word 2,$(subst :, ,$(firstword $(subst @, ,$(BUILDKIT_IMA
 # The hardware name for the demo; by default that of this machine.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
-.PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt goldens docs-check site images image-whole lock lock-stack bench clean
+.PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt evidence goldens docs-check site images image-whole lock lock-stack bench clean
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ types: $(VENV)/.dev $(VENV)/.torch ## Check types
 fmt: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+evidence: $(VENV)/.base ## Verify and analyse again every bundle of docs/evidence
+	$(BIN)/python -m tools.check_evidence
 
 goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files, JSON Schemas and the command table
 	$(BIN)/python -m tests.write_goldens
