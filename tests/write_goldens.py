@@ -7,9 +7,7 @@ from tests.docs.test_docs import TABLE, command_table
 from tests.logs.test_vime_metrics import metrics_page
 from tests.support.example_files import write_digests
 from tests.support.kube import examples as k8s_examples
-from tests.support.run_pages import write_pages
 from tests.support.slurm import examples as sbatch_examples
-from tests.support.vime_examples import runs_page
 from tools.schemas import write_schemas
 
 
@@ -19,8 +17,6 @@ def main() -> None:
     page = ROOT / "docs" / "commands.md"
     page.write_text(TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", page.read_text()))
     (ROOT / "docs" / "metrics.md").write_text(metrics_page())
-    (ROOT / "docs" / "vime-workload.md").write_text(runs_page())
-    write_pages()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -18,12 +17,10 @@ from rlk_repro.spec.load import load_run
 from rlk_repro.spec.values import Lane
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.vime import find_files
-from tests import ROOT
 from tests.support.slurm.examples import plan_for
 
 VIME = WORKLOADS["vime"]
 
-TABLE = re.compile(r"<!-- runs -->\n.*?<!-- /runs -->", re.DOTALL)
 MAJOR = {"a100": 8, "h100": 9, "h200": 9, "gb200": 10, "mi300x": 9}
 """What a GPU says of its architecture; ROCm gives gfx942 as 9.4."""
 COMMIT = "1fc199d9d57eb9d9e66d337cce406c27e7bd916f"
@@ -43,35 +40,6 @@ def list_plans() -> tuple[tuple[str, Plan], ...]:
         for hardware in workload.placements
         for lane in (("train-only",) if workload.fills_memory else get_args(Lane))
     )
-
-
-def runs_table() -> str:
-    """The table of docs/vime-workload.md: what each run costs on each hardware, by its own estimate."""
-    lanes = list_lanes()
-    head = ["run", "hardware", "nodes x GPUs", "trials x steps", "hours", "GPU-hours"]
-    rows = [head, ["---"] * len(head)]
-    for name, plan in list_plans():
-        run, hardware, lane = name.rsplit(".", 2)
-        minutes, layout = plan.expected_minutes(), plan.layout
-        if lane == lanes[run] and minutes is not None:
-            size = f"{layout.num_nodes} x {layout.gpus_per_node}"
-            cost = [f"{minutes / 60:.1f}", f"{minutes / 60 * plan.num_gpus:.1f}"]
-            rows.append([f"`{run}`", hardware, size, f"{_count(plan)} x {plan.num_steps}", *cost])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def _count(plan: Plan) -> str:
-    return f"{len(plan.trials)}{' sessions' if plan.is_crossover else ''}"
-
-
-def list_lanes() -> dict[str, str]:
-    """The lane that each run names itself."""
-    return {name: load_run(name).model.lane for name in list_runs()}
-
-
-def runs_page() -> str:
-    page = (ROOT / "docs" / "vime-workload.md").read_text()
-    return TABLE.sub(lambda _: f"<!-- runs -->\n{runs_table()}<!-- /runs -->", page)
 
 
 def trial_argv(plan: Plan, run_dir: RunDir, number: int = 0) -> list[str]:

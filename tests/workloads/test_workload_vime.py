@@ -38,10 +38,9 @@ from rlk_repro.workloads.vime.contract import load_contract, split_arguments
 from rlk_repro.workloads.vime.layout import divide, vime_of
 from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
 from rlk_repro.workloads.vime.rules import REFUSED
-from tests import ROOT
 from tests.support.rollout_examples import make_rollout
 from tests.support.slurm.examples import plan_for
-from tests.support.vime_examples import COMMIT, list_plans, list_runs, runs_page, trial_argv, with_workload
+from tests.support.vime_examples import COMMIT, list_plans, list_runs, trial_argv, with_workload
 
 VIME = WORKLOADS["vime"]
 
@@ -89,10 +88,6 @@ def test_the_trials_of_a_pair_differ_in_the_declared_switches_only(name: str, pl
     assert (SWITCH in commands[0].env, enabled.variant) == (False, ENABLED)
     assert all(command.needs_ray for command in commands)
     assert commands[0].argv[3:].count("rlk_repro.integration.vime.install") == 1
-
-
-def test_the_page_shows_the_cost_of_the_runs() -> None:
-    assert (ROOT / "docs" / "vime-workload.md").read_text() == runs_page(), "make goldens"
 
 
 def test_flags_refused_by_name_exist_in_this_vime() -> None:
