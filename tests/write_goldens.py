@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests import ROOT
-from tests.docs.test_docs import TABLE, command_table
 from tests.logs.test_vime_metrics import metrics_page
 from tests.support.example_files import write_digests
 from tests.support.kube import examples as k8s_examples
@@ -14,8 +13,6 @@ from tools.schemas import write_schemas
 def main() -> None:
     write_schemas()
     write_digests(sbatch_examples.write_examples() | k8s_examples.write_examples())
-    page = ROOT / "docs" / "commands.md"
-    page.write_text(TABLE.sub(lambda _: f"<!-- commands -->\n{command_table()}<!-- /commands -->", page.read_text()))
     (ROOT / "docs" / "metrics.md").write_text(metrics_page())
 
 

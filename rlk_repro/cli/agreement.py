@@ -24,7 +24,6 @@ def agreement(
 ) -> None:
     """Check whether training and rollout compute the same numbers for the same tokens; name the first difference."""
     from rlk_repro.base.findings import has_blocking
-    from rlk_repro.cli.answers import EnginesCompared
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report.markdown import render_checks
     from rlk_repro.rundir.agreement import describe_checks
@@ -34,7 +33,7 @@ def agreement(
     checks, is_other_contract = analysis.checks, context.is_other_contract
     summary = describe_checks(checks)
     if as_json:
-        say_json(EnginesCompared(summary=summary, checks=checks, is_other_contract=is_other_contract))
+        say_json({"summary": summary, "checks": checks, "is_other_contract": is_other_contract})
     elif not checks:
         say(f"{bundle}: this run compared no engines; submit one with --set workload.what_for=agreement --pairs 1")
     else:

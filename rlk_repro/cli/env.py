@@ -62,6 +62,4 @@ def export(
 
 
 def _answer(folder: Path, words: str, as_json: bool, *, is_ok: bool = True) -> None:
-    from rlk_repro.cli.answers import Environment
-
-    say_answer(Environment(folder=str(folder), is_ok=is_ok), f"{folder}: {words}", as_json=as_json)
+    say_answer({"folder": folder, "is_ok": is_ok}, f"{folder}: {words}", as_json=as_json)

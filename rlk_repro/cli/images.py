@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,9 +12,9 @@ from rlk_repro.cli.completion import StackName
 from rlk_repro.cli.output import AsJson, note, say, say_answer, say_findings, say_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rlk_repro.base.findings import Finding
-    from rlk_repro.cli.answers import ImageInRuntime
-    from rlk_repro.images.archive_check import ArchiveChecked
 
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; default: this machine's.")]
 ExpectedStack = Annotated[str | None, typer.Option("--stack", help="Check the image against this stack.")]
@@ -85,7 +85,6 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Build a stack's image from this checkout; no GPU is needed."""
-    from rlk_repro.cli.answers import Built
     from rlk_repro.images.build import bake_variables, make_build, run_build
     from rlk_repro.images.stacks import get_stack
 
@@ -96,7 +95,7 @@ def build(
     made = make_build(get_stack(stack), platform, engine=engine, tag=tag, base=base)  # type: ignore[arg-type]
     if not is_dry_run:
         run_build(made)
-    built = Built(argv=tuple(made.argv), tag=made.tag, is_built=not is_dry_run)
+    built = {"argv": made.argv, "tag": made.tag, "is_built": not is_dry_run}
     say_answer(built, str(made) if is_dry_run else f"built {made.tag}", as_json=as_json)
 
 
@@ -116,7 +115,7 @@ def check(
     path = Path(image)
     if path.exists() and runtime is None:
         checked = check_archive(path, known, platform)
-        _report(f"{image}: {checked.digest}", checked, as_json)
+        _report(f"{image}: {checked.digest}", checked, checked.findings, is_ok=checked.is_ok, as_json=as_json)
         return
     found = find_runtime(runtime)
     _report_running(image, found.name, check_in_runtime(image, found, known, platform), as_json)
@@ -138,7 +137,6 @@ def pin(
     """Resolve a stack's tags and refs and print the difference; without -o nothing is written."""
     from rlk_repro.base.files import write_text
     from rlk_repro.base.resources import display_name, find_yaml, stack_folders
-    from rlk_repro.cli.answers import Pinned
     from rlk_repro.images.pin import diff, renew
     from rlk_repro.spec.load import load_stack
 
@@ -149,7 +147,7 @@ def pin(
     lines = list(diff(before, after, display_name(path)))
     if output is not None:
         write_text(output, after)
-    pinned = Pinned(stack=known.stack, is_changed=bool(lines), diff=tuple(lines))
+    pinned = {"stack": known.stack, "is_changed": bool(lines), "diff": lines}
     say_answer(pinned, *(lines or [f"stack {known.stack}: no pin has changed"]), as_json=as_json)
     if lines and output is None and not as_json:
         note(f"review the difference, then write the updated stack: -o {display_name(path)}")
@@ -203,17 +201,17 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
 
 def _report_running(image: str, runtime: str, findings: list[Finding], as_json: bool) -> None:
     from rlk_repro.base.findings import has_blocking
-    from rlk_repro.cli.answers import ImageInRuntime
 
     is_ok = not has_blocking(findings)
-    _report(image, ImageInRuntime(image=image, runtime=runtime, is_ok=is_ok, findings=tuple(findings)), as_json)
+    answer = {"image": image, "runtime": runtime, "is_ok": is_ok, "findings": findings}
+    _report(image, answer, findings, is_ok=is_ok, as_json=as_json)
 
 
-def _report(what: str, found: ArchiveChecked | ImageInRuntime, as_json: bool) -> None:
+def _report(what: str, answer: Any, findings: Sequence[Finding], *, is_ok: bool, as_json: bool) -> None:
     if as_json:
-        say_json(found)
+        say_json(answer)
     else:
-        say_findings(found.findings)
-        say(f"{what}: {'matches its record' if found.is_ok else 'must not be used'}")
-    if not found.is_ok:
+        say_findings(findings)
+        say(f"{what}: {'matches its record' if is_ok else 'must not be used'}")
+    if not is_ok:
         raise typer.Exit(1)

@@ -34,7 +34,6 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a submitted run."""
-    from rlk_repro.cli.answers import Status
     from rlk_repro.clusters.api import JobState
     from rlk_repro.rundir.state import Phase, read_state
     from rlk_repro.rundir.store import find_run_dir
@@ -60,13 +59,13 @@ def status(
         progress = None if is_outdated else drop_forecast(progress)
     if as_json:
         say_json(
-            Status(
-                id=run_dir.run_id,
-                state=None if state is None else state.value,
-                reason=unasked if answer is None else answer.reason,
-                is_sealed=run_dir.is_sealed,
-                progress=progress,
-            )
+            {
+                "id": run_dir.run_id,
+                "state": None if state is None else state.value,
+                "reason": unasked if answer is None else answer.reason,
+                "is_sealed": run_dir.is_sealed,
+                "progress": progress,
+            }
         )
         return
     if answer is None:
@@ -108,7 +107,6 @@ def logs(
 ) -> None:
     """Print the logs of a run's trials in the order of the trials."""
     from rlk_repro.base.files import dump_json_line
-    from rlk_repro.cli.answers import LogAnswer
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.clusters.triallogs import read_logs
     from rlk_repro.rundir.state import read_state
@@ -125,7 +123,7 @@ def logs(
     trial = ""
     for line in lines:
         if as_json:
-            say(dump_json_line(LogAnswer(trial=line.trial, line=line.text).to_json()))
+            say(dump_json_line({"trial": line.trial, "line": line.text}))
             continue
         if line.trial != trial:
             trial = line.trial
@@ -139,7 +137,6 @@ def logs(
 
 def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     """Stop a submitted run; its finished trials stay, and `submit --resume` continues it."""
-    from rlk_repro.cli.answers import Cancelled
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.rundir.store import find_run_dir
     from rlk_repro.submit import sending
@@ -148,7 +145,7 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
     sending.require_own(run_dir)
     submission = sending.load_submission(run_dir)
     is_stopping = submission is not None and get_backend(submission.cluster).cancel(submission, run_dir)
-    found = Cancelled(id=run_dir.run_id, is_submitted=submission is not None, is_stopping=is_stopping)
+    found = {"id": run_dir.run_id, "is_submitted": submission is not None, "is_stopping": is_stopping}
     ended = STAGED if submission is None else "the run has already ended"
     told = "the run was asked to stop" if is_stopping else ended
     say_answer(found, f"{run_dir.run_id}: {told}", as_json=as_json)
@@ -157,7 +154,6 @@ def cancel(run_id: RunId = None, as_json: AsJson = False) -> None:
 def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     """Copy a run's bundle to this machine, if it is elsewhere, and print its path."""
     from rlk_repro.base.errors import CheckFailed, Problem
-    from rlk_repro.cli.answers import Collected
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.rundir.store import find_run_dir
     from rlk_repro.submit import sending
@@ -168,6 +164,6 @@ def collect(run_id: RunId = None, as_json: AsJson = False) -> None:
     if submission is None:
         raise CheckFailed(Problem(run_dir.run_id, "was never submitted", expected="a submitted run"))
     path = get_backend(submission.cluster).collect(submission, run_dir, silence if as_json else note)
-    found = Collected(id=run_dir.run_id, bundle=str(path), is_sealed=run_dir.is_sealed)
+    found = {"id": run_dir.run_id, "bundle": path, "is_sealed": run_dir.is_sealed}
     told = f"bundle: {path}{'' if run_dir.is_sealed else '  (not sealed: the run has not finished)'}"
     say_answer(found, told, as_json=as_json)

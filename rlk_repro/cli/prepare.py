@@ -76,9 +76,7 @@ def _show_missing(steps: list[PrepareStep], *, as_json: bool) -> None:
     from rlk_repro.prepare.steps import describe_steps
 
     if as_json:
-        from rlk_repro.cli.answers import PartMissing
-
-        say_json([PartMissing(kind=step.kind, folder=str(step.folder), is_there=step.is_there) for step in steps])
+        say_json([{"kind": step.kind, "folder": step.folder, "is_there": step.is_there} for step in steps])
         return
     for line in describe_steps(steps):
         say(line)
@@ -102,10 +100,8 @@ def _choose_hardware(run: Run, site: Profile, hardware: str | None) -> str:
 def _show(request: PrepareRequest, done: list[Done], *, as_json: bool) -> None:
     unpinned = [item.unpinned for item in done if item.unpinned]
     if as_json:
-        from rlk_repro.cli.answers import PrepareAnswer
-
-        parts, root = tuple(item.to_json() for item in done), str(request.prepared.root)
-        say_json(PrepareAnswer(run=request.run.run, prepared_dir=root, parts=parts, unpinned=tuple(unpinned)))
+        answer = {"run": request.run.run, "prepared_dir": request.prepared.root, "parts": done, "unpinned": unpinned}
+        say_json(answer)
         return
     from rlk_repro.base.units import format_bytes
 

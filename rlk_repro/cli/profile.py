@@ -53,9 +53,7 @@ def init(
         raise CheckFailed(Problem(str(output), "already exists", hint="name another file with -o, or remove it"))
     write_text(output, render_profile(proposal, origin))
     if as_json:
-        from rlk_repro.cli.answers import NewProfile
-
-        say_json(NewProfile(file=str(output), profile=proposal.values, remarks=tuple(proposal.remarks)))
+        say_json({"file": output, "profile": proposal.values, "remarks": proposal.remarks})
         return
     for remark in proposal.remarks:
         note(f"check: {remark}")
@@ -115,9 +113,7 @@ def check(
     plan = None if request is None else planning.prepare(request).plan
     findings = get_backend(profile.cluster).check_profile(profile, plan)
     if as_json:
-        from rlk_repro.cli.answers import ProfileChecked
-
-        say_json(ProfileChecked(profile=profile.profile, findings=tuple(findings)))
+        say_json({"profile": profile.profile, "findings": findings})
     else:
         say(f"profile {profile.profile}: {count(len(findings), 'finding')}")
         say_findings(findings)

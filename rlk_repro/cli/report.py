@@ -74,7 +74,6 @@ def index(
     from rlk_repro.base.errors import CheckFailed, Problem
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.base.units import count
-    from rlk_repro.cli.answers import Index
     from rlk_repro.replay.recorded import CONTRADICTS, load_result
     from rlk_repro.report.index import write_index
 
@@ -88,7 +87,7 @@ def index(
         entries.append((analysis, context))
     with writing(output, hint=OTHER_FOLDER):
         page = write_index(entries, output)
-    made = Index(page=str(page), bundles=tuple(context.bundle_id for _, context in entries))
+    made = {"page": page, "bundles": [context.bundle_id for _, context in entries]}
     say_answer(made, f"{page}: {count(len(entries), 'bundle')}", as_json=as_json)
     doubtful = [context.bundle for _, context in entries if has_blocking(context.findings)]
     for name in doubtful:

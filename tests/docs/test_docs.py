@@ -19,7 +19,6 @@ from tests import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"")
 BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-TABLE = re.compile(r"<!-- commands -->\n(.*?)<!-- /commands -->", re.DOTALL)
 
 
 def make_anchor(title: str) -> str:
@@ -42,26 +41,6 @@ def test_every_link_inside_the_project_resolves(page: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(target)
     assert broken == []
-
-
-def command_lines() -> Iterator[str]:
-    for name, command in sorted(get_command(app).commands.items()):  # type: ignore[attr-defined]
-        subcommands = getattr(command, "commands", None)
-        if subcommands is None:
-            yield f"| `rlk-repro {name}` | {command.help.splitlines()[0]} |"
-            continue
-        for inner in sorted(subcommands):
-            yield f"| `rlk-repro {name} {inner}` | {subcommands[inner].help.splitlines()[0]} |"
-
-
-def command_table() -> str:
-    return "\n".join(["| command | what it does |", "|---|---|", *command_lines(), ""])
-
-
-def test_the_command_table_equals_the_programs_help() -> None:
-    match = TABLE.search((ROOT / "docs" / "commands.md").read_text())
-    assert match is not None
-    assert match.group(1) == command_table()
 
 
 def test_the_readme_is_short() -> None:
