@@ -13,7 +13,7 @@ from typing import Final
 
 from rlk_repro.agent.address import LOOPBACK
 from rlk_repro.agent.node import has_ended, load_manifest
-from rlk_repro.agent.preflight.base import find_level
+from rlk_repro.agent.preflight.checks import LEVELS
 from rlk_repro.agent.process import StopTimes, no_trouble
 from rlk_repro.agent.ray.marks import Use
 from rlk_repro.agent.ray.member import RayMember
@@ -149,7 +149,7 @@ def _record(member: RayMember, fact: Fact) -> None:
 
 def _judge(plan: Plan, fact: Fact) -> Iterator[Finding]:
     """A failed measurement on one node is a warning, because the trials may still succeed."""
-    level = find_level(CHECK, plan.profile.preflight)
+    level = LEVELS[plan.profile.preflight.policy.get(CHECK, "fail")]
     if not isinstance(fact, dict):
         if plan.layout.num_nodes == 1 and level is Level.BLOCKING:
             level = Level.WARNING

@@ -28,7 +28,7 @@ from rlk_repro.agent.node import (
 )
 from rlk_repro.agent.outcome import is_good_end
 from rlk_repro.agent.parts import NodePlace, Parts
-from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.preflight.gpu import find_busy, wait_until_idle
 from rlk_repro.agent.preflight.parts import record_prepared
 from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.progress import ProgressWriter
@@ -267,8 +267,8 @@ class Leader:
     def _wait_until_idle(self, trial: Trial) -> None:
         if self._plan.num_gpus == 0:
             return
-        busy = preflight.wait_until_idle(self._parts.busy_gpus, self._stop.wait, self._parts.deadlines.idle_s)
-        self._note(list(preflight.check_idle(busy, Level.WARNING, f"{trial.name}: gpu")))
+        busy = wait_until_idle(self._parts.busy_gpus, self._stop.wait, self._parts.deadlines.idle_s)
+        self._note(list(find_busy(busy, Level.WARNING, f"{trial.name}: gpu")))
 
     def _run_trial(self, trial: Trial, *, num_left: int) -> None:
         self._progress.begin_trial(trial.name, trial.index, num_left)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import rlk_repro
 from rlk_repro.agent.gpu_sensors import open_sensors
 from rlk_repro.agent.parts import NodePlace, Parts
-from rlk_repro.agent.preflight import checking as preflight
-from rlk_repro.agent.preflight.network import compare_nodes
+from rlk_repro.agent.preflight.checks import judge
+from rlk_repro.agent.preflight.facts import Facts
+from rlk_repro.agent.preflight.gpu import wait_until_idle
 from rlk_repro.agent.resume import set_node_aside
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current, Sampler
@@ -39,6 +40,7 @@ from rlk_repro.sources import OURSELVES
 from rlk_repro.workloads.checkouts import trainer_path
 from rlk_repro.workloads.environment import profile_env
 
+SCHEMA: Final = 1
 POLL_S = 0.5
 MAX_PATCH_BYTES: Final = 1 << 20
 _BINARY: Final = b"\nGIT binary patch\n"
@@ -51,23 +53,19 @@ def describe_node(
 
     The files of an earlier agent move to ``earlier/<n>/``; facts that changed since then become findings.
     """
-    offset_s = time.time() - time.monotonic()
     node = run_dir.node(place.node)
     earlier = set_node_aside(node)
     with trainer_path(plan):
         probed = parts.probe_node(place.node)
     sections = {**probed.sections, folder.SECTION: folder.probe_folder(run_dir.root)}
-    manifest = dataclasses.replace(probed, sections=sections)
+    manifest = replace(probed, sections=sections)
     if place.is_leader:
         manifest = with_own_patch(manifest, run_dir, Scrubber.from_environment(named=profile_env(plan)[1].values()))
     write_json(node.manifest, manifest.to_json())
-    busy = preflight.wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
-    findings = [
-        *known,
-        *preflight.check_node(plan, run_dir, manifest, busy),
-        *preflight.check_clock(time.gmtime().tm_year, time.time() - time.monotonic() - offset_s),
-        *([] if earlier is None else find_changes(earlier, manifest)),
-    ]
+    busy = wait_until_idle(parts.busy_gpus, stop.wait, parts.deadlines.idle_s) if plan.num_gpus else []
+    facts = replace(make_facts(plan, manifest), staged=(plan, run_dir), busy=busy)
+    changes = [] if earlier is None else find_changes(earlier, manifest)
+    findings = [*known, *judge(facts), *changes]
     write_preflight(run_dir, place, findings)
     return findings
 
@@ -79,7 +77,14 @@ def find_changes(earlier: NodeDir, manifest: Manifest) -> list[Finding]:
 
 def find_unlike_nodes(plan: Plan, run_dir: RunDir, place: NodePlace) -> list[Finding]:
     found = [load_manifest(run_dir.node(node).manifest) for node in place.nodes]
-    return compare_nodes([manifest for manifest in found if manifest is not None], plan.profile.preflight)
+    manifests = [manifest for manifest in found if manifest is not None]
+    if not manifests:
+        return []
+    return judge(replace(make_facts(plan, manifests[0]), nodes=manifests))
+
+
+def make_facts(plan: Plan, manifest: Manifest) -> Facts:
+    return Facts(manifest=manifest, hardware=plan.hardware, layout=plan.layout, limits=plan.profile.preflight)
 
 
 def load_manifest(path: Path) -> Manifest | None:
@@ -90,14 +95,19 @@ def load_manifest(path: Path) -> Manifest | None:
 
 
 def write_preflight(run_dir: RunDir, place: NodePlace, findings: Iterable[Finding]) -> None:
-    record = preflight.preflight_record(place.node, place.allocation, findings)
+    record = {
+        "schema": SCHEMA,
+        "node": place.node,
+        "allocation": place.allocation,
+        "findings": [finding.to_json() for finding in findings],
+    }
     write_json(run_dir.node(place.node).preflight, record)
 
 
 def read_preflight(run_dir: RunDir, node: str, allocation: str) -> list[Finding] | None:
     """Read the findings of another node's agent; return None until that agent has written them in this allocation."""
     try:
-        record = load_json(run_dir.node(node).preflight, schema=preflight.SCHEMA)
+        record = load_json(run_dir.node(node).preflight, schema=SCHEMA)
         if record["allocation"] != allocation:
             return None
         found = [Finding.from_json(item) for item in record["findings"]]
@@ -141,7 +151,7 @@ def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> M
         return manifest
     facts = {**own, OWN_PATCH: _write_patch(run_dir, scrubber)}
     code = {**manifest.sections[SECTION], OURSELVES.section: facts}
-    return dataclasses.replace(manifest, sections={**manifest.sections, SECTION: code})
+    return replace(manifest, sections={**manifest.sections, SECTION: code})
 
 
 def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:

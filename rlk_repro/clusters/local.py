@@ -152,9 +152,9 @@ def _find_hardware(facts: Mapping[str, Fact]) -> list[str]:
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     """Run preflight's checks on this machine, except the checks of the run directory and the trainer's modules."""
-    from rlk_repro.agent.preflight.base import Situation, judge_node
-    from rlk_repro.agent.preflight.checking import check_hardware
-    from rlk_repro.agent.preflight.checks import CHECKS
+    from rlk_repro.agent.preflight.checks import judge
+    from rlk_repro.agent.preflight.facts import Facts
+    from rlk_repro.probes.gpu import busy_gpus
     from rlk_repro.probes.node import probe_node
 
     hardware = load_all_hardware()
@@ -164,8 +164,8 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     model = hardware[name]
     layout = Layout(gpus_per_node=model.gpus_per_node)
     manifest = probe_node("here")
-    situation = Situation(manifest=manifest, hardware=model, layout=layout, limits=profile.preflight)
-    return sort_findings([*check_hardware(model, layout.gpus_per_node, manifest), *judge_node(CHECKS, situation)])
+    facts = Facts(manifest=manifest, hardware=model, layout=layout, limits=profile.preflight, busy=busy_gpus())
+    return sort_findings(judge(facts))
 
 
 def _find_other_host(submission: Submission) -> str | None:

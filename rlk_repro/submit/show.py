@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.escapes import printable
+from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import count, format_duration
 from rlk_repro.clusters.api import Bound, Job
 from rlk_repro.plan import Plan, PlanRecord
@@ -61,8 +62,15 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
             {"op": op, "is_eligible": not reason, "reason": reason} for op, reason in plan.explain_operators().items()
         ],
         "differences": [item.to_json() for item in list_differences(plan)],
-        "warnings": [finding.to_json() for finding in WORKLOADS[plan.run.workload.kind].find_warnings(plan)],
+        "warnings": [finding.to_json() for finding in _find_warnings(plan)],
     }
+
+
+def _find_warnings(plan: Plan) -> list[Finding]:
+    from rlk_repro.agent.preflight.checks import find_unused
+
+    unused = find_unused(plan.profile.preflight)
+    return [*WORKLOADS[plan.run.workload.kind].find_warnings(plan), *unused]
 
 
 def find_visible_effect(measure: Measure, lane: Lane) -> float | None:

@@ -136,6 +136,7 @@ def test_a_profile_is_shown_with_what_every_check_does(call: Call, tmp_path: Pat
     assert shown["ray"] == {"first_port": 6379, "interface": None}
     assert shown["preflight"]["policy"]["governor"] == "fail"
     assert shown["preflight"]["policy"]["gpu_links"] == "fail"
+    assert "load" not in shown["preflight"]["policy"]
     assert "    governor: fail\n" in call("profile", "show", str(path))[1]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlk_repro.agent.preflight.checking import check_rl_kernel, find_pinned
+from rlk_repro.agent.preflight.code import check_rl_kernel, find_pinned
 from rlk_repro.base.findings import Level
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.results import PairStatus, ProofStatus
@@ -21,6 +21,7 @@ from rlk_repro.submit.consent import find_foreign, list_what_runs
 from rlk_repro.submit.show import plan_summary
 from tests import ROOT, SUPPORT
 from tests.cli.test_road import rlk_repro as run_command
+from tests.support.job_examples import make_staged_facts
 from tests.support.tier_examples import make_tier_plan
 
 OLD, NEW = "1a" * 20, "2b" * 20
@@ -110,7 +111,7 @@ def test_a_missing_commit_is_named_before_the_first_trial(result: dict[str, Any]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLK_COMMITS", str(tmp_path / "commits"))
         plan = Plan.load(Path(result["bundle"]).parent / "plan.json")
-        (finding,) = check_rl_kernel(plan)
+        (finding,) = check_rl_kernel(make_staged_facts(plan))
         code, _, err = call("submit", write_run(tmp_path), *TINY)
     assert (finding.where, finding.level) == (f"RLK_COMMITS/{NEW}", Level.BLOCKING)
     assert code == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlk_repro import image_check
-from rlk_repro.agent.preflight.checking import check_image, find_record
+from rlk_repro.agent.preflight.code import find_record, match_image
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Level
@@ -254,13 +254,13 @@ def test_a_job_in_a_container_needs_the_stacks_image_where_there_are_gpus(
     made, _ = make_example_plan()
     plan = dataclasses.replace(made, hardware=hardware, stack=make_stack(vime="8" * 40))
     manifest = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": True}})
-    assert [finding.where for finding in check_image(plan, manifest, root)] == ["image.commits.vime"]
-    (missing,) = check_image(plan, manifest, tmp_path / "none")
+    assert [finding.where for finding in match_image(plan, manifest, root)] == ["image.commits.vime"]
+    (missing,) = match_image(plan, manifest, tmp_path / "none")
     assert (missing.level, missing.expected) == (Level.BLOCKING, "the record of an image that rlk-repro built")
     outside = Manifest(node="n", sections={"code": make_code(), "container": {"is_container": False}})
-    assert check_image(plan, outside, tmp_path / "none") == []
+    assert match_image(plan, outside, tmp_path / "none") == []
     locked = plan.stack.model_copy(update={"locks": {"cuda-amd64": f"sha256:{'1' * 64}"}})
-    (unrecorded,) = check_image(dataclasses.replace(plan, stack=locked), outside, tmp_path / "none")
+    (unrecorded,) = match_image(dataclasses.replace(plan, stack=locked), outside, tmp_path / "none")
     assert (unrecorded.level, unrecorded.where) == (Level.BLOCKING, "/opt/rlk-repro/provenance.json")
     assert find_record(root) == make_record()
     assert find_record(tmp_path / "none") is None

@@ -7,6 +7,7 @@ trainer.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rlk_repro.agent.agent import run_agent
+from rlk_repro.agent.node import make_facts
 from rlk_repro.agent.parts import Deadlines, Parts, make_place
+from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.files import load_json
 from rlk_repro.base.procfs import read_stat
@@ -150,3 +153,9 @@ def fill_disk(folder: Path) -> Path:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def make_staged_facts(plan: Plan, run_dir: RunDir | None = None) -> Facts:
+    """What preflight's checks get of a run on a node of which nothing is recorded."""
+    facts = make_facts(plan, Manifest(node="node-0"))
+    return dataclasses.replace(facts, staged=(plan, run_dir or RunDir(Path("absent"))))

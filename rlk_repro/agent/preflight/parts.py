@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rlk_repro.agent.preflight.facts import Facts, wrong
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import (
     Contents,
@@ -23,17 +24,18 @@ from rlk_repro.workloads import list_run_folders
 ROLLOUTS = "rollouts"
 
 
-def check_prepared(plan: Plan, run_dir: RunDir) -> Iterator[Finding]:
+def check_prepared(facts: Facts) -> Iterator[Finding]:
     """Check that this node can read the prepared files that ``submit`` recorded, and that each rollout has its file."""
+    plan, run_dir = facts.plan, facts.run_dir
     folders = list_run_folders(plan, run_dir)
     try:
         recorded, found = load_parts(run_dir.prepared), find_parts(folders)
     except BundleUnreadable as error:
-        yield Finding(Level.BLOCKING, "prepared", "readable records", str(error.problems[0]))
+        yield wrong("prepared", "readable records", str(error.problems[0]))
         return
     for kind in folders.keys() - found.keys():
         expected = "what `rlk-repro prepare` makes with the run and the options of this run's `submit`"
-        yield Finding(Level.BLOCKING, f"prepared.{kind}", expected, f"no complete folder {folders[kind].name}")
+        yield wrong(f"prepared.{kind}", expected, f"no complete folder {folders[kind].name}")
     yield from diff_contents({kind: recorded[kind] for kind in recorded.keys() & found.keys()},
                              {kind: found[kind] for kind in recorded.keys() & found.keys()})  # fmt: skip
     for kind, contents in sorted(found.items()):
@@ -50,7 +52,7 @@ def _check_number(plan: Plan, found: Mapping[str, Contents]) -> Iterator[Finding
     absent = [name for name in wanted if name not in stored.files]
     if absent:
         expected = f"{len(wanted)} files, one per rollout of a trial"
-        yield Finding(Level.BLOCKING, f"prepared.{ROLLOUTS}", expected, f"{len(absent)} missing, such as {absent[0]}")
+        yield wrong(f"prepared.{ROLLOUTS}", expected, f"{len(absent)} missing, such as {absent[0]}")
 
 
 def record_prepared(plan: Plan, run_dir: RunDir) -> None:

@@ -10,7 +10,8 @@ from typing import Final
 
 from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.parts import NodePlace, Parts
-from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.preflight.gpu import find_busy, wait_until_idle
+from rlk_repro.agent.preflight.host import read_free_memory
 from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, find_store_bytes, render_env
 from rlk_repro.agent.ray.marks import RayOrder, Use
 from rlk_repro.agent.ray.node import RayNode
@@ -51,7 +52,7 @@ class RayMember:
             num_gpus=self.plan.layout.gpus_per_node,
             first_port=self.plan.profile.ray.first_port,
             has_client=find_spec("grpc") is not None,
-            store_bytes=find_store_bytes(shutil.disk_usage(SHARED_MEMORY).total, preflight.read_free_memory() or 0),
+            store_bytes=find_store_bytes(shutil.disk_usage(SHARED_MEMORY).total, read_free_memory() or 0),
         )
 
     def make_node(self, seat: RaySeat, use: Use) -> RayNode:
@@ -76,5 +77,5 @@ class RayMember:
         node.delete()
         if self.plan.num_gpus == 0:
             return ()
-        busy = preflight.wait_until_idle(self.parts.busy_gpus, self.stop.wait, self.parts.deadlines.idle_s)
-        return tuple(finding.found for finding in preflight.check_idle(busy, Level.WARNING))
+        busy = wait_until_idle(self.parts.busy_gpus, self.stop.wait, self.parts.deadlines.idle_s)
+        return tuple(finding.found for finding in find_busy(busy, Level.WARNING))

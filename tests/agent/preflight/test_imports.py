@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.preflight import checking
-from rlk_repro.agent.preflight.checking import check_imports
+from rlk_repro.agent.preflight import code
+from rlk_repro.agent.preflight.code import try_imports
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
 from tests.support.probe_examples import write_tree
@@ -34,7 +34,7 @@ def test_everything_missing_is_in_one_finding_with_the_line_that_installs_it(
 ) -> None:
     text = "import absent_one\nfrom absent_two.sub import Base\nclass Own(Base): ...\nimport json, absent_three\n"
     use(tmp_path, monkeypatch, **{LOSS: text})
-    assert list(check_imports(plan)) == [
+    assert list(try_imports(plan)) == [
         Finding(
             Level.BLOCKING,
             WHERE,
@@ -48,7 +48,7 @@ def test_modules_that_can_be_imported_give_no_finding(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(tmp_path, monkeypatch, **{LOSS: "print('a line of its own')\n"})
-    assert list(check_imports(plan)) == []
+    assert list(try_imports(plan)) == []
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_an_import_that_ends_otherwise_is_quoted(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
     use(tmp_path, monkeypatch, **{LOSS: text})
-    (finding,) = check_imports(plan)
+    (finding,) = try_imports(plan)
     assert (finding.level, finding.where, finding.expected) == (Level.BLOCKING, WHERE, "no error")
     assert finding.found.startswith(words)
 
 
 def test_a_child_that_does_not_end_is_a_warning(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(tmp_path, monkeypatch, **{LOSS: "import time; time.sleep(60)"})
-    monkeypatch.setattr(checking, "IMPORT_TIMEOUT_S", 0.3)
-    assert list(check_imports(plan)) == [Finding(Level.WARNING, WHERE, "imported within 0.3 s", "not imported yet")]
+    monkeypatch.setattr(code, "IMPORT_TIMEOUT_S", 0.3)
+    assert list(try_imports(plan)) == [Finding(Level.WARNING, WHERE, "imported within 0.3 s", "not imported yet")]
 
 
 def test_other_workloads_import_nothing_before_their_trials() -> None:
-    assert list(check_imports(make_tier_plan("operators-smoke"))) == []
+    assert list(try_imports(make_tier_plan("operators-smoke"))) == []

@@ -9,7 +9,14 @@ from typing import get_args
 
 import pytest
 
-from rlk_repro.agent.preflight import checking as preflight
+from rlk_repro.agent.node import make_facts, write_preflight
+from rlk_repro.agent.parts import make_place
+from rlk_repro.agent.preflight import code as code_checks
+from rlk_repro.agent.preflight.checks import judge
+from rlk_repro.agent.preflight.code import check_rl_kernel, find_absent, match_pins
+from rlk_repro.agent.preflight.facts import Facts
+from rlk_repro.agent.preflight.gpu import check_hardware, find_busy, wait_until_idle
+from rlk_repro.agent.preflight.host import check_writable, read_free_memory, require_room
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.probes import code, folder
@@ -17,9 +24,9 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.sources import RL_KERNEL, SECTIONS
-from rlk_repro.spec import Pin, Stack, Variant
+from rlk_repro.spec import Hardware, Layout, Pin, Preflight, Stack, Variant
 from rlk_repro.spec.load import load_hardware
-from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged, run_example
+from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged, make_staged_facts, run_example
 
 GIB = 1 << 30
 
@@ -28,16 +35,22 @@ def manifest_of(machine: str = "x86_64", **gpu: Fact) -> Manifest:
     return Manifest(node="node-0", sections={"host": {"machine": machine}, "gpu": gpu})
 
 
+def judged_hardware(model: Hardware, manifest: Manifest) -> list[Finding]:
+    layout = Layout(gpus_per_node=8)
+    return list(check_hardware(Facts(manifest=manifest, hardware=model, layout=layout, limits=Preflight())))
+
+
 def test_this_machine_is_fit_for_a_small_cpu_run(tmp_path: Path) -> None:
     plan, run_dir = make_staged(tmp_path / "run")
-    found = preflight.check_node(plan, run_dir, manifest_of(os.uname().machine), [])
+    facts = make_facts(plan, manifest_of(os.uname().machine))
+    found = judge(dataclasses.replace(facts, staged=(plan, run_dir)))
     assert [finding for finding in found if finding.level is not Level.INFO] == []
     assert list(run_dir.trials.iterdir()) == []
 
 
 def test_a_run_directory_that_cannot_be_written_blocks(tmp_path: Path) -> None:
     (tmp_path / "trials").write_text("in the way")
-    found = list(preflight.check_writable(RunDir(tmp_path)))
+    found = list(check_writable(make_staged_facts(make_example_plan()[0], RunDir(tmp_path))))
     assert found == [Finding(Level.BLOCKING, "run directory", "writable", "File exists")]
 
 
@@ -50,17 +63,17 @@ def test_a_run_directory_that_cannot_be_written_blocks(tmp_path: Path) -> None:
     ],
 )
 def test_too_little_room_blocks(free_bytes: int | None, expected: list[Finding]) -> None:
-    assert list(preflight.check_room("disk", free_bytes, 1.0)) == expected
+    assert list(require_room("disk", free_bytes, 1.0)) == expected
 
 
 def test_free_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
-    assert preflight.read_free_memory(tmp_path / "meminfo") == 2 << 20
-    assert preflight.read_free_memory(tmp_path / "absent") is None
+    assert read_free_memory(tmp_path / "meminfo") == 2 << 20
+    assert read_free_memory(tmp_path / "absent") is None
 
 
 def test_a_missing_module_blocks() -> None:
-    found = list(preflight.check_modules(("json", "no_such_module")))
+    found = list(find_absent(("json", "no_such_module")))
     assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]
 
 
@@ -81,58 +94,17 @@ MISSING = Finding(Level.BLOCKING, "python module no_such_module", "installed (rl
 def test_a_missing_rl_kernel_blocks_only_where_it_is_required(
     monkeypatch: pytest.MonkeyPatch, module: str, mode: str, variants: tuple[Variant, ...], expected: list[Finding]
 ) -> None:
-    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(RL_KERNEL, module=module))
+    monkeypatch.setattr(code_checks, "RL_KERNEL", dataclasses.replace(RL_KERNEL, module=module))
     plan = make_example_plan((*SETTINGS, f"rl_kernel.mode={mode}"))[0]
-    assert list(preflight.check_rl_kernel(dataclasses.replace(plan, variants=variants))) == expected
+    assert list(check_rl_kernel(make_staged_facts(dataclasses.replace(plan, variants=variants)))) == expected
 
 
 def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(preflight, "RL_KERNEL", dataclasses.replace(RL_KERNEL, module="only_there"))
+    monkeypatch.setattr(code_checks, "RL_KERNEL", dataclasses.replace(RL_KERNEL, module="only_there"))
     (tmp_path / "only_there").mkdir()
     (tmp_path / "only_there" / "__init__.py").touch()
     profile = PROFILE + f"env: {{PYTHONPATH: {tmp_path}}}\n".encode()
-    assert list(preflight.check_rl_kernel(make_example_plan(profile=profile)[0])) == []
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [(None, []), ("2.55.1", []),
-     ("2.49.0", [Finding(Level.WARNING, "kubernetes.ray_version", "Ray 2.49.0, as the profile sets for KubeRay",
-                         "2.55.1 in the image")])],
-)  # fmt: skip
-def test_a_ray_version_other_than_the_profiles_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, expected: list[Finding]
-) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.55.1")
-    lines = f"cluster: k8s\nkubernetes: {{results: {{claim: c, path: /r}}, ray_version: {told or 'null'}}}\n"
-    profile = PROFILE.replace(b"cluster: local\n", lines.encode())
-    assert list(preflight.check_ray_version(make_example_plan(profile=profile)[0])) == expected
-
-
-@pytest.mark.parametrize(
-    ("drift_s", "expected"),
-    [
-        (0.0, []),
-        (
-            60.0,
-            [
-                Finding(
-                    Level.WARNING,
-                    "clock",
-                    "UTC as fast as the monotonic clock",
-                    "UTC moved by +60.0 s against the monotonic clock",
-                )
-            ],
-        ),
-    ],
-)
-def test_a_clock_that_is_set_meanwhile_is_a_warning(drift_s: float, expected: list[Finding]) -> None:
-    assert list(preflight.check_clock(2026, drift_s)) == expected
-
-
-def test_an_implausible_year_is_a_warning() -> None:
-    found = list(preflight.check_clock(1970, 0.0))
-    assert found == [Finding(Level.WARNING, "clock", "a year from 2025 to 2100", "1970")]
+    assert list(check_rl_kernel(make_staged_facts(make_example_plan(profile=profile)[0]))) == []
 
 
 def gpus(name: str, memory_mib: object, count: int = 8) -> list[dict[str, object]]:
@@ -170,7 +142,7 @@ def test_another_machine_than_the_plan_names_blocks(
     machine: str, gpu: dict[str, Fact], expected: list[tuple[str, str, str]]
 ) -> None:
     h200 = load_hardware("h200").model.model_copy(update={"driver_floor": "525"})
-    found = list(preflight.check_hardware(h200, 8, manifest_of(machine, **gpu)))
+    found = judged_hardware(h200, manifest_of(machine, **gpu))
     assert found == [Finding(Level.BLOCKING, where, h200.title if want == "*" else want, got)
                      for where, want, got in expected]  # fmt: skip
 
@@ -188,7 +160,7 @@ def test_another_machine_than_the_plan_names_blocks(
 def test_memory_that_drivers_report_for_known_products_is_accepted(hardware: str, name: str, memory_mib: int) -> None:
     model = load_hardware(hardware).model
     machine = manifest_of(model.machine, count=8, devices=gpus(name, memory_mib))
-    assert list(preflight.check_hardware(model, 8, machine)) == []
+    assert judged_hardware(model, machine) == []
 
 
 @pytest.mark.parametrize(
@@ -203,7 +175,7 @@ def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, lev
     a100 = load_hardware("a100").model
     devices = gpus("NVIDIA A100-SXM4", memory_mib)
     expected = Finding(level, "gpu.devices.memory_total_mib", "80 GiB ± 5%", found)
-    assert list(preflight.check_hardware(a100, 8, manifest_of(count=8, devices=devices))) == [expected]
+    assert judged_hardware(a100, manifest_of(count=8, devices=devices)) == [expected]
 
 
 PINNED = Stack(
@@ -224,7 +196,7 @@ WAY_OUT = ", pinned by stack pinned; --stack host uses what is installed"
     ],
 )
 def test_a_pin_that_is_not_confirmed_blocks(code: dict[str, Fact], expected: tuple[str, str, str] | None) -> None:
-    found = list(preflight.check_pins(PINNED, Manifest(node="n", sections={"code": code})))
+    found = list(match_pins(PINNED, Manifest(node="n", sections={"code": code})))
     assert found == ([] if expected is None else
                      [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
 
@@ -256,7 +228,7 @@ def test_an_archive_of_the_pinned_tree_is_the_pinned_commit(
 ) -> None:
     pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40, "patched_tree": "5" * 40})
     stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
-    found = list(preflight.check_pins(stack, Manifest(node="n", sections={"code": {"megatron": facts}})))
+    found = list(match_pins(stack, Manifest(node="n", sections={"code": {"megatron": facts}})))
     assert found == ([] if expected is None else
                      [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
 
@@ -269,7 +241,7 @@ def test_a_run_that_needs_the_patch_takes_no_unpatched_sources(tree: str, is_tak
     manifest = Manifest(node="n", sections={"code": {"megatron": facts}})
     told, without = f"{'5' * 40} (with upstream's patch)", f"{tree} (without this patch)"
     expected = Finding(Level.BLOCKING, "code.megatron.tree", told, without)
-    found = list(preflight.check_pins(stack, manifest, patched=frozenset({"megatron_lm"})))
+    found = list(match_pins(stack, manifest, patched=frozenset({"megatron_lm"})))
     assert found == ([] if is_taken else [expected])
 
 
@@ -282,26 +254,27 @@ def test_every_pin_of_a_stack_is_a_source_that_manifests_describe() -> None:
 def test_busy_gpus_block_and_unknown_use_warns() -> None:
     busy = GpuUse(index=3, memory_used_mib=70_000)
     expected = Finding(Level.BLOCKING, "gpu", "idle", "GPU 3: 70000 MiB in use, processes: none visible")
-    assert list(preflight.check_idle([busy], Level.BLOCKING)) == [expected]
-    unknown = list(preflight.check_idle(Unknown("no driver"), Level.BLOCKING))
+    assert list(find_busy([busy], Level.BLOCKING)) == [expected]
+    unknown = list(find_busy(Unknown("no driver"), Level.BLOCKING))
     assert unknown == [Finding(Level.WARNING, "gpu", "idle", "unknown (no driver)")]
 
 
 def test_gpus_get_time_to_become_idle() -> None:
     answers = [[GpuUse(index=0, memory_used_mib=9000)], [GpuUse(index=0, memory_used_mib=5000)], []]
-    assert preflight.wait_until_idle(lambda: answers.pop(0), lambda _: False, 10) == []
+    assert wait_until_idle(lambda: answers.pop(0), lambda _: False, 10) == []
 
 
 def test_waiting_for_idle_gpus_ends_with_the_deadline_or_a_stop() -> None:
     busy = [GpuUse(index=0, memory_used_mib=9000)]
-    assert preflight.wait_until_idle(lambda: busy, lambda _: False, 0) == busy
-    assert preflight.wait_until_idle(lambda: busy, lambda _: True, 1e9) == busy
+    assert wait_until_idle(lambda: busy, lambda _: False, 0) == busy
+    assert wait_until_idle(lambda: busy, lambda _: True, 1e9) == busy
 
 
-def test_the_record_is_the_findings_of_one_allocation() -> None:
-    finding = Finding(Level.INFO, "x", "y", "z")
-    record = preflight.preflight_record("node-0", "abc", [finding])
-    assert record == {"schema": 1, "node": "node-0", "allocation": "abc", "findings": [finding.to_json()]}
+def test_the_record_is_the_findings_of_one_allocation(tmp_path: Path) -> None:
+    finding, run_dir = Finding(Level.INFO, "x", "y", "z"), RunDir(tmp_path)
+    write_preflight(run_dir, make_place("node-0", ("node-0",), "abc"), [finding])
+    expected = {"schema": 1, "node": "node-0", "allocation": "abc", "findings": [finding.to_json()]}
+    assert load_json(run_dir.node("node-0").preflight) == expected
 
 
 @pytest.mark.parametrize(

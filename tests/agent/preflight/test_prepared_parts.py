@@ -23,6 +23,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import AuthorFiles, stage
 from rlk_repro.workloads import WORKLOADS
+from tests.support.job_examples import make_staged_facts
 from tests.support.prepare_examples import BRIDGE, TINY
 from tests.support.rollout_examples import make_rollout
 
@@ -80,7 +81,7 @@ def test_prepared_files_are_recorded_in_the_run_directory_by_content(run_dir: Ru
     parts = load_parts(run_dir.prepared)
     assert parts == {kind: load_contents(folder) for kind, folder in folders.items()}
     assert str(run_dir.root) not in run_dir.prepared.read_text()
-    assert list(check_prepared(plan, run_dir)) == []
+    assert list(check_prepared(make_staged_facts(plan, run_dir))) == []
 
 
 def test_agents_record_prepared_files_that_the_submitting_machine_cannot_see(run_dir: RunDir) -> None:
@@ -105,7 +106,7 @@ def test_records_of_rollouts_that_the_run_stored_stay_beside_those_of_its_parts(
 
 
 def blocking(plan: Plan, run_dir: RunDir) -> list[str]:
-    findings = list(check_prepared(plan, run_dir))
+    findings = list(check_prepared(make_staged_facts(plan, run_dir)))
     assert all(item.level is Level.BLOCKING for item in findings)
     return [f"{item.where}: {item.expected} / {item.found}" for item in findings]
 
@@ -171,7 +172,7 @@ def test_stored_rollouts_come_from_an_unpacked_bundle_by_their_digest(run_dir: R
     folders = prepare_for(plan, run_dir, tmp_path / "mirror")
     assert folders.keys() == {"model", "rollouts"}
     staged(plan, run_dir)
-    assert list(check_prepared(plan, run_dir)) == []
+    assert list(check_prepared(make_staged_facts(plan, run_dir))) == []
     record_prepared(plan, run_dir)
     assert sorted(path.name for path in (run_dir.rollouts / "first").iterdir()) == sorted(
         f"{number}.pt" for number in range(NUM_STEPS)
