@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from io import FileIO
+from pathlib import Path
 from typing import Final
 
 from rlk_repro.agent.stop import Stop
@@ -61,6 +62,7 @@ def run_guarded(
     *,
     limits: StopTimes,
     stop: Stop,
+    cwd: Path | None = None,
     see_output: Callable[[bytes], object],
     see_pid: Callable[[int], object] = lambda _: None,
     find_trouble: Callable[[], str] = no_trouble,
@@ -76,7 +78,7 @@ def run_guarded(
     output_fd, output_writer = os.pipe()
     with os.fdopen(output_fd, "rb", buffering=0) as output:
         try:
-            guarded = Guarded(argv, env, output_writer)
+            guarded = Guarded(argv, env, output_writer, cwd=cwd)
         finally:
             os.close(output_writer)
         try:

@@ -135,6 +135,7 @@ def run_command(
             env,
             limits=limits,
             stop=stop,
+            cwd=run_dir.root,  # Ray lets every worker import from the folder in which the trainer started
             see_output=see_output,
             see_pid=watch.see_pid,
             find_trouble=watch.find_trouble,

@@ -22,12 +22,12 @@ _END_S: Final = 10.0
 class Guarded:
     """A running command and its guard; ``pid`` is also the id of the command's process group and session."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], output_fd: int, *, cwd: Path | None = None) -> None:
         self.status: int | None = None
         self._socket, guards = socket.socketpair()
         try:
             command = [sys.executable, "-I", "-S", str(_GUARD), *argv]
-            self._process = proc.start(command, output_fd=output_fd, stdin_fd=guards.fileno(), env=env)
+            self._process = proc.start(command, output_fd=output_fd, stdin_fd=guards.fileno(), cwd=cwd, env=env)
         except BaseException:
             self._socket.close()
             raise

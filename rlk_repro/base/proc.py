@@ -1,4 +1,4 @@
-"""Start other processes; no command passes through a shell."""
+"""Start other processes; no command passes through a shell, and no Python child imports from where it stands."""
 
 from __future__ import annotations
 
@@ -16,6 +16,23 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem
 # A process outside the group of a killed command may keep the pipes open.
 DRAIN_S: Final = 0.5
 END_S: Final = 10.0
+
+
+# These variables name folders; a child with another working folder must still find them.
+_FOLDERS: Final = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC", "RLK_COMMITS")
+
+
+def isolate(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which Python imports nothing from the folder where it starts or where its script lies.
+
+    A reader unpacks a stranger's bundle and stands in that folder.  What the user names in ``PYTHONPATH`` is kept.
+    """
+    found = {name: str(Path(environ[name]).absolute()) for name in _FOLDERS if environ.get(name)}
+    if "PYTHONPATH" in environ:
+        # Python takes an empty entry as the folder where it starts
+        entries = [str(Path(entry).absolute()) for entry in environ["PYTHONPATH"].split(os.pathsep) if entry]
+        found["PYTHONPATH"] = os.pathsep.join(entries)
+    return {**environ, **found, "PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +147,7 @@ def start_detached(argv: Sequence[str], *, output_fd: int, env: Mapping[str, str
         (os.POSIX_SPAWN_DUP2, output_fd, 2),
     ]
     try:
-        return os.posix_spawnp(argv[0], list(argv), dict(env), file_actions=files, setsid=True)
+        return os.posix_spawnp(argv[0], list(argv), isolate(env), file_actions=files, setsid=True)
     except OSError as error:
         raise _explain(argv[0], error) from None
 
@@ -168,7 +185,7 @@ def _popen(
     argv: Sequence[str], *, cwd: Path | None, env: Mapping[str, str] | None, **streams: Any
 ) -> subprocess.Popen[bytes]:
     try:
-        environ = None if env is None else dict(env)
+        environ = isolate(os.environ if env is None else env)
         return subprocess.Popen(list(argv), cwd=cwd, env=environ, start_new_session=True, **streams)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and cwd is not None and not cwd.is_dir():

@@ -41,6 +41,7 @@ def prepare(
     from rlk_repro.prepare import steps as work
     from rlk_repro.prepare.layout import PreparedDir
     from rlk_repro.rundir.paths import RunDir, runs_root
+    from rlk_repro.rundir.store import require_own_place
     from rlk_repro.spec.choices import find_rule_problems
     from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
     from rlk_repro.submit import planning
@@ -58,6 +59,7 @@ def prepare(
         mirror=mirror,
         is_offline=is_offline,
     )
+    require_own_place(request.prepared.root, "call this command in another folder, or give --cache DIR")
     steps = WORKLOADS[request.run.workload.kind].list_steps(request)
     if is_dry_run:
         _show_missing(steps, as_json=as_json)

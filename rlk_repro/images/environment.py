@@ -223,7 +223,9 @@ def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
 
     The command's processes end with this process, even a compiler that ninja starts in a new process group.
     """
-    running = Guarded(["env", f"--chdir={ROOT}", *argv], os.environ | environ, sys.stderr.fileno())
+    # the steps are modules of this checkout, and a package's setup.py may import from its own folder
+    words = ["env", f"--chdir={ROOT}", "--unset=PYTHONSAFEPATH"]
+    running = Guarded([*words, *argv], os.environ | environ, sys.stderr.fileno())
     try:
         running.poll(TIMEOUT_S)
         return running.code

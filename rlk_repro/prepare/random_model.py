@@ -29,6 +29,7 @@ from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.base.guard import PR_SET_PDEATHSIG
+from rlk_repro.base.proc import isolate
 from rlk_repro.prepare.byte_tokenizer import END_OF_TURN, PADDING, VOCABULARY, tokenizer_files
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.assets import RandomWeights
@@ -226,6 +227,7 @@ def write_weights(path: Path, sizes: Sizes, *, seed: int, std: float, num_proces
         for piece in pieces:
             write(piece)
         return
+    os.environ.update(isolate(os.environ))  # the workers of multiprocessing inherit it
     try:
         with writing(_LOCKS, hint="make it writable, or use one processor: taskset --cpu-list 0 rlk-repro prepare …"):
             made = ProcessPoolExecutor(num_processes or most, get_context("spawn"), _end_with, (os.getpid(),))

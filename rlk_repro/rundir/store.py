@@ -40,6 +40,18 @@ def _state_file(run_dir: RunDir) -> Path:
     return user_state_dir() / "submissions" / f"{sha256_file(run_dir.plan)}.json"
 
 
+def require_own_place(folder: Path, setting: str) -> None:
+    """Raise SpecError for a folder inside another person's run: what lies there would be taken as this user's own.
+
+    ``setting`` names how the user chooses another folder.
+    """
+    for parent in (folder.absolute(), *folder.resolve().parents):
+        run_dir = RunDir(parent)
+        if (run_dir.plan.exists() or run_dir.checksums.exists()) and recall(run_dir) is None:
+            raise SpecError(Problem(str(folder), "lies in a run that you did not submit", got=str(parent),
+                                    expected="a folder of your own", hint=setting))  # fmt: skip
+
+
 def list_run_dirs() -> list[RunDir]:
     """List every run directory, oldest first; raise SpecError for a folder that cannot be read."""
     base = runs_root()

@@ -7,6 +7,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rlk_repro.base.disk import new_folder
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
@@ -15,9 +16,12 @@ from rlk_repro.clusters.api import Job
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.prepare.contents import Contents, find_parts, parts_json
-from rlk_repro.rundir.paths import RunDir, runs_root
-from rlk_repro.rundir.store import remember
+from rlk_repro.rundir.paths import RUNS_VARIABLE, RunDir, runs_root
+from rlk_repro.rundir.store import remember, require_own_place
 from rlk_repro.workloads import list_run_folders
+
+CHOOSE_RUNS: Final = f"call this command in another folder, or set {RUNS_VARIABLE}"
+CHOOSE_PREPARED: Final = "set prepared_dir in your profile"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,14 @@ class AuthorFiles:
 
 
 def new_run_dir(plan: Plan) -> RunDir:
-    """Return the path of a new run directory, not made yet; its name is UTC time, plan hash and a random part."""
+    """Return the path of a new run directory, not made yet; its name is UTC time, plan hash and a random part.
+
+    Raises:
+        SpecError: the run directory or the prepared files would lie in a run that this user did not submit.
+    """
+    require_own_place(runs_root(), CHOOSE_RUNS)
+    if plan.profile.prepared_dir is not None:
+        require_own_place(Path(plan.profile.prepared_dir), CHOOSE_PREPARED)
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return RunDir(runs_root() / plan.run.run / f"{moment}-{plan.plan_hash[:8]}-{secrets.token_hex(2)}")
 

@@ -16,13 +16,13 @@ from tests.support.slurm.examples import HOSTILE, plan_for, with_site
 # Stands for Python: writes down its arguments, its folder and its path of modules, one file per node.
 RECORDER = """\
 #!/bin/sh
-printf '%s\\0' "$PWD" "$PYTHONPATH" "$@" > "$0.$SLURMD_NODENAME.$2"
+printf '%s\\0' "$PWD" "$PYTHONPATH" "$@" > "$0.$SLURMD_NODENAME.$3"
 """
 
 # The agent of node-0 breaks once the other one is ready; that one works until it is asked to end, and takes its time.
 BREAKING = """\
 #!/bin/sh
-[ "$2" = rlk_repro.job ] || exit 0
+[ "$3" = rlk_repro.job ] || exit 0
 if [ "$SLURMD_NODENAME" = node-0 ]; then
   until [ -e "$0.ready" ]; do sleep 0.1; done
   exit 3
@@ -82,13 +82,13 @@ def test_a_path_arrives_as_it_was_on_every_node(cluster: Cluster, two_nodes: Pla
     root = str(run_dir.root)
     for node in NODES:
         found = Path(f"{python}.{node}.rlk_repro.job").read_text().split("\0")[:-1]
-        assert found[:-4] == [root, code, "-m", "rlk_repro.job", root, *options]
+        assert found[:-4] == [root, code, "-P", "-m", "rlk_repro.job", root, *options]
         assert int(found[-4]) > path_written_s
         assert found[-3:] == ["--resume", "--node", node]
     log = run_dir.job_output("%j" if "\\" in root else job_id)
     assert f"allocation {job_id}.0: {','.join(NODES)}\n" in log.read_text()
     packed = Path(f"{python}.{NODES[0]}.rlk_repro.job.pack").read_text().split("\0")[:-1]
-    assert packed == [root, code, "-m", "rlk_repro.job.pack", root]
+    assert packed == [root, code, "-P", "-m", "rlk_repro.job.pack", root]
     assert list(tmp_path.rglob("pwned*")) == []
     assert not Path("pwned").exists()
 

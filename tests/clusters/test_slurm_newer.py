@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 NODES = ("node-0", "node-1", "node-2", "node-3")
 BLOCKS = "BlockName=b0 Nodes=node-[0-1]\nBlockName=b1 Nodes=node-[2-3]\nBlockSizes=2\n"
 # Stands for Python: what Slurm gave each node.
-SHOW_GPUS = '#!/bin/sh\n[ "$2" = rlk_repro.job ] && echo "$CUDA_VISIBLE_DEVICES" > "$0.$SLURMD_NODENAME"\nexit 0\n'
+SHOW_GPUS = '#!/bin/sh\n[ "$3" = rlk_repro.job ] && echo "$CUDA_VISIBLE_DEVICES" > "$0.$SLURMD_NODENAME"\nexit 0\n'
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from rlk_repro.spec import KubernetesSettings
 
 INPUTS_PATH: Final = "/etc/rlk-repro"
 INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml", "plan.json", "submission.json")
-POD_PROGRAM: Final = ("-m", "rlk_repro.pod")
+POD_PROGRAM: Final = ("-P", "-m", "rlk_repro.pod")
 GROUP_VARIABLE: Final = "RLK_REPRO_GROUP"
 RDMA_CAPABILITY: Final = "IPC_LOCK"
 COLLECTOR_DEADLINE_S: Final = 3600
