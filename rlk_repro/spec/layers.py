@@ -39,7 +39,7 @@ def _count(node: ast.expr) -> LayerCount:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             one, other = _count(left), _count(right)
             return LayerCount(one.num_layers + other.num_layers, one.num_chosen + other.num_chosen)
-        case ast.BinOp(left=part, op=ast.Mult(), right=ast.Constant(value=int(times))):
+        case ast.BinOp(left=part, op=ast.Mult(), right=ast.Constant(value=int(times))) if times > 0:
             repeated = _count(part)
             return LayerCount(repeated.num_layers * times, repeated.num_chosen * times)
         case _:

@@ -70,6 +70,17 @@ FLAGS: dict[str, Any] = {
     "rm-url": "http://evil.example/reward",
     "tokenizer-model": "/tmp/evil",
     "trust-remote-code": True,
+    # digits are a file's name, an address or a module, too
+    **dict.fromkeys(("vllm-router-ip", "worker-urls", "http-proxy", "vllm-data-parallel-address"), "203.0.113.66"),
+    **dict.fromkeys(("pretrained-checkpoint", "megatron-config-path", "vllm-config", "router-wasm-middleware"), "1"),
+    "vllm-max-model-len": "1-2",
+    "vllm-quantization": "a.b",
+    "vllm-attention-backend": "/tmp/1",
+    # Megatron-LM evaluates these
+    "moe-layer-freq": "[0]*9999999999",
+    "linear-attention-freq": "9**9**9",
+    "no-rope-freq": "[0]*9999999999*0+[1]*28",
+    "window-attn-skip-freq": "[0]*(9999999999)+[1]",
 }
 
 
@@ -107,7 +118,7 @@ def test_foreign_images_need_trust() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"vllm-quantization": "fp8"}, {"moe-layer-freq": "[0]*1+[1]*45"}, {"vllm-max-model-len": "8k"},
+    [{"vllm-quantization": "fp8"}, {"moe-layer-freq": "[0]*1+[1]*7"}, {"vllm-max-model-len": "8k"},
      {"attention-backend": "flash"}, {"vllm-enforce-eager": True}, {"spec": ("vime_plugins.models.glm4", "get_spec")},
      {"dynamic-sampling-filter-path": "vime.rollout.filter_hub.dynamic_sampling_filters.check"}],
 )  # fmt: skip

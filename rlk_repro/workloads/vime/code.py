@@ -7,7 +7,7 @@ its user trusts it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -15,7 +15,9 @@ from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.plan import Plan
 from rlk_repro.spec import HubSource, VimeWorkload
+from rlk_repro.spec.layers import is_layer_pattern
 from rlk_repro.spec.load import load_run
+from rlk_repro.spec.vime import LAYER_PATTERN
 from rlk_repro.workloads.api import Brought, Code
 from rlk_repro.workloads.arguments import spell_flags
 from rlk_repro.workloads.vime.contract import Contract, load_contract, split_arguments
@@ -27,12 +29,21 @@ CODE_SWITCHES: Final = frozenset(
     | {"--run-workload-inspector-server", "--langrl-external-server"}
 )
 """Flags without a value; with such a flag, files outside the plan decide which code runs."""
-PLAIN_TEXTS: Final = frozenset(
-    {"--cp-comm-type", "--offload-modules", "--recompute-modules"}
-    | {"--vllm-attention-backend", "--vllm-optimization-level", "--vllm-quantization"}
+_WORD: Final = r"[a-z0-9_+-]{1,40}"
+_SIZE: Final = r"\d{1,15}(\.\d{1,9})?[kKmMgGtT]?"
+PLAIN_TEXTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("--cp-comm-type", "--offload-modules", "--recompute-modules"), _WORD),
+    "--vllm-attention-backend": r"[A-Z0-9_]{1,40}",
+    "--vllm-optimization-level": "O?[0-3]",
+    "--vllm-quantization": _WORD,
+    **dict.fromkeys(("--vllm-max-model-len", "--vllm-max-num-batched-tokens"), _SIZE),
+    "--vllm-kv-cache-memory-bytes": _SIZE,
+}
+"""Flags whose value is a plain word or size, never code or a file, each with a pattern for its values."""
+LAYER_PATTERNS: Final = frozenset(
+    {f"--{LAYER_PATTERN}", "--linear-attention-freq", "--no-rope-freq", "--window-attn-skip-freq"}
 )
-"""Flags whose value is a plain word, never code or a file; the parsers have no list of the allowed words."""
-_NUMBERS: Final = re.compile(r"(?=.*\d)[\d\[\]()*+,. kKmMgGtT-]*")
+"""Megatron-LM evaluates these values as Python, so each must be a pattern of the model's layers."""
 _FUNCTIONS: Final = re.compile(
     r"--(custom-(?!config).*-path|.*-(filter|process|postprocess|function)-path|data-source-path|spec)"
 )
@@ -81,13 +92,13 @@ def _list_shipped_models() -> frozenset[HubSource]:
 
 def _list_flags(plan: Plan) -> Iterator[Code]:
     """As in vime, a value that begins with two dashes counts as a flag."""
-    data = vime_of(plan).data
+    data, num_layers = vime_of(plan).data, vime_of(plan).model.size("num-layers")
     words = spell_written(plan)
     if data.custom_rm_path is not None:
         words += ["--custom-rm-path", data.custom_rm_path]
     contract = _find_contract(plan)
     for flag, values in split_arguments(words):
-        if contract is None or not _is_data(contract, flag, values):
+        if contract is None or not _is_data(contract, flag, values, num_layers):
             yield Code(where=flag, value=" ".join(values), is_known=_is_known(flag, values))
 
 
@@ -104,15 +115,19 @@ def _find_contract(plan: Plan) -> Contract | None:
         return None
 
 
-def _is_data(contract: Contract, flag: str, values: Sequence[str]) -> bool:
+def _is_data(contract: Contract, flag: str, values: Sequence[str], num_layers: int) -> bool:
+    """Decide by the flag, never by the look of its value: ``1`` is a file's name, and an address is only digits."""
     definitions = contract.by_flag.get(flag, ())
     if not definitions or flag in CODE_SWITCHES:
         return False
-    is_closed = all(
+    if flag in LAYER_PATTERNS:
+        return all(is_layer_pattern(value, num_layers) for value in values)
+    if flag in PLAIN_TEXTS:
+        return all(re.fullmatch(PLAIN_TEXTS[flag], value) for value in values)
+    return all(
         item.choices is not None or item.kind in {"int", "float", "bool"} or not item.takes_value
         for item in definitions
     )  # fmt: skip
-    return is_closed or flag in PLAIN_TEXTS or all(_NUMBERS.fullmatch(value) for value in values)
 
 
 def _is_known(flag: str, values: Sequence[str]) -> bool:
