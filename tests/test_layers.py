@@ -38,7 +38,6 @@ LAYERS = (
     "report",
     "submit",
     "replay",
-    "claims",
     "cli",
     "job",
     "pod",
@@ -50,7 +49,6 @@ ASIDE = {
     # the processes of the module and operator tiers
     "bench": {
         "base",
-        "claims",
         "integration",
         "operators",
         "probes",

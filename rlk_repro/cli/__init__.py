@@ -20,7 +20,6 @@ from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import (
     agreement,
     bundles,
-    claims,
     doctor,
     env,
     images,
@@ -32,7 +31,7 @@ from rlk_repro.cli import (
     runs,
     submit,
 )
-from rlk_repro.cli.commands import EXAMPLES, CommandGroup, as_typed
+from rlk_repro.cli.commands import EXAMPLES, REMOVED, CommandGroup, as_typed
 
 PARSER_REFUSED: Final = 2
 
@@ -57,10 +56,6 @@ COMMANDS: Final[Functions] = {
 }
 GROUPS: Final[Mapping[str, tuple[str, Functions]]] = {
     "runs": ("Run definitions: list them, show one.", {"list": runs.list_runs, "show": runs.show_run}),
-    "claims": (
-        "Measure published figures about RL-Kernel again.",
-        {"list": claims.list_claims, "check": claims.check},
-    ),
     "profile": (
         "Site profiles: write one for a cluster, show it, check it.",
         {"init": profile.init, "show": profile.show, "check": profile.check},
@@ -132,7 +127,7 @@ def main() -> None:
         make_command()(prog_name="rlk-repro")
     except SystemExit as end:
         if end.code == PARSER_REFUSED:
-            _show_example()
+            _show_hint()
         raise
     except RlkReproError as error:
         _print_error(error)
@@ -176,10 +171,14 @@ def _explain(error: OSError) -> RlkReproError | None:
     return None
 
 
-def _show_example() -> None:
-    words = [" ".join(sys.argv[1:length]) for length in (3, 2)]
-    if found := [EXAMPLES[name] for name in words if name in EXAMPLES]:
-        sys.stderr.write(f"  example: {as_typed(found[0])}\n")
+def _show_hint() -> None:
+    for name in (" ".join(sys.argv[1:3]), " ".join(sys.argv[1:2])):
+        if name in REMOVED:
+            sys.stderr.write(f"  hint: {name} was removed in version 0.3; {REMOVED[name]}\n")
+            return
+        if name in EXAMPLES:
+            sys.stderr.write(f"  example: {as_typed(EXAMPLES[name])}\n")
+            return
 
 
 def _print_error(error: RlkReproError) -> None:

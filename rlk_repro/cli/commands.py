@@ -15,8 +15,6 @@ from typer.core import TyperCommand, TyperGroup
 EXAMPLES: Final[Mapping[str, str]] = {
     "agreement": "rlk-repro agreement bundle.tgz --fail-on outside",
     "cancel": "rlk-repro cancel 20261124T013541Z-9dcecb6a-bb99",
-    "claims check": "rlk-repro claims check --rl-kernel-src RL-Kernel -o claims.json",
-    "claims list": "rlk-repro claims list",
     "collect": "rlk-repro collect 20261124T013541Z-9dcecb6a-bb99",
     "diff": "rlk-repro diff --gate reference.tgz bundle.tgz",
     "doctor": "rlk-repro doctor",
@@ -46,6 +44,11 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "submit": "rlk-repro submit qwen3-30b-a3b --cluster slurm --dry-run",
     "verify": "rlk-repro verify bundle.tgz",
 }
+
+REMOVED: Final[Mapping[str, str]] = {
+    "claims": "docs/evidence/README.md has a table of what it measured",
+}
+"""Commands of earlier versions, and what to use instead."""
 
 _TYPED: Final = re.compile(
     rf"(?<![/.-])rlk-repro (?=(?:{'|'.join(sorted({words.split()[0] for words in EXAMPLES}))})\b)"

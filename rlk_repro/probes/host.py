@@ -163,7 +163,7 @@ def find_trainers(root: Path) -> list[Any]:
 
 
 def find_other_runs(root: Path, own_pid: int) -> list[Any]:
-    """List other work of rlk-repro on this machine: each agent by its run id, a check of claims as ``claims check``.
+    """List the runs whose agents work on this machine, each by its run id.
 
     Agents of this process's own run are not listed, because they may share a machine.
     """
@@ -180,8 +180,6 @@ def _find_run(argv: list[str]) -> str | None:
     for option, module, *rest in zip(argv, argv[1:], argv[2:] or [""], strict=False):
         if option == "-m" and module == "rlk_repro.job":
             return rest[0]
-        if option == "-m" and module == "rlk_repro.bench.claims":
-            return "claims check"
     return None
 
 

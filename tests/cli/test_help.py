@@ -44,7 +44,7 @@ def test_help_fits_24_lines_unless_its_options_do_not(call: Call, words: str, mo
     assert len(call(*words.split(), "-h")[1].splitlines()) <= longest.get(words, 24)
 
 
-@pytest.mark.parametrize("words", ["", "claims", "images", "profile", "runs"])
+@pytest.mark.parametrize("words", ["", "images", "profile", "runs"])
 def test_the_help_of_a_group_shows_no_type_of_a_flag(call: Call, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     code, out, _ = call(*words.split(), "-h")

@@ -116,9 +116,8 @@ def test_runs_that_other_agents_have_in_hand_are_found(tmp_path: Path) -> None:
     write(10, *agent, "/home/x/runs/smoke/mine", "--resume")
     write(11, *agent, "/home/x/runs/smoke/mine", "--node", "b")
     write(12, *agent, "/home/y/runs/smoke/theirs", "--resume")
-    write(13, "python", "-m", "rlk_repro.bench.claims", "--claim", "x")
     write(14, "python", "-m", "rlk_repro.bench.module", "/home/y/runs/smoke/theirs")
     write(15, "vi", "rlk_repro.job")
     write(16)
-    assert host.find_other_runs(tmp_path, 10) == ["claims check", "theirs"]
-    assert host.find_other_runs(tmp_path, 99) == ["claims check", "mine", "theirs"]
+    assert host.find_other_runs(tmp_path, 10) == ["theirs"]
+    assert host.find_other_runs(tmp_path, 99) == ["mine", "theirs"]
