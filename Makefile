@@ -75,9 +75,9 @@ fmt: $(VENV)/.dev ## Format the code
 evidence: $(VENV)/.base ## Verify and analyse again every bundle of docs/evidence
 	$(BIN)/python -m tools.check_evidence
 
-goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files, JSON Schemas and the command table
-	$(BIN)/python -m tests.write_goldens
-	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q tests/report/test_markdown.py
+goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files: example jobs, schemas for editors, reports
+	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q \
+	  tests/clusters/test_golden_jobs.py tests/spec/test_schemas.py tests/report/test_markdown.py
 
 docs-check: $(VENV)/.dev $(VENV)/.torch ## Check links, the command table and the code blocks of the docs
 	$(BIN)/python -m pytest -q tests/docs/test_docs.py

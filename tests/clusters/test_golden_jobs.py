@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
@@ -15,7 +17,9 @@ from tests.support.slurm import examples as slurm
 JOBS = (
     "smoke.h200.sbatch",  # the host, without a container
     "smoke.h200.apptainer.sbatch",
+    "smoke.h200.pyxis.sbatch",
     "smoke.gb200.two-nodes.sbatch",  # pyxis, several nodes
+    "qwen3-4b.a100.sbatch",  # vime, Apptainer
     "qwen3-30b-a3b.mi300x.sbatch",  # ROCm, docker
     "smoke.h200.job.yaml",
     "smoke.gb200.job.four-nodes.yaml",  # several nodes of one NVLink domain
@@ -33,5 +37,8 @@ def render(name: str) -> str:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_is_rendered_as_it_lies_in_the_tree(name: str) -> None:
-    folder = slurm.EXAMPLES if name.endswith(".sbatch") else kube.EXAMPLES
-    assert render(name) == (folder / name).read_text()
+    file = (slurm.EXAMPLES if name.endswith(".sbatch") else kube.EXAMPLES) / name
+    text = render(name)
+    if os.environ.get("RLK_REPRO_GOLDENS") == "write":
+        file.write_text(text)
+    assert file.read_text() == text, "make goldens"

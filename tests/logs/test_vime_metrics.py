@@ -16,7 +16,6 @@ from tests import ROOT
 from tests.support.slurm.examples import plan_for
 from tests.support.vime_metrics import REQUIRED, SHOWN, Setting, State, metric_states, render_table
 
-TABLE = re.compile(r"<!-- metrics -->\n.*?<!-- /metrics -->", re.DOTALL)
 LOG = ROOT / "tests" / "assets" / "logs" / "live.log"
 # what vime leaves out of its lines in another setting (actor.py, loss.py and ray/rollout.py at the pinned commit)
 LEFT_OUT = {
@@ -28,13 +27,8 @@ LEFT_OUT = {
 }
 
 
-def metrics_page() -> str:
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    return TABLE.sub(lambda _: f"<!-- metrics -->\n{render_table()}<!-- /metrics -->", page)
-
-
 def test_the_page_has_the_table() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), "make goldens"
+    assert render_table() in (ROOT / "docs" / "metrics.md").read_text()
 
 
 def test_every_required_metric_has_a_name_in_the_report() -> None:

@@ -1,4 +1,4 @@
-"""Objects for every shipped run on every GPU it has a layout for, as each kind of job; some are in ``k8s/examples``."""
+"""Objects for every shipped run on every GPU of its layouts, as each kind of job; a few are in ``k8s/examples``."""
 
 from __future__ import annotations
 
@@ -15,31 +15,11 @@ from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import KubernetesSettings, Profile
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
-from tests.support.example_files import write_shown
 
 EXAMPLES = data_dir("k8s") / "examples"
 HARDWARE = ("a100", "h200", "gb200", "mi300x")
 KINDS = ("rayjob", "job")
 RUN_ID = "20261120T120000Z-0123abcd-4567"
-# each kind of job, each hardware, several nodes, what sites ask for, and the runs that people come for
-SHOWN = (
-    "qwen3-30b-a3b-r3.h200.rayjob.yaml",
-    "qwen3-30b-a3b.gb200.rayjob.yaml",
-    "qwen3-30b-a3b.h200.job.yaml",
-    "qwen3-30b-a3b.h200.rayjob.yaml",
-    "qwen3-30b-a3b.mi300x.rayjob.yaml",
-    "qwen3-4b.a100.job.yaml",
-    "qwen3-4b.h200.rayjob.yaml",
-    "smoke.gb200.job.four-nodes.yaml",
-    "smoke.h200.job.four-nodes.yaml",
-    "smoke.h200.job.no-claim.yaml",
-    "smoke.h200.job.queued.yaml",
-    "smoke.h200.job.restricted.yaml",
-    "smoke.h200.job.yaml",
-    "smoke.h200.rayjob.rdma.yaml",
-    "smoke.h200.rayjob.secret-and-models.yaml",
-    "vime-smoke.h200.rayjob.yaml",
-)
 RESTRICTED: dict[str, Any] = {"run_as": {"user": 1000, "group": 1000}}
 RDMA: dict[str, Any] = {"rdma": {"resource": "rdma/hca_shared_devices_a", "count": 8, "networks": "roce-a, roce-b"}}
 QUEUED: dict[str, Any] = {
@@ -112,9 +92,3 @@ def list_plans() -> Iterator[tuple[str, Plan]]:
 
 def render_examples() -> dict[str, str]:
     return {f"{name}.yaml": dump_objects(render_objects(plan, run_dir_of(plan))) for name, plan in list_plans()}
-
-
-def write_examples() -> dict[str, str]:
-    texts = render_examples()
-    write_shown(EXAMPLES, texts, SHOWN)
-    return texts

@@ -1,6 +1,6 @@
-"""Scripts for every shipped run on every GPU it has a layout for; some of them are in ``slurm/examples``.
+"""Scripts for every shipped run on every GPU it has a layout for; a few of them are in ``slurm/examples``.
 
-One of those is run as it is by the tests: ``smoke.cpu.podman.two-nodes``.
+The tests run one of them: ``smoke.cpu.podman.two-nodes``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ContainerSettings, Profile, Run, SlurmSettings, Stack
 from rlk_repro.spec.load import load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
-from tests.support.example_files import write_shown
 from tests.support.images.container_image import REFERENCE, make_image
 
 EXAMPLES = data_dir("slurm") / "examples"
@@ -28,24 +27,6 @@ HARDWARE = ("a100", "h200", "gb200", "mi300x")
 RUNTIMES = ("pyxis", "apptainer", "podman", "docker")
 RUN_ID = "20261120T120000Z-0123abcd-4567"
 IMAGE_DIR = "/shared/rlk-repro/images"
-# each container runtime, each hardware, several nodes, and the runs that people come for
-SHOWN = (
-    "qwen3-30b-a3b-r3.h200.sbatch",
-    "qwen3-30b-a3b.gb200.sbatch",
-    "qwen3-30b-a3b.h200.sbatch",
-    "qwen3-30b-a3b.mi300x.sbatch",
-    "qwen3-4b.a100.sbatch",
-    "qwen3-4b.h200.sbatch",
-    "smoke.cpu.podman.two-nodes.sbatch",
-    "smoke.gb200.two-nodes.sbatch",
-    "smoke.h200.apptainer.sbatch",
-    "smoke.h200.docker.sbatch",
-    "smoke.h200.podman.sbatch",
-    "smoke.h200.pyxis.sbatch",
-    "smoke.h200.sbatch",
-    "smoke.mi300x.podman.sbatch",
-    "vime-smoke.h200.sbatch",
-)
 TWO_NODES = "smoke.cpu.podman.two-nodes"
 TWO_NODES_SETTINGS = (
     "layouts.cpu.num_nodes=2", "measure.pairs=2", "measure.warmup_steps=1", "measure.scored_steps=3",
@@ -156,9 +137,3 @@ def make_two_nodes_plan() -> Plan:
 
 def render_examples() -> dict[str, str]:
     return {f"{name}.sbatch": render_sbatch(plan, run_dir_of(plan)) for name, plan in list_plans()}
-
-
-def write_examples() -> dict[str, str]:
-    texts = render_examples()
-    write_shown(EXAMPLES, texts, SHOWN)
-    return texts
