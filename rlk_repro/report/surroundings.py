@@ -198,7 +198,7 @@ def make_findings(view: View) -> Section:
 
 
 def make_claims(view: View) -> Section:
-    """Say what may be claimed according to docs/wording.md and the run's definition."""
+    """Say what may be claimed according to the run's definition."""
     analysis, context = view.analysis, view.context
     scope = f"hardware {analysis.hardware}, stack {analysis.stack}, lane {analysis.lane}, run {analysis.run}"
     blocks: list[Block] = [Text(text=caution) for caution in make_cautions(view)]

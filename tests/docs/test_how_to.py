@@ -17,7 +17,6 @@ TOLD = {
     "replay": "the analysis is reproduced",
     "report --summary": "What this result does not show:",
     "report -o": "What this report does not show:",
-    "claims": "no claim found",
     "diff": "0.219",
     "doctor": "",
     "index": "2 bundles",
