@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from benchmarks.verdicts import make_result, spell_out
 from rlk_repro.analysis.gates import Evidence
+from rlk_repro.analysis.noise import find_noise
 from rlk_repro.analysis.sessions import Session, compare_sessions, make_session
 from rlk_repro.analysis.shadows import CASES
 from rlk_repro.analysis.verdict import Judgement, judge
@@ -68,7 +69,11 @@ class Scenario:
     @property
     def measure(self) -> Measure:
         return Measure(
-            design="crossover", sessions=self.sessions, blocks=self.blocks, control_blocks=self.control_blocks
+            design="crossover",
+            rules=2,
+            sessions=self.sessions,
+            blocks=self.blocks,
+            control_blocks=self.control_blocks,
         )
 
     @property
@@ -157,6 +162,7 @@ def judge_one(scenario: Scenario, source: random.Random) -> Judgement:
         trials={arm.name: arm for session in sessions for arm in session.arms},
         differences=(),
         blocks=blocks,
+        noise=find_noise(sessions, [pair.pair for pair in pairs]),
         shadows=[
             ShadowResult(
                 session=pair.pair,
@@ -184,7 +190,7 @@ def _run_session(scenario: Scenario, number: int, source: random.Random, *, has_
     if has_stall:
         scored = [step for step, rollout in enumerate(schedule.rollouts) if rollout.is_scored]
         times[source.choice(scored)] *= 5
-    return make_session(trial, _make_whole(trial, times, tokens), schedule, {}, lane=scenario.lane)
+    return make_session(trial, make_whole(trial, times, tokens), schedule, {}, lane=scenario.lane)
 
 
 def _make_times(
@@ -202,7 +208,7 @@ def _make_times(
         yield STEP_TIME_S * math.exp(value)
 
 
-def _make_whole(trial: Trial, times: Sequence[float], tokens: Sequence[float]) -> TrialResult:
+def make_whole(trial: Trial, times: Sequence[float], tokens: Sequence[float]) -> TrialResult:
     series = {
         "step_time_s": times,
         "actor_train_time_s": times,

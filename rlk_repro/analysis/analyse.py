@@ -12,6 +12,7 @@ from rlk_repro.analysis.allocations import describe_allocations, find_misfits, f
 from rlk_repro.analysis.checks import check_agreement
 from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.microbatch import find_largest
+from rlk_repro.analysis.noise import find_noise
 from rlk_repro.analysis.operators import OperatorTable, read_operators
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
 from rlk_repro.analysis.transport import find_fallbacks
@@ -90,6 +91,8 @@ def analyse(run_dir: RunDir) -> Analysis:
     unplanned = list(_find_unplanned(plan, run_dir))
     table = None if plan.run.workload.has_variants else read_operators(plan, run_dir)
     shadows = tuple(item for session in sessions for item in session.shadows)
+    counted = [pair.pair for pair in pairs if pair.is_counted]
+    noise = find_noise(sessions, counted) if plan.run.measure.rules > 1 else {}
     evidence = Evidence(
         measure=plan.run.measure,
         lane=plan.run.lane,
@@ -102,6 +105,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         shadows=shadows,
         switch="" if plan.run.switch is None else plan.run.switch.title,
         has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
+        noise=noise,
     )
     checks = tuple(check_agreement(plan, run_dir))
     microbatches = tuple(find_largest(plan, trials))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rlk_repro.analysis.shadows import make_shadow_gate
@@ -28,7 +28,7 @@ from rlk_repro.rundir.results import (
 )
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER, ENABLED
-from rlk_repro.statistics.crossover import MIN_BLOCKS, trimmed_interval
+from rlk_repro.statistics.crossover import MIN_BLOCKS, BlockNoise, trimmed_interval
 from rlk_repro.statistics.power import pairs_to_decide
 from rlk_repro.statistics.stats import (
     ABS_DIFF,
@@ -69,6 +69,7 @@ class Evidence:
         differences: differences of the variants outside the declared switches; None if the variants were not compared.
         missing: absent records of scored pairs; without these records the variants cannot be compared.
         switch: the setting in which the variants differ, if it is not RL-Kernel; else empty.
+        noise: the noise of blocks by metric, which limits the intervals; empty under rules 1.
     """
 
     measure: Measure
@@ -82,6 +83,7 @@ class Evidence:
     shadows: Sequence[ShadowResult] = ()
     switch: str = ""
     has_rollout_log_probs: bool = True
+    noise: Mapping[str, BlockNoise] = field(default_factory=dict)
 
     @property
     def is_crossover(self) -> bool:

@@ -36,6 +36,7 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.crossover import block_effect, common_slope, hodges_lehmann
 from rlk_repro.statistics.stats import (
     CARRY_OVER,
+    DIAGNOSTICS,
     MEAN_STEP_TIME,
     STEP_TIME,
     UNADJUSTED,
@@ -186,14 +187,19 @@ def _keep_steps(series: Series, kept: Collection[int]) -> Series:
 
 def compare_sessions(sessions: Sequence[Session]) -> tuple[list[PairResult], list[BlockResult]]:
     """Compare each session's variants by the Hodges-Lehmann estimate of block effects; return sessions and blocks."""
+    slopes = find_slopes(sessions)
     counting = [session for session in sessions if session.is_complete]
-    slopes = {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
     blocks = [block for session in counting for block in _list_blocks(session, slopes.get(STEP_TIME, 0.0))]
     return [_compare(session, slopes) for session in sessions], blocks
 
 
+def find_slopes(sessions: Sequence[Session]) -> dict[str, float]:
+    """Return the slope on tokens of each adjusted metric; a metric is absent if both variants use the same rollouts."""
+    counting = [session for session in sessions if session.is_complete]
+    return {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
+
+
 def _find_slope(sessions: Sequence[Session], metric: str) -> float | None:
-    """Return the slope of block effects against token differences; None if both variants use the same rollouts."""
     found = ((session.effects(_TOKENS), session.effects(metric)) for session in sessions)
     return common_slope([list(zip(tokens, effects, strict=True)) for tokens, effects in found if tokens and effects])
 
@@ -229,25 +235,33 @@ def _find_status(session: Session) -> tuple[PairStatus, str]:
 
 
 def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[PairMetric]:
-    tokens = session.effects(_TOKENS)
+    effects = list_effects(session, slopes)
     for item in pair_metrics(*session.arms):
-        effects = session.effects(item.metric)
         if item.metric == MEAN_STEP_TIME:
             yield item
-        elif effects is None:
-            yield replace(item, log_ratio=None)
-        elif item.metric not in slopes:
-            yield replace(item, log_ratio=hodges_lehmann(effects))
-        elif tokens is None:
-            yield replace(item, log_ratio=None)
         else:
-            adjusted = [effect - slopes[item.metric] * more for effect, more in zip(effects, tokens, strict=True)]
-            yield replace(item, log_ratio=hodges_lehmann(adjusted))
-    effects, firsts = session.effects(STEP_TIME), session.effects(STEP_TIME, is_scored=False)
-    if STEP_TIME in slopes and effects:
-        yield _make_metric(UNADJUSTED, hodges_lehmann(effects))
-    if effects and firsts and session.schedule.period_steps > 1:
-        yield _make_metric(CARRY_OVER, hodges_lehmann([a - b for a, b in zip(firsts, effects, strict=True)]))
+            found = effects.get(item.metric)
+            yield replace(item, log_ratio=hodges_lehmann(found) if found else None)
+    for name in DIAGNOSTICS:
+        if found := effects.get(name):
+            yield _make_metric(name, hodges_lehmann(found))
+
+
+def list_effects(session: Session, slopes: Mapping[str, float]) -> dict[str, list[float]]:
+    """Return, by metric, the effects of all blocks without a fault; a metric that lacks a value is absent."""
+    raw = {metric: effects for metric in session.values if (effects := session.effects(metric))}
+    tokens, times = raw.pop(_TOKENS, None), raw.get(STEP_TIME)
+    found = {metric: effects for metric, effects in raw.items() if metric not in slopes}
+    if tokens:
+        for metric in slopes.keys() & raw.keys():
+            pairs = zip(raw[metric], tokens, strict=True)
+            found[metric] = [effect - slopes[metric] * more for effect, more in pairs]
+    if STEP_TIME in slopes and times:
+        found[UNADJUSTED] = times
+    firsts = session.effects(STEP_TIME, is_scored=False)
+    if times and firsts and session.schedule.period_steps > 1:
+        found[CARRY_OVER] = [first - scored for first, scored in zip(firsts, times, strict=True)]
+    return found
 
 
 def _make_metric(name: str, log_ratio: float) -> PairMetric:

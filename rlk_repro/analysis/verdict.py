@@ -23,7 +23,7 @@ from rlk_repro.rundir.results import (
     Verdict,
     VerdictWord,
 )
-from rlk_repro.statistics.crossover import MIN_SESSIONS, randomisation_p
+from rlk_repro.statistics.crossover import MIN_SESSIONS, BlockNoise, randomisation_p
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import (
     DIAGNOSTICS,
@@ -35,6 +35,9 @@ from rlk_repro.statistics.stats import (
     noise_floor,
     paired_effect,
     place_interval,
+    t_interval,
+    to_ratio,
+    two_sided_p,
 )
 
 PRIMARY: Final = "primary"
@@ -197,8 +200,28 @@ def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
     log_ratios, n = _log_ratios(evidence.scored, metric), len(evidence.scored)
     note = "" if len(log_ratios) == n else f"comparable in {len(log_ratios)} of {count(n, f'scored {evidence.unit}')}"
     effect = paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
+    if not evidence.is_crossover:
+        return effect
     # The sign-flip p assumes a random order within each pair.  A session has a random order of blocks instead.
-    return replace(effect, p_value=None, p_floor=None) if evidence.is_crossover else effect
+    return _widen(replace(effect, p_value=None, p_floor=None), log_ratios, evidence.noise.get(metric))
+
+
+def _widen(effect: Effect, log_ratios: Sequence[float], noise: BlockNoise | None) -> Effect:
+    """Return the effect with an interval that is at least as wide as the noise of its blocks alone makes it."""
+    interval = t_interval(log_ratios, effect.confidence)
+    if interval is None or noise is None or noise.half_width(effect.confidence) <= interval.high - interval.estimate:
+        return effect
+    center, half = interval.estimate, noise.half_width(effect.confidence)
+    alone = format_number(100 * math.expm1(interval.high - center), 2)
+    note = f"the noise of blocks sets the interval; the sessions alone give ± {alone} %"
+    return replace(
+        effect,
+        low=to_ratio(center - half),
+        high=to_ratio(center + half),
+        sd_log=noise.error * math.sqrt(effect.n),
+        p_t=two_sided_p(abs(center) / noise.error, noise.df),
+        note="; ".join(filter(None, (effect.note, note))),
+    )
 
 
 def _log_ratios(pairs: Sequence[PairResult], metric: str) -> list[float]:

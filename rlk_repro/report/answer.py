@@ -164,14 +164,19 @@ def _range(effect: Effect) -> str:
 
 def _size(view: View, effect: Effect) -> str:
     assert effect.ratio is not None
-    low, high = (effect.ratio if end is None else end for end in (effect.low, effect.high))
     is_less = effect.ratio < 1
     word, sign = ("less", -1) if is_less else ("more", 1)
-    shown = " to ".join(f"{end:z.2f}" for end in sorted((100 * sign * (low - 1), 100 * sign * (high - 1))))
-    interval = f"{format_number(100 * effect.confidence, 3)} % interval {shown} %"
+    interval = f"{format_number(100 * effect.confidence, 3)} % interval {_show_ends(effect, sign)}"
+    if wider := view.widen(effect):
+        interval += f"; the noise of its blocks alone gives {_show_ends(wider, sign)}"
     times = f", {1 / effect.ratio:.2f} times as fast" if effect.ratio < 1 / TWICE else ""
     values = _apply(view, effect.metric, effect.ratio)
     return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{times}{values} ({interval})"
+
+
+def _show_ends(effect: Effect, sign: int) -> str:
+    ends = (effect.ratio if end is None else end for end in (effect.low, effect.high))
+    return f"{' to '.join(f'{end:z.2f}' for end in sorted(100 * sign * ((end or 1.0) - 1) for end in ends))} %"
 
 
 def _apply(view: View, metric: str, ratio: float) -> str:

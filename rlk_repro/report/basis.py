@@ -71,7 +71,7 @@ def _make_speed_basis(view: View) -> Iterator[tuple[str, str]]:
     effect = analysis.effect(view.primary)
     yield view.label(view.primary).label, describe_effect(effect, analysis.unit)
     yield "threshold", describe_threshold(analysis)
-    if seen := describe_sensitivity(analysis, effect):
+    if seen := describe_sensitivity(analysis, effect and (view.widen(effect) or effect)):
         yield "sensitivity", seen
     yield "memory", judge_memory(analysis).sentence
     yield f"{analysis.unit}s", describe_pairs(analysis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -55,6 +56,7 @@ PROOF_TONES: Final = {
     ProofStatus.NOT_REQUESTED: Tone.FAINT,
 }
 SMALLEST_SHOWN_P: Final = 0.001
+BY_BLOCKS: Final = "by blocks alone"
 OTHER_WORK: Final = "other work †"
 INSIDE_NOTE: Final = (
     "† Not comparable: RL-Kernel's grpo_loss calls the trainer's own functions once more, without gradient, "
@@ -76,7 +78,7 @@ def make_effects(view: View) -> Section:
     interval = f"{' or '.join(dict.fromkeys(map(describe_confidence, effects)))} interval".strip()
     unit = view.analysis.unit
     exact = "randomisation p" if view.analysis.is_crossover else "sign-flip p"
-    numbers = ("change", interval, "n", exact, "t p", "Holm p")
+    numbers = ("change", interval, BY_BLOCKS, "n", exact, "t p", "Holm p")
     columns = make_columns("metric", *numbers, "better", "note", numbers=numbers, prose=("note",))
     rows = tuple(_effect_row(view, effect) for effect in effects)
     note = (
@@ -86,6 +88,11 @@ def make_effects(view: View) -> Section:
     )
     if view.analysis.is_crossover:
         note += f" '{exact}' is given for the primary metric only, if its orders are few enough to count."
+    if view.noise:
+        note += (
+            f" The column '{BY_BLOCKS}' is the half width that the noise of single blocks alone gives. An interval "
+            "that is narrower owes its width to luck (docs/statistics.md)."
+        )
     if not all(view.is_comparable(effect.metric) for effect in effects):
         note += f" {INSIDE_NOTE}"
     table = drop_empty_columns(Table(columns=columns, rows=rows, note=note))
@@ -99,12 +106,14 @@ def _effect_row(view: View, effect: Effect) -> tuple[TableCell, ...]:
     label = view.label(effect.metric)
     is_primary = effect.role == "primary"
     if not view.is_comparable(effect.metric):
-        return make_row(view.metric_cell(effect.metric, label.label), OTHER_WORK, *[""] * 7)
+        return make_row(view.metric_cell(effect.metric, label.label), OTHER_WORK, *[""] * 8)
+    noise = view.noise.get(effect.metric)
     floor = "" if effect.p_floor is None else f" ({_describe_p(effect.p_floor)})"
     return make_row(
         view.metric_cell(effect.metric, f"{label.label}{' (primary)' if is_primary else ''}"),
         "no comparison" if effect.ratio is None else format_percent(effect.ratio),
         describe_interval(effect),
+        "" if noise is None else f"± {format_number(100 * math.expm1(noise.half_width(effect.confidence)), 2)} %",
         str(effect.n),
         f"{_describe_p(effect.p_value)}{floor}",
         _describe_p(effect.p_t),

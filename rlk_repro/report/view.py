@@ -10,7 +10,9 @@ from typing import Final
 from urllib.parse import quote
 
 from rlk_repro.analysis.allocations import Allocation
+from rlk_repro.analysis.noise import restore_noise
 from rlk_repro.base.findings import Finding
+from rlk_repro.plan import Plan
 from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import (
     NOT_RECORDED,
@@ -26,6 +28,7 @@ from rlk_repro.report.labels import (
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, Effect, PairMetric, PairStatus, Series, TrialResult, VerdictWord
+from rlk_repro.statistics.crossover import BlockNoise
 from rlk_repro.statistics.stats import STEP_TIME
 from rlk_repro.workloads.differences import Difference
 
@@ -48,6 +51,7 @@ class Context:
         rule_changes: how the rules of the run differ from those of the shipped run.
         differences: how the arguments and environments of variants differ: planned if ``is_as_planned``, else recorded.
         is_other_contract: whether the checks of engines were judged by a contract that is not this version's.
+        plan: the plan of the run, from which the report measures the noise of blocks.
         own_work: sentences that name the part of the enabled variant's gain that comes from rlk-repro's own code.
     """
 
@@ -65,6 +69,7 @@ class Context:
     differences: tuple[Difference, ...] = ()
     is_as_planned: bool = False
     is_sealed: bool = True
+    plan: Plan | None = None
     own_work: tuple[str, ...] = ()
     is_folder: bool = False
     is_other_contract: bool = False
@@ -110,6 +115,23 @@ class View:
             (item, {name: metrics[name] for name in item.pairs if name in metrics}) for item in self.context.allocations
         ]
         return [(item, counted) for item, counted in found if counted]
+
+    @cached_property
+    def noise(self) -> dict[str, BlockNoise]:
+        """The noise of a run's blocks, by metric."""
+        return {} if self.context.plan is None else restore_noise(self.context.plan, self.analysis)
+
+    def widen(self, effect: Effect) -> Effect | None:
+        """Return the effect with the interval that the noise of blocks alone gives, if it is wider than its own."""
+        noise = self.noise.get(effect.metric)
+        if noise is None or effect.ratio is None or effect.low is None or effect.high is None:
+            return None
+        factor = math.exp(noise.half_width(effect.confidence))
+        # An analysis file holds 12 digits of each number.
+        if factor**2 <= effect.high / effect.low * (1 + 1e-9):
+            return None
+        sd_log = noise.error * math.sqrt(effect.n)
+        return replace(effect, low=effect.ratio / factor, high=effect.ratio * factor, sd_log=sd_log)
 
     @property
     def effects(self) -> tuple[Effect, ...]:

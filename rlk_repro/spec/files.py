@@ -55,11 +55,14 @@ class Measure(GrowingModel):
     of_crossover: ClassVar[frozenset[str]] = frozenset(
         {"sessions", "blocks", "control_blocks", "period_steps", "shadow_steps", "expected_block_sd_pct"}
     )
-    added_later: ClassVar[frozenset[str]] = of_crossover | {"design", "replay_margin_pct"}
+    added_later: ClassVar[frozenset[str]] = of_crossover | {"design", "replay_margin_pct", "rules"}
 
     design: Literal["parallel", "crossover"] = Field(
         "parallel",
         description="parallel: pairs of trials; crossover: sessions, each of which runs both variants in turn",
+    )
+    rules: Literal[1, 2] = Field(
+        1, description="version of the rules that decide intervals and gates; 1: those of runs that lack this key"
     )
     pairs: Annotated[int, Field(ge=0, le=64)] = Field(6, description="number of pairs of baseline and enabled trials")
     control_pairs: Annotated[int, Field(ge=0, le=64)] = Field(0, description="number of pairs of two baseline trials")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
 from statistics import median
 from typing import Final
@@ -20,6 +21,8 @@ MIN_BLOCKS: Final = 6
 MAX_SUMS: Final = 1_000_000
 """If either half of the sessions has more possible sums of block effects than this, no exact p is computed."""
 ROUNDING: Final = 1e-12
+SD_PER_MAD: Final = 1.4826
+"""The standard deviation of normal noise, as a multiple of the median of its absolute values."""
 _FIRST_LABEL: Final = "A"
 
 
@@ -45,6 +48,32 @@ def hodges_lehmann(values: Sequence[float]) -> float:
     One slow block of eight changes the result very little.
     """
     return median((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockNoise:
+    """The standard error that the noise of blocks alone gives the mean of session effects, as a log ratio."""
+
+    error: float
+    df: int
+
+    def half_width(self, confidence: float) -> float:
+        return t_quantile(confidence, self.df) * self.error
+
+
+def measure_noise(sessions: Sequence[Sequence[float]]) -> BlockNoise | None:
+    """Return the noise of the blocks of these sessions around their sessions' effects; None for one block a session.
+
+    The median absolute residual measures the noise, because a standard deviation would grow with every rare stall.
+    """
+    residuals = [abs(value - center) for values in sessions for center in [hodges_lehmann(values)] for value in values]
+    df = len(residuals) - len(sessions)
+    if df < 1:
+        return None
+    spread = SD_PER_MAD * median(residuals) * math.sqrt(len(residuals) / df)
+    return BlockNoise(
+        error=spread * math.sqrt(math.fsum(1 / len(values) for values in sessions)) / len(sessions), df=df
+    )
 
 
 def trimmed_interval(values: Sequence[float], confidence: float) -> Interval | None:

@@ -189,9 +189,12 @@ def t_p_value(values: Sequence[float]) -> float | None:
     interval = t_interval(values, 0.95)
     if interval is None or interval.stdev == 0:
         return None
-    t = abs(interval.estimate) / interval.stdev * math.sqrt(interval.n)
-    p = 1 - _central_probability(math.atan(t / math.sqrt(interval.n - 1)), interval.n - 1)
-    return max(SMALLEST_P, round(p, 9))
+    return two_sided_p(abs(interval.estimate) / interval.stdev * math.sqrt(interval.n), interval.n - 1)
+
+
+def two_sided_p(t: float, df: int) -> float:
+    """Return the probability that Student's t is at least as far from 0 as ``t``, to 9 decimals."""
+    return max(SMALLEST_P, round(1 - _central_probability(math.atan(t / math.sqrt(df)), df), 9))
 
 
 def sign_flip_p(values: Sequence[float]) -> float | None:

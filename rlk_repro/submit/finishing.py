@@ -77,6 +77,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
     run = plan.run
     recorded = read_differences(plan, run_dir)
     return Context(
+        plan=plan,
         setting=describe_setting(plan),
         overrides=list_overrides(plan),
         rule_changes=describe_rule_changes(plan),

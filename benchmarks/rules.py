@@ -1,0 +1,258 @@
+"""Simulate the rules of measurement with NumPy: 20,000 runs of the crossover design for each case of noise.
+
+    python -m benchmarks.rules          # the table of docs/statistics.md
+
+The formulas are those of the package, vectorised; ``tests/analysis/test_simulated_rules.py`` holds them equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from rlk_repro.schedule import Schedule, make_schedule
+from rlk_repro.spec import Measure
+from rlk_repro.statistics.crossover import SD_PER_MAD
+
+SEED: Final = 20261129
+NUM_RUNS: Final = 20_000
+CHUNK: Final = 2_000
+NUM_SCHEDULES: Final = 64
+SMALLEST: Final = 0.01
+LARGER: Final = 0.015
+ALPHA: Final = 0.05
+FEWEST_NARROW: Final = 200
+"""A share over fewer narrow intervals is too uncertain to hold against a bar."""
+
+Array: TypeAlias = "npt.NDArray[np.float64]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One kind of noise; ``step_sd``, ``drift`` and ``after_switch`` are of log step times.
+
+    ``between`` is the spread of session effects, as a multiple of the error that blocks give a session.  ``lost`` blocks
+    of the first session are void, all of one order with ``lost_order``.  ``after_switch`` shortens the first enabled
+    step after each change of the variant.  With ``is_noisy``, sessions alone owe a part of their power to luck.
+    """
+
+    name: str
+    sessions: int = 4
+    blocks: int = 8
+    period_steps: int = 2
+    step_sd: float = 0.005
+    between: float = 0.0
+    tail: int = 0
+    correlation: float = 0.0
+    stalls: float = 0.0
+    drift: str = ""
+    lost: int = 0
+    lost_order: str = ""
+    after_switch: float = 0.0
+    is_noisy: bool = False
+
+    @property
+    def measure(self) -> Measure:
+        return Measure(
+            design="crossover",
+            rules=2,
+            sessions=self.sessions,
+            blocks=self.blocks,
+            period_steps=self.period_steps,
+        )
+
+
+CASES: Final = (
+    *(Case(name="normal noise", sessions=k, between=ratio) for k in (3, 4, 5, 6) for ratio in (0, 1, 2, 3)),
+    *(Case(name=f"correlation {value} between steps", correlation=value) for value in (0.3, 0.6, 0.9)),
+    Case(name="Student's t with 3 degrees of freedom", tail=3, is_noisy=True),
+    Case(name="stalls in 1 % of steps", stalls=0.01),
+    Case(name="stalls in 5 % of steps", stalls=0.05),
+    *(Case(name=f"drift: {kind}", drift=kind, is_noisy=kind in {"waves", "random walk"})
+      for kind in ("linear", "quadratic", "waves", "random walk")),
+    Case(name="1 void block in a session", lost=1),
+    Case(name="2 void blocks in a session", lost=2),
+    Case(name="2 void blocks of one order in a session", lost=2, lost_order="ABBA"),
+    Case(name="10 blocks, steps vary by 1.7 %", blocks=10, step_sd=0.017, is_noisy=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """``errors`` are of the runs' log ratios; ``alone`` are half widths from sessions, ``widths`` with the floor."""
+
+    case: Case
+    errors: Array
+    alone: Array
+    widths: Array
+    floors: Array
+
+    def cover(self, widths: Array) -> Array:
+        return np.abs(self.errors) <= widths
+
+    @property
+    def is_narrow(self) -> npt.NDArray[np.bool_]:
+        return self.alone < self.floors / 2
+
+    def find_faster(self, widths: Array, gain: float) -> float:
+        """Return the share of runs whose interval lies wholly beyond the smallest effect, at a true gain."""
+        return float(np.mean(self.errors - math.log1p(gain) + widths < -math.log1p(SMALLEST)))
+
+    def find_misses(self) -> list[str]:
+        found = {
+            "coverage": (float(np.mean(self.cover(self.widths))), 0.94, 1.0),
+            "false faster": (self.find_faster(self.widths, SMALLEST), 0.0, 0.028),
+        }
+        if not self.case.is_noisy:
+            lost = self.find_faster(self.alone, LARGER) - self.find_faster(self.widths, LARGER)
+            found["lost power"] = (lost, 0.0, 0.005)
+        if not self.case.between and np.sum(self.is_narrow) >= FEWEST_NARROW:
+            found["coverage of narrow intervals"] = (float(np.mean(self.cover(self.widths)[self.is_narrow])), 0.93, 1.0)
+        return [
+            f"{self.case.name}, {self.case.sessions} sessions: {what} is {value:.4f}, expected {low} to {high}"
+            for what, (value, low, high) in found.items()
+            if not low <= value <= high
+        ]
+
+
+def hodges_lehmann(values: Array) -> Array:
+    """Return the Hodges-Lehmann estimates over the last axis."""
+    first, second = np.triu_indices(values.shape[-1])
+    return np.asarray(np.median((values[..., first] + values[..., second]) / 2, axis=-1))
+
+
+def simulate(case: Case, num_runs: int = NUM_RUNS, seed: int = SEED) -> Outcome:
+    source = np.random.default_rng([seed, *case.name.encode(), case.sessions, round(10 * case.between)])
+    schedules = [make_schedule(case.measure, number) for number in range(NUM_SCHEDULES)]
+    parts = []
+    for start in range(0, num_runs, CHUNK):
+        number = min(CHUNK, num_runs - start)
+        sessions = [
+            find_block_effects(case, schedules, draw_times(case, schedules, picks, source), picks, has_lost=place == 0)
+            for place in range(case.sessions)
+            for picks in [source.integers(NUM_SCHEDULES, size=number)]
+        ]
+        parts.append(estimate(sessions))
+    errors, alone, floors = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Outcome(case=case, errors=errors, alone=alone, widths=np.maximum(alone, floors), floors=floors)
+
+
+def draw_times(
+    case: Case, schedules: Sequence[Schedule], picks: npt.NDArray[np.int64], source: np.random.Generator
+) -> Array:
+    """Return log step times (run, step) of one session of each run, without an effect of the variant."""
+    shape = len(picks), len(schedules[0].rollouts)
+    noise = source.standard_t(case.tail, shape) if case.tail else source.normal(size=shape)
+    for step in range(1, shape[1]) if case.correlation else ():
+        noise[:, step] = case.correlation * noise[:, step - 1] + math.sqrt(1 - case.correlation**2) * noise[:, step]
+    times = case.step_sd * noise + math.log(5) * (source.random(shape) < case.stalls)
+    times += _draw_drift(case, shape, source)
+    enabled = _stack([[item.variant == "enabled" for item in schedule.rollouts] for schedule in schedules])[picks]
+    spread = case.between * case.step_sd / math.sqrt(case.blocks)
+    times += enabled * source.normal(scale=spread or 1e-300, size=(shape[0], 1))
+    is_first = np.diff(enabled, axis=1, prepend=0.0) > 0
+    return np.asarray(times - case.after_switch * is_first)
+
+
+def _draw_drift(case: Case, shape: tuple[int, int], source: np.random.Generator) -> Array:
+    steps = np.arange(shape[1])
+    share = steps / shape[1]
+    if case.drift == "linear":
+        return np.broadcast_to(0.5 * share, shape)
+    if case.drift == "quadratic":
+        return np.broadcast_to(0.2 * (2 * share - 1) ** 2, shape)
+    if case.drift == "waves":
+        phases = source.uniform(0, 2 * math.pi, size=(3, shape[0], 1))
+        return np.asarray(sum(0.05 * np.sin(2 * math.pi * 5 * steps / wave + phase)
+                              for wave, phase in zip((180, 480, 1200), phases, strict=True)))  # fmt: skip
+    if case.drift == "random walk":
+        return np.cumsum(source.normal(scale=0.01, size=shape), axis=1)
+    return np.zeros(shape)
+
+
+def _stack(rows: Sequence[Sequence[bool]]) -> Array:
+    return np.array(rows, dtype=np.float64)
+
+
+def find_block_effects(
+    case: Case,
+    schedules: Sequence[Schedule],
+    times: Array,
+    picks: npt.NDArray[np.int64],
+    *,
+    has_lost: bool = False,
+) -> Array:
+    """Return the effects (run, block) of the blocks that count."""
+    steps, signs = [], []
+    for schedule in schedules:
+        kept = list_kept(case, schedule) if has_lost else list_kept(Case(name=""), schedule)
+        period = case.period_steps
+        steps.append([schedule.steps_of_blocks[block][period - 1 :: period] for block in kept])
+        signs.append([[0.5 if label == "B" else -0.5 for label in schedule.blocks[block].order] for block in kept])
+    index, sign = np.array(steps)[picks], np.array(signs)[picks]
+    found = np.take_along_axis(times, index.reshape(len(picks), -1), axis=1).reshape(index.shape)
+    return np.asarray((found * sign).sum(axis=-1))
+
+
+def list_kept(case: Case, schedule: Schedule) -> list[int]:
+    """Return the comparing blocks that are not void."""
+    blocks = [number for number, block in enumerate(schedule.blocks) if not block.is_control]
+    wanted = [number for number in blocks if schedule.blocks[number].order == (case.lost_order or "ABBA")]
+    lost = wanted[: case.lost] if case.lost_order else blocks[1 : 1 + case.lost]
+    return [number for number in blocks if number not in lost]
+
+
+def estimate(sessions: Sequence[Array]) -> tuple[Array, Array, Array]:
+    """Return each run's log ratio, the half width from its sessions and the floor from its blocks."""
+    effects = [hodges_lehmann(values) for values in sessions]
+    together = np.stack(effects, axis=1)
+    number, total = len(sessions), sum(values.shape[1] for values in sessions)
+    residuals = [np.abs(values - effect[:, None]) for values, effect in zip(sessions, effects, strict=True)]
+    spread = SD_PER_MAD * np.median(np.concatenate(residuals, axis=1), axis=1) * math.sqrt(total / (total - number))
+    share = math.sqrt(sum(1 / values.shape[1] for values in sessions)) / number
+    alone = stats.t.ppf(1 - ALPHA / 2, number - 1) * together.std(axis=1, ddof=1) / math.sqrt(number)
+    return together.mean(axis=1), alone, stats.t.ppf(1 - ALPHA / 2, total - number) * spread * share
+
+
+def render_table(outcomes: Sequence[Outcome]) -> str:
+    """Return Markdown; in each column the sessions alone come first, then the rule with the floor."""
+    lines = [
+        "| noise | sessions | spread | coverage | narrow | coverage of narrow | false `faster` | `faster` at 1.5 % |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for item in outcomes:
+        pairs = [(np.mean(item.cover(item.alone)), np.mean(item.cover(item.widths)))]
+        narrow = item.is_narrow
+        pairs.append(tuple(np.mean(item.cover(widths)[narrow]) if np.sum(narrow) >= FEWEST_NARROW else math.nan
+                           for widths in (item.alone, item.widths)))  # fmt: skip
+        pairs += [
+            (item.find_faster(item.alone, gain), item.find_faster(item.widths, gain)) for gain in (SMALLEST, LARGER)
+        ]
+        shown = ["–" if math.isnan(old) else f"{100 * old:.1f} → {100 * new:.1f}" for old, new in pairs]
+        shown.insert(1, f"{100 * np.mean(narrow):.1f}")
+        row = [item.case.name, str(item.case.sessions), f"{item.case.between:g} ×", *shown]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Simulate the rules of measurement.")
+    parser.add_argument("--runs", type=int, default=NUM_RUNS, help="per case")
+    parser.add_argument("--seed", type=int, default=SEED)
+    options = parser.parse_args(argv)
+    outcomes = [simulate(case, options.runs, options.seed) for case in CASES]
+    misses = [miss for outcome in outcomes for miss in outcome.find_misses()]
+    sys.stdout.write(render_table(outcomes) + "".join(f"missed: {miss}\n" for miss in misses))
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
