@@ -115,6 +115,7 @@ def make_setup(view: View) -> Section:
     plan = (
         *make_identity(analysis),
         ("steps per trial", f"{analysis.num_warmup_steps} warm-up, {analysis.num_scored_steps} scored"),
+        *(() if view.context.plan is None else (("version of the rules", str(view.context.plan.run.measure.rules)),)),
         ("exploratory", "yes" if analysis.verdict.is_exploratory else "no"),
         ("experiment hash", analysis.experiment_hash),
         ("plan hash", analysis.plan_hash),
