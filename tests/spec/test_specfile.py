@@ -60,7 +60,7 @@ def test_all_errors_of_a_file_are_listed_with_line_path_and_nearest_key() -> Non
         f"jobs/x.yaml:{line['lane']}: lane: wrong value, got 'lvie', expected 'live', 'fixed-rollout' or 'train-only'"
         "\n  hint: did you mean 'live'?",
         f"jobs/x.yaml:{line['  pairs']}: measure.pairs: wrong value, got 'six', expected a whole number",
-        f"jobs/x.yaml:{line['  warmup_step']}: measure.warmup_step: unknown key, expected one of design, pairs, "
+        f"jobs/x.yaml:{line['  warmup_step']}: measure.warmup_step: unknown key, expected one of design, rules, pairs, "
         "control_pairs, warmup_steps, scored_steps, seed, alpha, smallest_effect_pct, replay_margin_pct, "
         "expected_pair_sd_pct, max_dropped_fraction, margins, sessions, blocks, control_blocks, period_steps, "
         "expected_block_sd_pct, shadow_steps\n  hint: did you mean 'warmup_steps'?",
