@@ -29,7 +29,7 @@ BUILDER ?= rlk-repro-$(word 2,$(subst :, ,$(firstword $(subst @, ,$(BUILDKIT_IMA
 # The hardware name for the demo; by default that of this machine.
 HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 
-.PHONY: help demo demo-rl-kernel test test-real test-long fuzz lint types fmt evidence goldens docs-check site images image-whole lock lock-stack bench clean
+.PHONY: help demo demo-rl-kernel test test-real lint fmt goldens evidence images lock budget
 
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,50 +47,30 @@ test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
 	sh tools/install-slurm.sh
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 30 --durations-min 3 -m "not gpu and not real"
 
-test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts: long faults, large archives
-	sh tools/install-slurm.sh --all
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --durations 20 --durations-min 10 -m "real and not long and not gpu"
-
-test-long: $(VENV)/.dev $(VENV)/.torch ## Run the remaining heavy tests: many kills, all faults, all sabotaged images
-	sh tools/install-slurm.sh --all
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "long and not gpu"
-
-# Duration and seed of the fuzzer: the same seed makes the same cases.
-FUZZ_S ?= 600
+# MARK="long and not gpu" runs what is left: many kills, all faults, all sabotaged images.  The same seed makes the same cases.
+MARK ?= real and not long and not gpu
+FUZZ_S ?= 60
 FUZZ_SEED ?= 1
-fuzz: $(VENV)/.dev ## Change bundles, settings and users' files at random, and read them (FUZZ_S seconds, seed FUZZ_SEED)
+test-real: $(VENV)/.dev $(VENV)/.torch ## Run the heavier real parts (MARK), then fuzz readers for FUZZ_S seconds
+	sh tools/install-slurm.sh --all
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --durations 20 --durations-min 10 -m "$(MARK)"
 	$(BIN)/python -m tests.security.fuzz --seconds "$(FUZZ_S)" --seed "$(FUZZ_SEED)" --keep build/fuzz
 
-lint: $(VENV)/.dev ## Check style
+lint: $(VENV)/.dev $(VENV)/.torch ## Check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-
-types: $(VENV)/.dev $(VENV)/.torch ## Check types
 	$(BIN)/mypy
 
 fmt: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-evidence: $(VENV)/.base ## Verify and analyse again every bundle of docs/evidence
-	$(BIN)/python -m tools.check_evidence
-
 goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files: example jobs, schemas for editors, reports
 	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q \
 	  tests/clusters/test_golden_jobs.py tests/spec/test_schemas.py tests/report/test_markdown.py
 
-docs-check: $(VENV)/.dev $(VENV)/.torch ## Check links, the command table and the code blocks of the docs
-	$(BIN)/python -m pytest -q tests/docs/test_docs.py
-
-site: $(VENV)/.dev ## Write one page over the published evidence to site/, with the report of each bundle
-	$(BIN)/rlk-repro index docs/evidence/*.tgz -o site
-
-bench: $(VENV)/.dev $(VENV)/.torch ## Measure start-up, Slurm scripts, parser, bundle and statistics
-	$(BIN)/python -m benchmarks.startup
-	$(BIN)/python -m benchmarks.scale
-	$(BIN)/python -m benchmarks.parser
-	$(BIN)/python -m benchmarks.bundle
-	$(BIN)/python -m benchmarks.verdicts
+evidence: $(VENV)/.base ## Verify and analyse again every bundle of docs/evidence
+	$(BIN)/python -m tools.check_evidence
 
 # BuildKit builds and pushes by digest to REPOSITORY.  Without BuildKit, use rlk-repro images build.
 images: $(VENV)/.base ## Build and push a stack's images (STACK, TARGETS, REPOSITORY)
@@ -103,24 +83,20 @@ images: $(VENV)/.base ## Build and push a stack's images (STACK, TARGETS, REPOSI
 	  --file docker/docker-bake.hcl --metadata-file $(VENV)/images.json $(TARGETS)
 	cat $(VENV)/images.json
 
-# Run this by hand: it downloads 5 GB, takes 24 GB of disk while it builds, and 40 minutes on 2 cores.
-# BASE names another base, NAME@sha256:…, where the stack's registry cannot be reached.
-image-whole: $(VENV)/.base ## Build the whole image of stack 2026-11 from packages and commits alone, and check it
-	$(BIN)/rlk-repro images build --stack 2026-11 --tag localhost/rlk-repro:whole $(if $(BASE),--base "$(BASE)")
-	$(BIN)/rlk-repro images check localhost/rlk-repro:whole --stack 2026-11
-
-lock: ## Rewrite the hash locks (needs uv)
+# A stack's file names the hashes of its package locks, which this prints.
+lock: $(if $(filter command line,$(origin STACK)),$(VENV)/.dev) ## Rewrite the hash locks, or with STACK=… the package locks of that stack (needs uv)
+ifeq ($(origin STACK),command line)
+	$(BIN)/python -m tools.lock_stack "$(STACK)"
+else
 	$(COMPILE) pyproject.toml -o requirements/base.txt
 	$(COMPILE) -c requirements/base.txt --group build -o requirements/build.txt
 	$(COMPILE) -c requirements/base.txt --group dev -o requirements/dev.txt
 	$(COMPILE) --group rl-kernel -o requirements/rl-kernel.txt
 	$(COMPILE) --group sbom -o requirements/sbom.txt
+endif
 
-lock-stack: $(VENV)/.dev ## Rewrite the package locks of a stack (STACK; needs uv); its file names the hashes that this prints
-	$(BIN)/python -m tools.lock_stack "$(STACK)"
-
-clean: ## Remove the environment and caches
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+budget: ## Print the lines of source, tests, Markdown and data, and the number of files
+	@git ls-files | $(PYTHON) tools/budget.py
 
 $(VENV)/.venv:
 	PYTHON=$(PYTHON) sh tools/make-venv.sh $(VENV)

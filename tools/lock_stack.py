@@ -73,7 +73,7 @@ def render(packages: list[dict[str, Any]], machine: str) -> str:
         for package, wheel in chosen
         if wheel is not None
     ]
-    head = "# one wheel for each package, and its size in bytes: make lock-stack\n"
+    head = "# one wheel for each package, and its size in bytes: make lock STACK=…\n"
     return head + "".join(f"{line}\n" for line in lines)
 
 
