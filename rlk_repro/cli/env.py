@@ -24,10 +24,16 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a stack's environment from lock file and commits; a repeated call resumes the work. No GPU is needed."""
-    from rlk_repro.images import environment
+    from rlk_repro.base.errors import Problem, SpecError
+    from rlk_repro.images import environment, packed
     from rlk_repro.images.stacks import get_stack
 
-    environment.create(get_stack(stack), platform, folder, bundle=bundle)
+    if bundle is None or not packed.is_packed(bundle):
+        environment.create(get_stack(stack), platform, folder, bundle=bundle)
+    elif stack or platform:
+        raise SpecError(Problem("--stack, --platform", "are not for this folder: one environment is packed in it"))
+    else:
+        packed.create(folder.absolute(), bundle.absolute())
     _answer(folder, f"ready; set container.host_python in a profile to {folder.absolute()}/bin/python", as_json)
 
 
@@ -51,13 +57,16 @@ def export(
     folder: Folder,
     target: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for wheels and sources.")],
     stack: StackName = None,
+    reuse_torch: Annotated[
+        bool, typer.Option("--reuse-torch", help="Pack the installed files, for a host that has this torch already.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write an environment's wheels and sources to a folder, for `env create --from` on a host without a network."""
     from rlk_repro.images import environment
     from rlk_repro.images.stacks import get_stack
 
-    environment.export(get_stack(stack), folder, target)
+    environment.export(get_stack(stack), folder, target, reuse_torch=reuse_torch)
     _answer(target, "check the folder anywhere with sha256sum -c SHA256SUMS", as_json)
 
 

@@ -7,7 +7,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -136,6 +137,14 @@ def say(text: str) -> None:
     """Write a progress message to standard error at once, so that it precedes the output of the next command."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def timed(step: str, what: str) -> Iterator[None]:
+    started = time.monotonic()
+    say(f"{step}: {what} …")
+    yield
+    say(f"{step}: {format_duration(time.monotonic() - started)}")
 
 
 def require_clean() -> None:

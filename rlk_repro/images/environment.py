@@ -9,9 +9,7 @@ import json
 import os
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +18,9 @@ from rlk_repro.base.disk import find_existing
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_json, write_text
 from rlk_repro.base.guarded import Guarded
-from rlk_repro.base.units import format_bytes, format_duration
-from rlk_repro.images.build import ROOT, make_arguments, require_clean, say
+from rlk_repro.base.units import format_bytes
+from rlk_repro.images import packed
+from rlk_repro.images.build import ROOT, make_arguments, require_clean, say, timed
 from rlk_repro.images.lock import FOLDER, Locked, lock_path, read_lock, sum_sizes
 from rlk_repro.images.stacks import choose_platform
 from rlk_repro.images.transport import write_checksums
@@ -47,7 +46,7 @@ def create(stack: Stack, platform: str | None, folder: Path, *, bundle: Path | N
     _check_space(folder, locked)
     size = format_bytes(sum_sizes(locked)[0])
     _make_venv(folder)
-    with _timed("packages", f"installing {len(locked)} packages; without a cache, {size} are downloaded"):
+    with timed("packages", f"installing {len(locked)} packages; without a cache, {size} are downloaded"):
         _install(folder, lock_path(stack.stack, chosen), bundle)
     write_text(folder / LOCK, lock_path(stack.stack, chosen).read_text())
     given = make_arguments(stack, chosen, f"requirements/{lock_path(stack.stack, chosen).name}", stack.locks[chosen])
@@ -70,7 +69,7 @@ def _run_steps(stack: Stack, chosen: ImagePlatform, folder: Path, environ: Mappi
         words = "compiling; a lower MAX_JOBS saves memory" if step in {"transformer-engine", "rl-kernel"} else "running"
         # each build step runs modules of this checkout, because the image's record names this checkout's commit
         argv = [str(_python(folder)), "-m", "tools.image_build", step]
-        with _timed(step, words):
+        with timed(step, words):
             _require(f"step {step}", _shown(argv, environ))
         if step in KEPT:
             done[step] = key
@@ -90,11 +89,18 @@ def check(folder: Path, stack: str | None, platform: str | None) -> int:
     return 1 if code is None else code
 
 
-def export(stack: Stack, folder: Path, target: Path) -> None:
-    """Write wheels, sources and checksums to a folder; `create` then works without a network."""
+def export(stack: Stack, folder: Path, target: Path, *, reuse_torch: bool = False) -> None:
+    """Write wheels, sources and checksums to a folder; `create` then works without a network.
+
+    With ``reuse_torch``, write the installed files that a host with this torch lacks.
+    """
     folder, target = folder.absolute(), target.absolute()
     lock, wheels = _find_lock(folder), target / "wheels"
     _require_lock(stack, lock)
+    if reuse_torch:
+        packed.export(folder, target)
+        write_checksums(target)
+        return
     wheels.mkdir(parents=True, exist_ok=True)
     pip = (str(_python(folder)), "-m", "pip", "--disable-pip-version-check", "download", "--dest", str(wheels))
     for wanted in (lock, SBOM_LOCK):
@@ -208,14 +214,6 @@ def _check_space(folder: Path, locked: Sequence[Locked]) -> None:
 
 def _python(folder: Path) -> Path:
     return folder / "bin" / "python"
-
-
-@contextmanager
-def _timed(step: str, what: str) -> Iterator[None]:
-    started = time.monotonic()
-    say(f"{step}: {what} …")
-    yield
-    say(f"{step}: {format_duration(time.monotonic() - started)}")
 
 
 def _shown(argv: Sequence[str], environ: Mapping[str, str]) -> int | None:
