@@ -26,6 +26,7 @@ from rlk_repro.spec.choices import (
     FREE_RULES,
     find_design_problems,
     find_layout_problems,
+    find_removed_keys,
     find_rule_problems,
     find_variant_problems,
 )
@@ -315,6 +316,7 @@ def make_plan(
     """
     problems = [*find_layout_problems(run.model, hardware.model), *find_variant_problems(run.model, variants)]
     problems += find_design_problems(run.model, overrides)
+    problems += find_removed_keys(hardware.model)
     if not is_exploratory:
         problems += find_rule_problems(overrides)
     if problems:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from rlk_repro.base.errors import BundleUnreadable, SpecError
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.resources import list_names, profile_folders, run_folders
 from rlk_repro.plan import Plan, make_plan, order_trials
-from rlk_repro.spec import Measure
+from rlk_repro.spec import Hardware, Measure
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.planning import flag_overrides
 from rlk_repro.submit.show import plan_lines, plan_summary
@@ -70,8 +71,6 @@ def test_hashes_are_stable_and_cover_the_documented_values() -> None:
     more = plan_smoke("measure.pairs=8")
     assert more.experiment_hash != plan.experiment_hash
     other_site = plan.profile.model_copy(update={"profile": "elsewhere"})
-    import dataclasses
-
     moved = dataclasses.replace(plan, profile=other_site)
     assert moved.experiment_hash == plan.experiment_hash
     assert moved.plan_hash != plan.plan_hash
@@ -130,6 +129,16 @@ def test_hardware_without_a_layout_lists_the_choices() -> None:
         make_plan(run=run, stack=load_stack("host"), hardware=dataclasses.replace(hardware, model=odd),
                   profile=load_profile("local", profile_folders("local")))  # fmt: skip
     assert str(caught.value).startswith("run smoke: has no layout for this hardware, got 'b300', expected one of a100,")
+
+
+def test_a_removed_key_is_refused_in_a_new_run_and_readable_in_a_plan() -> None:
+    loaded = load_hardware("cpu")
+    old = Hardware.model_validate({**loaded.model.model_dump(by_alias=True), "all_reduce": {"source": "x"}})
+    with pytest.raises(SpecError, match=r"hardware cpu: all_reduce: was removed in version 0\.3"):
+        make_plan(run=load_run("smoke"), stack=load_stack("host"), hardware=dataclasses.replace(loaded, model=old),
+                  profile=load_profile("local", profile_folders("local")))  # fmt: skip
+    recorded = dataclasses.replace(plan_smoke(), hardware=old)
+    assert Plan.from_json(recorded.to_json()) == recorded
 
 
 def test_an_enabled_variant_with_no_eligible_operator_is_refused() -> None:

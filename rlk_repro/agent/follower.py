@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlk_repro.agent.all_reduce import follow_all_reduce
 from rlk_repro.agent.node import POLL_S, describe_node, has_ended, make_sampler, mark_ended, wait_for, write_preflight
 from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.pulse import Listener, Pulse
@@ -64,9 +63,7 @@ def _follow(member: RayMember, ray: RayFollower) -> float:
     """Return 0 after the leader's end or a signal; if the leader is lost, the seconds since its last sign of life."""
     run_dir, leader = member.run_dir, member.place.nodes[0]
     pulse = Listener(run_dir.pulse(leader))
-    all_reduce = ""
     while not has_ended(run_dir, leader, member.place.allocation):
-        all_reduce = follow_all_reduce(member, all_reduce)
         ray.step()
         if (silence_s := pulse.measure_silence_s()) > member.parts.deadlines.lost_s:
             return silence_s

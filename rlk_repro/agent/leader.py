@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.agent.all_reduce import measure_all_reduce
 from rlk_repro.agent.budget import Budget
 from rlk_repro.agent.journal import Journal
 from rlk_repro.agent.node import (
@@ -78,9 +77,9 @@ class Leader:
         self._findings: list[Finding] = []
         self._lost_early: list[str] = []
         self._dead: list[str] = []
-        self._member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
+        member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
         ray: type[RayClusters | GivenRay] = GivenRay if os.environ.get(ADDRESS_VARIABLE) else RayClusters
-        self._ray = ray(self._member, self._journal.record, self._note)
+        self._ray = ray(member, self._journal.record, self._note)
 
     def run(self) -> int:
         """Run all steps and return the agent's exit code (docs/results-directory.md)."""
@@ -156,9 +155,6 @@ class Leader:
         self._findings = describe_node(self._plan, self._run_dir, self._place, self._parts, self._stop)
         others = [finding for node in self._place.followers for finding in self._collect_follower(node)]
         self._note(find_unlike_nodes(self._plan, self._run_dir, self._place))
-        if not self._find_blocking(others):
-            self._progress.enter(Phase.PREFLIGHT, "all-reduce over all ranks")
-            self._note(measure_all_reduce(self._member))
         blocking = self._find_blocking(others)
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
             self._lost_early = self._list_ended()

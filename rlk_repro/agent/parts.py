@@ -63,7 +63,7 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """The agent's time limits in seconds; 0 as ``all_reduce_s`` skips the all-reduce.
+    """The agent's time limits in seconds.
 
     An agent counts as lost if its pulse file does not change for ``lost_s``; shared file systems show a change within
     one minute.
@@ -75,7 +75,6 @@ class Deadlines:
     followers_end_s: float = 60.0
     pulse_s: float = 5.0
     lost_s: float = 120.0
-    all_reduce_s: float = 300.0
     ray_up_s: float = 300.0
     ray_retry_s: float = 10.0
     ray_down_s: float = 60.0

@@ -42,8 +42,6 @@ from rlk_repro.statistics.stats import pair_metrics
 from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
 from rlk_repro.workloads.environment import find_switches
 
-BANDWIDTH: Final = "all-reduce bus bandwidth, GB/s"
-
 # Each fact at the head of a report: its label, and its dotted path in the manifest.
 HEADLINE_FACTS: Final = (
     ("CPU", "host.cpu_model"),
@@ -55,7 +53,7 @@ HEADLINE_FACTS: Final = (
     ("CUDA driver", "gpu.cuda_driver_version"),
     ("ROCm", "gpu.rocm_version"),
     ("Python", "code.python"),
-    (BANDWIDTH, "network.all_reduce.bus_gb_s"),
+    ("all-reduce bus bandwidth, GB/s", "network.all_reduce.bus_gb_s"),  # of runs of version 0.2
     ("image", "container.image_digest"),
     (OURSELVES.title, "code.rlk_repro.version"),
     *((f"{source.title} commit", f"code.{source.section}.commit") for source in (OURSELVES, VIME, RL_KERNEL, MEGATRON)),

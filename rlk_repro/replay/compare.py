@@ -16,7 +16,7 @@ from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
-from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_fabric, find_difference
+from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, find_difference
 from rlk_repro.replay.engines import compare_engines
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.replay.recorded import CONTRADICTS, read_result, require_intact
@@ -110,8 +110,6 @@ def compare_analyses(
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
     unidentified, cautions = (tuple(_describe_code(code, level)) for level in (Level.WARNING, Level.INFO))
-    fabric, has_same_fabric = compare_fabric(recorded, new)
-    cautions += () if has_same_fabric else fabric
     differing = list(_seeded_differences(recorded.trials, new.trials))
     matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
     has_seeded = any(_values(trial, metric) for trial in recorded.trials for metric in SEEDED_METRICS)
@@ -136,7 +134,6 @@ def compare_analyses(
             *_describe_speed(recorded, new),
             *_describe_effects(recorded, new),
             *(match.text for match in matches),
-            *(fabric if has_same_fabric else ()),
             *differing[:MAX_DETAILS],
             *compare_checks(recorded.checks, new.checks),
         ),

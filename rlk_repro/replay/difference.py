@@ -6,14 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from rlk_repro.analysis.analyse import BANDWIDTH
 from rlk_repro.base.units import format_percent
-from rlk_repro.rundir.results import Analysis, Effect
+from rlk_repro.rundir.results import Effect
 from rlk_repro.statistics.power import MAX_PAIRS_SUGGESTED
 from rlk_repro.statistics.stats import t_quantile, to_ratio
 
 CONFIDENCE: Final = 0.95
-BANDWIDTH_TOLERANCE: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +76,3 @@ def find_difference(old: Effect, new: Effect) -> RatioDifference | None:
 
 def _standard_error(effect: Effect) -> float | None:
     return None if effect.sd_log is None or effect.n < 2 else effect.sd_log / math.sqrt(effect.n)
-
-
-def compare_fabric(recorded: Analysis, new: Analysis) -> tuple[tuple[str, ...], bool]:
-    """Return both runs' bus bandwidths as text, and whether they agree within BANDWIDTH_TOLERANCE."""
-    try:
-        was, now = (float(analysis.facts[BANDWIDTH]) for analysis in (recorded, new))
-    except (KeyError, ValueError):
-        return (), True
-    text = f"all-reduce: bus bandwidth {was:g} GB/s recorded, {now:g} GB/s now"
-    return (text,), abs(now - was) <= BANDWIDTH_TOLERANCE * was

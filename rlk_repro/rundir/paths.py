@@ -74,7 +74,6 @@ class NodeDir:
     manifest = Within("manifest.json")
     preflight = Within("preflight.json")
     telemetry = Within("telemetry.jsonl")
-    all_reduce_log = Within("all-reduce.log")
     ray = Within("ray")
 
     def ray_logs(self, use: str) -> Path:
@@ -222,9 +221,6 @@ class RunDir:
         """Return the file that this node's agent updates regularly while it runs."""
         return self.root / f".pulse-{node}"
 
-    all_reduce_order = Within(".all-reduce.json")
-    """With this file the leading agent tells the nodes to measure an all-reduce before the trials."""
-    all_reduce_result = Within(".all-reduce-result.json")
     ray_order = Within(".ray.json")
     """With this file the leading agent tells all nodes to start or to stop Ray."""
 

@@ -37,6 +37,14 @@ def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
     return []
 
 
+def find_removed_keys(hardware: Hardware) -> list[Problem]:
+    """Find keys that only plans of earlier versions may have."""
+    if hardware.all_reduce is None:
+        return []
+    hint = "delete the key; nccl-tests measures the fabric"
+    return [Problem(f"hardware {hardware.hardware}: all_reduce", "was removed in version 0.3", hint=hint)]
+
+
 def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
     known = get_args(Variant)
     unknown = [name for name in variants if name not in known]

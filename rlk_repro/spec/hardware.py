@@ -12,10 +12,10 @@ from rlk_repro.spec.values import GrowingModel, Model, Name, NonNegative, Platfo
 
 
 class AllReduceFloor(Model):
-    """The minimum bus bandwidth of preflight's 1 GiB all-reduce; without a limit, any bandwidth passes."""
+    """Limits of a measurement that version 0.2 made before the trials, as its plans record them."""
 
-    one_node_gb_s: Positive | None = Field(None, description="lowest accepted bandwidth in GB/s on one node")
-    nodes_gb_s: Positive | None = Field(None, description="lowest accepted bandwidth in GB/s across nodes")
+    one_node_gb_s: Positive | None = None
+    nodes_gb_s: Positive | None = None
     source: Text
 
 
@@ -44,7 +44,7 @@ class Hardware(GrowingModel):
         max_length=20,
         description="labels of Kubernetes nodes with these GPUs, each with its values; one match is enough",
     )
-    all_reduce: AllReduceFloor | None = None
+    all_reduce: AllReduceFloor | None = Field(None, description="removed in version 0.3; new runs refuse it")
 
     @property
     def as_measured(self) -> Hardware:

@@ -400,9 +400,7 @@ def test_a_follower_that_ended_before_the_trials_is_a_lost_node(tmp_path: Path, 
 
 def test_a_follower_whose_pulse_stops_before_its_record_is_named(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
-    deadlines = Deadlines(
-        grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1, pulse_s=0.1, lost_s=1, all_reduce_s=0
-    )
+    deadlines = Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1, pulse_s=0.1, lost_s=1)
 
     def beat_and_die() -> None:
         wait_until(lambda: read_preflight(run_dir, "a", "job-7") is not None)
@@ -448,9 +446,7 @@ def test_leader_and_follower_make_one_bundle(tmp_path: Path) -> None:
     mark_ended(run_dir, make_place("b", ("b",), "job-7"))
     run_dir.end_marker("b").unlink()
     write_json(run_dir.node("b").preflight, {"schema": 1, "allocation": "job-7", "findings": []})
-    parts = make_parts(
-        deadlines=Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1, all_reduce_s=0)
-    )
+    parts = make_parts(deadlines=Deadlines(grace_s=20, idle_s=0.05, followers_s=60, followers_end_s=0.1))
     assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=parts) == 0
     assert events(run_dir, "no end marker") != []
 

@@ -30,7 +30,6 @@ from rlk_repro.clusters.k8s.pod.notes import UID_VARIABLE, Notes
 from rlk_repro.clusters.k8s.states import is_running
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.replay import steps as replay
-from rlk_repro.rundir.manifest import load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.submit import finishing, sending
 from rlk_repro.workloads import WORKLOADS
@@ -121,15 +120,12 @@ def submit_to_two(
 def test_agents_of_two_pods_find_each_other(
     server: Cluster, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = {"all_reduce": "fail"}
-    launched = submit_to_two(server, tmp_path, monkeypatch, k8s_runs.SETTINGS, kind=kind, policy=policy)
+    launched = submit_to_two(server, tmp_path, monkeypatch, k8s_runs.SETTINGS, kind=kind)
     status = wait_until(launched, lambda status: "," in status.nodes or status.state.is_final)
     assert len({f"node-{number}" for number in range(4)} & {*status.nodes.split(", ")}) == 2, status
     assert wait_for_end(launched).state is JobState.DONE
     bundle = collect(launched)
     assert len(inspect_bundle(bundle).nodes) == 2
-    measured = [manifest.sections["network"]["all_reduce"] for manifest in load_manifests(launched.run_dir)]
-    assert [(fact["backend"], fact["num_ranks"]) for fact in measured if isinstance(fact, dict)] == [("gloo", 2)] * 2
     wait_gone(server)
 
 

@@ -126,7 +126,7 @@ def test_every_fact_that_diff_judges_exists(tmp_path, tools, monkeypatch):
         "environment.VIME_SRC": "",
     }
     facts["code.rlk_repro.commit"] = facts["code.rlk_repro.is_dirty"] = ""
-    facts["network.all_reduce.bus_gb_s"] = ""  # the leading agent adds it
+    facts["network.all_reduce.bus_gb_s"] = ""  # of version 0.2
     facts |= dict.fromkeys((f"code.packages.{name}" for name in TRAINER_PACKAGES), "")
     assert [pattern for pattern, _ in SEVERITY if not any(fnmatchcase(path, pattern) for path in facts)] == []
 

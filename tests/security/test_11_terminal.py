@@ -65,7 +65,7 @@ def list_fields(run_dir: RunDir) -> Iterator[tuple[str, str]]:
 
 
 def hash_experiment(experiment: dict[str, Any]) -> str:
-    """Return the hash of what is measured; the floor of the all-reduce is not part of it."""
+    """Return the hash of what is measured; limits of version 0.2's all-reduce are not part of it."""
     hardware = {key: value for key, value in experiment["hardware"].items() if key != "all_reduce"}
     return sha256_bytes(dump_json({**experiment, "hardware": hardware}))
 

@@ -98,7 +98,7 @@ def make_parts(workload: Workload | None = None, **changes: Any) -> Parts:
         "analyse": lambda run_dir: {"schema": 1, "num_trials": len(run_dir.trial_dirs())},
         "seal": seal,
         "pack": pack,
-        "deadlines": Deadlines(grace_s=20, idle_s=0.05, followers_s=0.1, followers_end_s=0.1, all_reduce_s=0),
+        "deadlines": Deadlines(grace_s=20, idle_s=0.05, followers_s=0.1, followers_end_s=0.1),
     }
     return Parts(**values | changes)
 
