@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, RlkReproError
 from rlk_repro.rundir.paths import traces_beside
-from rlk_repro.rundir.rollout_files import PICKLE, PROGRAM, check_archive, check_records
+from rlk_repro.rundir.rollout_files import PICKLE, check_archive, check_records
 from rlk_repro.switches import OPS_DIR, PROFILED_STEPS
 
 SCRIPT: Final = "train.py"
@@ -87,7 +87,7 @@ def require_data(path: Path) -> None:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise BundleUnreadable(Problem(path.name, f"cannot be read ({reason})", expected="a stored rollout")) from None
-    check_records(path, data, has_program=PROGRAM in records)
+    check_records(path, data, records)
 
 
 def check_routes(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Check what a file of stored rollouts holds, with a reader that executes nothing.
 
-vime loads these files as pickles, and a pickle may call any function. A file passes if its pickle names only functions
-that rebuild tensors and arrays.
+vime loads these files as pickles, and a pickle may call any function. A file passes if its pickle holds tensors and
+plain values only. Arrays of numpy are no plain values: their pickled state can make numpy use bytes as pointers.
 """
 
 from __future__ import annotations
@@ -9,27 +9,18 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
 
-_BUILTINS: Final = ("builtins", "__builtin__")
-CALLED: Final = frozenset(
-    {
-        ("collections", "OrderedDict"),
-        ("torch._utils", "_rebuild_tensor_v2"),
-        ("numpy", "dtype"),
-        *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-        ("_codecs", "encode"),  # pickle protocol 2 stores bytes as a call of _codecs.encode
-        *((module, name) for module in _BUILTINS for name in ("bytearray", "complex", "frozenset", "set")),
-    }
-)
+CALLED: Final = frozenset({("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")})
 """The functions that a pickle may call, as module and name; docs/prepare.md lists them."""
-NAMED: Final = frozenset(
-    {("numpy", "ndarray")}
-    | {("torch", f"{kind}Storage") for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half")}
-    | {("torch", f"{kind}Storage") for kind in ("Int", "Long", "Short")}
+STORAGES: Final = frozenset(
+    ("torch", f"{kind}Storage")
+    for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 )
 """The names that a pickle may pass to an allowed function but may not call."""
 PICKLE: Final = "data.pkl"
@@ -43,24 +34,22 @@ _BROKEN_PICKLE: Final = (
 )
 
 
-class _StandIn(dict[Any, Any]):
-    """Stands in for the object that an allowed call in a pickle would make, so that reading executes no code."""
-
-    def __init__(self, *_: object) -> None:
-        super().__init__()
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)
+class _StandIn:
+    """Stands in for a tensor or the empty dict of its hooks, so that reading executes no code."""
 
     def __setstate__(self, _: object) -> None:
-        return
+        raise pickle.UnpicklingError("it changes a rebuilt object")
+
+
+def _make_stand_in(*_: object) -> _StandIn:
+    return _StandIn()
 
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in CALLED:
-            return _StandIn
-        if (module, name) in NAMED:
+            return _make_stand_in
+        if (module, name) in STORAGES:
             return None
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
@@ -73,12 +62,12 @@ def check_file(path: Path) -> None:
     check_archive(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {item.filename.partition("/")[2]: item for item in archive.infolist()}
-            member = members[PICKLE]
+            names = [item.filename.partition("/")[2] for item in archive.infolist()]
+            member = archive.infolist()[names.index(PICKLE)]
             data = archive.read(member) if member.compress_type == zipfile.ZIP_STORED else b""
     except (OSError, EOFError, LookupError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         raise _refuse(path, f"cannot be read ({error})") from None
-    check_records(path, data, has_program=PROGRAM in members)
+    check_records(path, data, names)
 
 
 def check_archive(path: Path) -> None:
@@ -88,10 +77,13 @@ def check_archive(path: Path) -> None:
             raise _refuse(path, "is not an archive of torch.save")
 
 
-def check_records(path: Path, data: bytes, *, has_program: bool) -> None:
-    """Check the pickle ``data`` of an archive; ``has_program`` says whether the archive holds a compiled program."""
-    if has_program:
+def check_records(path: Path, data: bytes, names: Iterable[str]) -> None:
+    """Check the pickle ``data`` of an archive and the ``names`` of its members, without their common folder."""
+    seen = Counter(name.casefold() for name in names)  # torch's reader finds names in any case
+    if PROGRAM in seen:
         raise _refuse(path, "is a compiled program")
+    if twice := sorted(name for name, number in seen.items() if number > 1):
+        raise _refuse(path, f"holds {twice[0]} twice")
     try:
         _Reader(io.BytesIO(data)).load()
     except _BROKEN_PICKLE as error:
@@ -99,5 +91,5 @@ def check_records(path: Path, data: bytes, *, has_program: bool) -> None:
 
 
 def _refuse(path: Path, what: str) -> BundleUnreadable:
-    expected = "tensors, arrays and plain values"
+    expected = "tensors and plain values"
     return BundleUnreadable(Problem(f"stored rollout {path.name}", what, expected=expected, hint=_HINT))

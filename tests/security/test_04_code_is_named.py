@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import lzma
 import os
@@ -25,6 +24,7 @@ from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.prepare.making import Order, fill
 from rlk_repro.prepare.stored_rollouts import Storage
+from rlk_repro.refengine import random_rollouts
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.rollout_files import check_file
 from rlk_repro.spec import HubSource, Image, StoredRollouts, VimeWorkload
@@ -206,14 +206,28 @@ def hostile_rollouts(folder: Path, mark: Path) -> Iterator[Path]:
         "dotted": b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93(tR.",
         "cut": b"\x80\x02}q",
         "extension": b"\x80\x02\x82\x01.",
+        "bomb": b"c__builtin__\nbytearray\n(J\xff\xff\xff\x7ftR.",
+        "state": b"ctorch._utils\n_rebuild_tensor_v2\n(tR}b.",
+        "item": b"ccollections\nOrderedDict\n(tRVx\nVy\ns.",
+        # with this state numpy takes an array's bytes for pointers to objects
+        "dtype": b"cnumpy\ndtype\n(VO8\ntR(K\x03V|\nNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb.",
     }
     for name, data in opcodes.items():
         with zipfile.ZipFile(folder / f"{name}.pt", "w") as archive:
             for member, content in members.items():
                 archive.writestr(member, data if member.endswith("data.pkl") else content)
         yield folder / f"{name}.pt"
+    evil_first = [(f"{good.name}/data.pkl", pickle.dumps(evil)), *members.items()]
+    evil_last = [*members.items(), ("other/data.pkl", pickle.dumps(evil))]
+    in_capitals = [(f"{good.name}/DATA.PKL", pickle.dumps(evil)), *members.items()]
+    for number, items in enumerate((evil_first, evil_last, in_capitals)):
+        with zipfile.ZipFile(folder / f"twice{number}.pt", "w") as archive:
+            for member, content in items:
+                archive.writestr(member, content)
+        yield folder / f"twice{number}.pt"
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_rollout_that_is_more_than_data_is_refused_unread(tmp_path: Path) -> None:
     _, mark = write_program(tmp_path)
     for path in hostile_rollouts(tmp_path, mark):
@@ -241,6 +255,7 @@ for argv in json.loads(sys.argv[1]):
 """Each start in a process of its own, of which torch is loaded once."""
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_vime_is_not_started_on_a_hostile_rollout(tmp_path: Path) -> None:
     """Torch's own archive reader checks the file, in the process that would become vime's."""
     _, mark = write_program(tmp_path)
@@ -248,7 +263,7 @@ def test_vime_is_not_started_on_a_hostile_rollout(tmp_path: Path) -> None:
     (checkout / "vime").mkdir(parents=True)
     (checkout / "vime" / "__init__.py").touch()
     (checkout / "train.py").write_text("print('trains')\n")
-    paths = [tmp_path / name for name in ("call.pt", "legacy.pt", "program.pt")]
+    paths = [tmp_path / name for name in ("call.pt", "legacy.pt", "program.pt", "dtype.pt")]
     assert set(paths) < set(hostile_rollouts(tmp_path, mark))
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)])}
     starts, expected = [], []
@@ -289,21 +304,13 @@ def test_a_rollout_that_vime_stored_on_a_gpu_is_data(tmp_path: Path, name: str) 
     check_file(path)
 
 
-def test_arrays_tensors_and_plain_values_are_data(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
-    value = {
-        "tokens": [1, 2],
-        "text": "ünï",
-        "bytes": b"\x00\xff",
-        "set": {1, (2, 3)},
-        "complex": 1j,
-        "routes": numpy.arange(6, dtype=numpy.int16).reshape(1, 2, 3),
-        "names": numpy.array(["a", None], dtype=object),
-        "number": numpy.float32(1),
-        numpy.int64(1): None,
-        **{str(kind): torch.zeros(2, dtype=kind) for kind in (torch.bfloat16, torch.int32, torch.bool)},
-    }
-    path = write_rollout(tmp_path / "0.pt", value)
-    check_file(path)
-    stream = io.BytesIO(path.read_bytes())
-    assert torch.load(stream, weights_only=False)["samples"][0]["set"] == {1, (2, 3)}
+def test_tensors_and_plain_values_are_data(tmp_path: Path) -> None:
+    kinds = (torch.bfloat16, torch.int32, torch.bool)
+    tensors = {str(kind): torch.zeros(2, dtype=kind) for kind in kinds}
+    value = {"tokens": [1, 2], "text": "ünï", "pair": (1.5, None), "deep": {"done": True}, **tensors}
+    check_file(write_rollout(tmp_path / "0.pt", value))
+    random_rollouts.main(
+        ["--seed=1", "--num-samples=2", "--prompt-len=2", "--vocab-size=9", "--num-layers=2", "--num-experts=4",
+         "--num-experts-per-token=2", "--response-lens", "3", "--", str(tmp_path)]
+    )  # fmt: skip
+    check_file(tmp_path / "0.pt")
