@@ -79,7 +79,7 @@ def replay(
         if is_dry_run:
             _show_dry_run(prepared, first, needs, as_json=as_json)
             return
-        if not is_trusted:
+        if not (is_trusted or recorded.is_own):
             require_trust(prepared.launch.plan)
         _require_ready(prepared, bundle, needs, is_accepted=is_accepted, as_json=as_json)
         comparison, result = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
@@ -224,7 +224,8 @@ def _say_what_runs(prepared: PreparedReplay) -> None:
     from rlk_repro.submit.consent import list_what_runs
 
     say("what would run here:")
-    for topic, text in list_what_runs(prepared.launch.plan, prepared.recorded.plan.profile).items():
+    recorded = prepared.recorded
+    for topic, text in list_what_runs(prepared.launch.plan, recorded.plan.profile, is_own=recorded.is_own).items():
         say(f"  {topic:<12} {text}")
 
 
@@ -243,6 +244,7 @@ def _show_dry_run(prepared: PreparedReplay, first: Reanalysis, needs: Sequence[P
     from rlk_repro.submit.show import describe_dry_run
 
     plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir
+    recorded = prepared.recorded
     if as_json:
         say_json(
             ReplayDryRun(
@@ -250,7 +252,7 @@ def _show_dry_run(prepared: PreparedReplay, first: Reanalysis, needs: Sequence[P
                 drift=prepared.drift,
                 parts=prepared.parts,
                 missing=prepared.missing,
-                what_runs=dict(list_what_runs(plan, prepared.recorded.plan.profile)),
+                what_runs=list_what_runs(plan, recorded.plan.profile, is_own=recorded.is_own),
                 replay_of=prepared.recorded.bundle_id,
                 reanalysis=first,
                 rerun=Rerun.stopped(needs),

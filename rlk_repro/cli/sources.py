@@ -65,6 +65,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     """
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.sources import RL_KERNEL
+    from rlk_repro.submit.consent import find_shipped_pins
     from rlk_repro.submit.planning import LOCAL
     from rlk_repro.workloads.checkouts import FLAGS, find_given, find_missing_commits, require_importable
     from rlk_repro.workloads.environment import profile_env
@@ -84,7 +85,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     require_importable(
         *(source for source in FLAGS if source.module in needed),
         path=path,
-        pins=plan.stack.pins,
+        pins=find_shipped_pins(plan.stack),
         commits=find_missing_commits(plan),
     )
 

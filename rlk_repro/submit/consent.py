@@ -1,12 +1,13 @@
 """List what the replay of a recorded experiment would run on this machine.
 
-Code that is neither part of this package nor pinned by the stack needs ``--trust``. A replay takes run, stack and
-hardware from the bundle, but not the author's profile with its paths and variables.
+Code that is neither part of this package nor pinned by a shipped stack needs ``--trust``, unless the user submitted the
+same plan before. A replay takes run, stack and hardware from the bundle, but not the author's profile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.escapes import printable
@@ -15,12 +16,14 @@ from rlk_repro.base.units import format_duration
 from rlk_repro.plan import Plan
 from rlk_repro.spec import Profile, Stack
 from rlk_repro.spec.load import load_stack
+from rlk_repro.spec.stack import Pin
+from rlk_repro.spec.values import PinName
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.api import Code
 
 
 def find_foreign(plan: Plan) -> list[Code]:
-    """List the code that the plan names but that is neither in this package nor in the sources that its stack pins."""
+    """List the code that the plan names but that is neither in this package nor pinned by a shipped stack."""
     return [item for item in _list_code(plan) if not item.is_known]
 
 
@@ -35,13 +38,26 @@ def require_trust(plan: Plan) -> None:
         raise CheckFailed(*problems)
 
 
-def list_what_runs(plan: Plan, recorded: Profile) -> dict[str, str]:
-    shown = dict(_list_experiment(plan))
+def find_shipped_pins(stack: Stack) -> dict[PinName, Pin]:
+    """Return the pins that a shipped stack has, too: a stranger's stack may pin any repository, commit or tree."""
+    return {name: pin for name, pin in stack.pins.items() if _is_shipped(name, pin)}
+
+
+def find_build_hint(plan: Plan) -> str | None:
+    """Return the command that builds the plan's unpublished image, if a shipped stack names that command."""
+    missing = plan.stack.unpublished.get(plan.hardware.image_platform)
+    shipped = (known for stack in _load_shipped_stacks() for known in stack.unpublished.values())
+    return missing.build if missing is not None and missing in shipped else None
+
+
+def list_what_runs(plan: Plan, recorded: Profile, *, is_own: bool = False) -> dict[str, str]:
+    """Describe what would run; ``is_own`` says that the user submitted this plan before."""
+    shown = dict(_list_experiment(plan, is_own=is_own))
     site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
     return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}
 
 
-def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
+def _list_experiment(plan: Plan, *, is_own: bool) -> Iterator[tuple[str, str]]:
     run, minutes = plan.run, plan.expected_minutes()
     steps = f"{plan.num_steps} steps each"
     duration = "time not estimated" if minutes is None else f"about {format_duration(minutes * 60)} in all"
@@ -56,12 +72,32 @@ def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
     code = _list_code(plan)
     yield (
         "named code",
-        "; ".join(_mark(item) for item in code) or "this run names no other code: its trainer is part of rlk-repro",
+        "; ".join(_show(item, is_own=is_own) for item in code)
+        or "this run names no other code: its trainer is part of rlk-repro",
     )
 
 
 def _list_code(plan: Plan) -> list[Code]:
-    return [*_list_images(plan), *_list_commits(plan), *WORKLOADS[plan.run.workload.kind].find_brought(plan).code]
+    brought = WORKLOADS[plan.run.workload.kind].find_brought(plan)
+    return [*_list_images(plan), *_list_pins(plan), *_list_commits(plan), *brought.code]
+
+
+def _list_pins(plan: Plan) -> Iterator[Code]:
+    """The nodes' sources are compared with these pins, so a pin of the author's stack may name any code."""
+    for name in plan.stack.pins.keys() - find_shipped_pins(plan.stack).keys():
+        pin = plan.stack.pins[name]
+        yield Code(where=f"pin {name}", value=f"{pin.repository} at {pin.commit}", is_known=False)
+
+
+def _is_shipped(name: PinName, pin: Pin) -> bool:
+    """A tree hash counts as the commit, so it must be a shipped one, too."""
+    pins = [stack.pins[name] for stack in _load_shipped_stacks() if name in stack.pins]
+    return any(
+        (pin.repository, pin.commit) == (known.repository, known.commit)
+        and pin.tree in {None, known.tree}
+        and pin.patched_tree in {None, known.patched_tree}
+        for known in pins
+    )
 
 
 def _list_commits(plan: Plan) -> Iterator[Code]:
@@ -82,12 +118,13 @@ def _list_images(plan: Plan) -> Iterator[Code]:
         yield Code(where="image", value=image.pinned, is_known=image.digest in shipped)
 
 
-def _load_shipped_stacks() -> Iterator[Stack]:
-    return (load_stack(name).model for name in list_names(stack_folders()))
+@cache
+def _load_shipped_stacks() -> tuple[Stack, ...]:
+    return tuple(load_stack(name).model for name in list_names(stack_folders()))
 
 
-def _mark(item: Code) -> str:
-    return printable(str(item)) + ("" if item.is_known else " (FOREIGN: needs --trust)")
+def _show(item: Code, *, is_own: bool) -> str:
+    return printable(str(item)) + ("" if item.is_known or is_own else " (FOREIGN: needs --trust)")
 
 
 def _join(env: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER
 from rlk_repro.statistics.power import chance_of_live_gates, smallest_effect, smallest_session_effect
-from rlk_repro.submit.consent import find_foreign
+from rlk_repro.submit.consent import find_build_hint, find_foreign
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import Kind, list_differences
 
@@ -179,7 +179,8 @@ def plan_lines(plan: Plan) -> list[str]:
         rows.append(("garbage collector", "objects frozen after the warm-up (gc.freeze), in both variants"))
     missing = plan.stack.unpublished.get(plan.hardware.image_platform)
     if missing is not None:
-        rows.append(("image", f"not published ({missing.reason}): submit refuses the run; {missing.build}"))
+        hint = find_build_hint(plan) or "build it"
+        rows.append(("image", f"not published ({missing.reason}): submit refuses the run; {hint}"))
     rows += [
         ("warning", f"{item['where']}: {item['found']}, expected {item['expected']}") for item in summary["warnings"]
     ]

@@ -18,6 +18,7 @@ from rlk_repro.plan import Plan, make_record
 from rlk_repro.prepare.contents import Contents, find_parts, parts_json
 from rlk_repro.rundir.paths import RUNS_VARIABLE, RunDir, runs_root
 from rlk_repro.rundir.store import remember, require_own_place
+from rlk_repro.submit.consent import find_build_hint
 from rlk_repro.workloads import list_run_folders
 
 CHOOSE_RUNS: Final = f"call this command in another folder, or set {RUNS_VARIABLE}"
@@ -101,7 +102,7 @@ def _require_image(plan: Plan) -> None:
         without = "" if plan.profile.kubernetes is not None else others
         where = f"stack {plan.stack.stack}: {plan.hardware.image_platform}"
         what = f"its image is not published ({missing.reason})"
-        raise SpecError(Problem(where, what, expected=f"an image by digest{without}", hint=missing.build))
+        raise SpecError(Problem(where, what, expected=f"an image by digest{without}", hint=find_build_hint(plan)))
 
 
 def stage_again(run_dir: RunDir, job: Job) -> None:

