@@ -61,15 +61,13 @@ GROUPS: Final[Mapping[str, tuple[str, Functions]]] = {
         {"init": profile.init, "show": profile.show, "check": profile.check},
     ),
     "images": (
-        "Container images of stacks: list, pull, build, check, pin, export, import.",
+        "Container images of stacks: list, pull, build, check, pin.",
         {
             "list": images.list_,
             "pull": images.pull,
             "build": images.build,
             "check": images.check,
             "pin": images.pin,
-            "export": images.export,
-            "import": images.import_,
         },
     ),
     "env": (

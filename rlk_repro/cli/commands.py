@@ -22,9 +22,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "env create": "rlk-repro env create DIR --stack 2026-11",
     "env export": "rlk-repro env export DIR -o FOLDER",
     "images build": "rlk-repro images build --stack 2026-07 --platform cuda-amd64",
-    "images check": "rlk-repro images check image.tar --stack 2026-07",
-    "images export": "rlk-repro images export --stack 2026-07 --platform cuda-amd64 -o folder",
-    "images import": "rlk-repro images import folder --to docker://registry.example/rlk",
+    "images check": "rlk-repro images check localhost/rlk-repro:2026-11-cuda-amd64 --stack 2026-11",
     "images list": "rlk-repro images list",
     "images pin": "rlk-repro images pin 2026-07",
     "images pull": "rlk-repro images pull --stack 2026-07 --platform cuda-amd64",
@@ -47,6 +45,8 @@ EXAMPLES: Final[Mapping[str, str]] = {
 
 REMOVED: Final[Mapping[str, str]] = {
     "claims": "docs/evidence/README.md has a table of what it measured",
+    "images export": "use skopeo copy (docs/how-to/machine-without-network.md)",
+    "images import": "use skopeo copy (docs/how-to/machine-without-network.md)",
 }
 """Commands of earlier versions, and what to use instead."""
 

@@ -1,10 +1,10 @@
-"""Define ``images list|pull|build|check|pin|export|import``: the container images of stacks."""
+"""Define ``images list|pull|build|check|pin``: the container images of stacks."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +12,6 @@ from rlk_repro.cli.completion import StackName
 from rlk_repro.cli.output import AsJson, note, say, say_answer, say_findings, say_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rlk_repro.base.findings import Finding
 
 Platform = Annotated[str | None, typer.Option(help="cuda-amd64, cuda-arm64 or rocm-amd64; default: this machine's.")]
@@ -100,23 +98,21 @@ def build(
 
 
 def check(
-    image: Annotated[str, typer.Argument(metavar="REF", help="An OCI archive or layout, or an image in a runtime.")],
+    image: Annotated[str, typer.Argument(metavar="REF", help="An image in a runtime.")],
     stack: ExpectedStack = None,
     platform: Platform = None,
     runtime: RuntimeName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the content of an image; no GPU is needed, and an image in an archive is not started."""
-    from rlk_repro.images.archive_check import check_archive
+    """Check the content of an image in a container runtime; no GPU is needed."""
+    from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.images.runtimes import check_in_runtime, find_runtime
     from rlk_repro.images.stacks import get_stack
 
     known = None if stack is None else get_stack(stack)
-    path = Path(image)
-    if path.exists() and runtime is None:
-        checked = check_archive(path, known, platform)
-        _report(f"{image}: {checked.digest}", checked, checked.findings, is_ok=checked.is_ok, as_json=as_json)
-        return
+    if runtime is None and Path(image).exists():
+        hint = f"skopeo copy oci-archive:{image} containers-storage:localhost/image; then check localhost/image"
+        raise SpecError(Problem(image, "is a file, and version 0.3 reads no archives of images", hint=hint))
     found = find_runtime(runtime)
     _report_running(image, found.name, check_in_runtime(image, found, known, platform), as_json)
 
@@ -153,40 +149,6 @@ def pin(
         note(f"review the difference, then write the updated stack: -o {display_name(path)}")
 
 
-def export(
-    folder: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder.")],
-    stack: StackName = None,
-    platform: Platform = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write a published image to a folder with checksums, for a site without a registry."""
-    from rlk_repro.images.stacks import get_image, get_stack
-    from rlk_repro.images.transport import export_image
-
-    known = get_stack(stack)
-    chosen, image = get_image(known, platform)
-    checked = export_image(image, folder, known, chosen)
-    told = f"{folder}: {checked.digest}; check the folder anywhere with sha256sum -c SHA256SUMS"
-    say_answer(checked, told, as_json=as_json)
-
-
-def import_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that export wrote.")],
-    target: Annotated[
-        str, typer.Option("--to", help="docker://REGISTRY/NAME, docker-daemon:NAME:TAG, containers-storage:NAME.")
-    ],
-    stack: ExpectedStack = None,
-    platform: Platform = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check an exported image and copy it with its digest into a registry or a container engine."""
-    from rlk_repro.images.stacks import get_stack
-    from rlk_repro.images.transport import import_image
-
-    checked = import_image(folder, target, None if stack is None else get_stack(stack), platform)
-    say_answer(checked, f"{target}: {checked.digest}", as_json=as_json)
-
-
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     from rlk_repro.base.errors import Problem, SpecError
 
@@ -203,15 +165,10 @@ def _report_running(image: str, runtime: str, findings: list[Finding], as_json: 
     from rlk_repro.base.findings import has_blocking
 
     is_ok = not has_blocking(findings)
-    answer = {"image": image, "runtime": runtime, "is_ok": is_ok, "findings": findings}
-    _report(image, answer, findings, is_ok=is_ok, as_json=as_json)
-
-
-def _report(what: str, answer: Any, findings: Sequence[Finding], *, is_ok: bool, as_json: bool) -> None:
     if as_json:
-        say_json(answer)
+        say_json({"image": image, "runtime": runtime, "is_ok": is_ok, "findings": findings})
     else:
         say_findings(findings)
-        say(f"{what}: {'matches its record' if is_ok else 'must not be used'}")
+        say(f"{image}: {'matches its record' if is_ok else 'must not be used'}")
     if not is_ok:
         raise typer.Exit(1)

@@ -16,14 +16,14 @@ from typing import Final
 from rlk_repro.base import git, proc
 from rlk_repro.base.disk import find_existing
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
-from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_json, write_text
+from rlk_repro.base.files import load_json, sha256_bytes, sha256_file, write_bytes, write_json, write_text
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.base.units import format_bytes
+from rlk_repro.bundle.checksums import CHECKSUMS, render_checksums
 from rlk_repro.images import packed
 from rlk_repro.images.build import ROOT, make_arguments, require_clean, say, timed
 from rlk_repro.images.lock import FOLDER, Locked, lock_path, read_lock, sum_sizes
 from rlk_repro.images.stacks import choose_platform
-from rlk_repro.images.transport import write_checksums
 from rlk_repro.probes.container import LOCK
 from rlk_repro.spec import ImagePlatform, Stack
 
@@ -118,6 +118,13 @@ def export(stack: Stack, folder: Path, target: Path, *, reuse_torch: bool = Fals
         git.require("git update-ref", done)
     shutil.copyfile(lock, target / LOCK)
     write_checksums(target)
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the hashes of all files of a folder, for ``sha256sum -c SHA256SUMS``."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    digests = {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
+    write_bytes(folder / CHECKSUMS, render_checksums(digests))
 
 
 def source_requirement(stack: Stack) -> str:

@@ -1,8 +1,4 @@
-"""Ask registries through skopeo, which reads the site's credentials, mirrors and certificates.
-
-skopeo also copies images byte for byte (``--preserve-digests``), which ``podman save`` and ``docker save`` do not
-promise.
-"""
+"""Ask registries through skopeo, which reads the site's credentials, mirrors and certificates."""
 
 from __future__ import annotations
 
@@ -11,14 +7,13 @@ import re
 from typing import Any, Final
 
 from rlk_repro.base import proc
-from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
+from rlk_repro.base.errors import EnvironmentMissing, Problem
 from rlk_repro.base.files import sha256_bytes
 from rlk_repro.rundir.manifest import Unknown
 
 DIGEST: Final = re.compile("sha256:[0-9a-f]{64}")
 SKOPEO: Final = "skopeo"
 ASK_TIMEOUT_S: Final = 120.0
-COPY_TIMEOUT_S: Final = 6 * 3600.0
 _TROUBLE: Final = (
     ("manifest unknown", "the registry has no such tag or digest (any more)"),
     ("unauthorized", "log in: skopeo login REGISTRY"),
@@ -47,14 +42,6 @@ def ask_size(reference: str) -> int | Unknown:
         return Unknown(str(error.problems[0]).splitlines()[0])
     except (ValueError, KeyError, TypeError) as error:
         return Unknown(f"the registry's answer is not a manifest ({error!r})")
-
-
-def copy_image(source: str, target: str) -> None:
-    """Copy the images of all platforms and keep their digests; raise CheckFailed with skopeo's message."""
-    argv = [SKOPEO, "copy", "--quiet", "--all", "--preserve-digests", "--", source, target]
-    done = proc.run(argv, timeout_s=COPY_TIMEOUT_S)
-    if not done.is_ok:
-        raise CheckFailed(Problem(f"skopeo copy {source}", f"did not finish ({_words(done)})", hint=_hint(done)))
 
 
 def _check_digest(value: Any) -> str:

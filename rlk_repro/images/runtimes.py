@@ -13,9 +13,8 @@ from typing import Final
 from rlk_repro.base import proc
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.images.archive_check import judge_record
 from rlk_repro.images.importing import plan_import
-from rlk_repro.images.match import missing_record
+from rlk_repro.images.match import check_kernels, check_sources, match_labels, match_stack, missing_record
 from rlk_repro.images.record import parse_record
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.spec import OCI_ARCHITECTURES, Image, Stack
@@ -66,8 +65,7 @@ def find_runtime(name: str | None) -> Runtime:
         if shutil.which(runtime.name):
             return runtime
     wanted = name or ", ".join(RUNTIMES)
-    hint = "install it, or save the image as a file and check that file: skopeo copy … oci-archive:FILE"
-    raise EnvironmentMissing(Problem(wanted, "is not on PATH", hint=hint))
+    raise EnvironmentMissing(Problem(wanted, "is not on PATH", hint="install a container runtime"))
 
 
 def pull_image(image: Image, platform: str, runtime: Runtime, folder: Path | None) -> str:
@@ -104,8 +102,10 @@ def check_in_runtime(what: str, runtime: Runtime, stack: Stack | None, platform:
     except BundleUnreadable as error:
         return [missing_record(str(error.problems[0]))]
     labels = _ask_labels(what, runtime)
-    findings = [item for item in judge_record(record, labels or {}, stack, platform)
-                if labels is not None or not item.where.startswith("label ")]  # fmt: skip
+    findings = [] if labels is None else list(match_labels(record, labels))
+    findings += [*check_sources(record), *check_kernels(record)]
+    if stack is not None:
+        findings += match_stack(record, stack, platform)
     return findings + _ask_image(what, runtime)
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from rlk_repro.cli.commands import EXAMPLES
 from tests import ROOT
-from tests.support.images.container_image import make_image
 
 Call = Callable[..., tuple[int, str, str]]
 EVIDENCE = ROOT / "docs" / "evidence"
@@ -24,7 +23,7 @@ ROWS = re.findall(r"^\| `([a-z ]+)` \| .* \| (.*) \|$", (ROOT / "docs" / "comman
 KEYS = {words: [set(re.findall(r"`(\w+)`", part)) for part in cell.split("; ")] for words, cell in ROWS}
 # commands that this machine can run, with options; those about a submission follow below
 ALONE = (
-    "images check image.tar", "doctor", "images list", "list", "prepare smoke",
+    "doctor", "images list", "list", "prepare smoke",
     "images build --stack 2026-07 --platform cuda-amd64 --dry-run", "images pin vime-host",
     "prepare vime-train-only --hardware h200 --dry-run", "profile init --cluster local -o mine.yaml",
     "profile check local", "runs list", "submit qwen3-30b-a3b --cluster slurm --stack example --dry-run",
@@ -37,7 +36,6 @@ ALONE = (
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "image.tar").write_bytes(make_image().archive())
 
 
 def check(call: Call, line: str) -> Any:

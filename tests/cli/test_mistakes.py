@@ -53,6 +53,8 @@ MISTAKES = (
     ("logs nope", 2, NO_RUNS),
     ("cancel nope", 2, NO_RUNS),
     ("verify", 2, "example: rlk-repro verify bundle.tgz"),
+    ("claims check", 2, "hint: claims was removed in version 0.3; docs/evidence/README.md has a table"),
+    ("images export -o x", 2, "hint: images export was removed in version 0.3; use skopeo copy"),
     ("verify README.md", 5, FIND_BUNDLE),
     ("verify nope.tgz", 2, FIND_BUNDLE),
     ("verify cut.tgz", 5, FIND_BUNDLE),

@@ -150,8 +150,14 @@ def test_submitting_to_an_unpublished_image_names_the_command(call: Call) -> Non
     assert (code, [row["platform"] for row in rows]) == (0, ["cuda-amd64", "cuda-arm64", "rocm-amd64"])
     code, _, error = call("images", "pull", "--stack", "2026-07", "--platform", "cuda-amd64")
     assert (code, "hint: rlk-repro images build --stack 2026-07 --platform cuda-amd64" in error) == (2, True)
-    code, _, error = call("images", "export", "--stack", "host", "-o", "x")
+    code, _, error = call("images", "pull", "--stack", "host")
     assert (code, "stack host: has no image for this platform" in error) == (2, True)
+
+
+def test_what_was_removed_names_its_replacement(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "image.tar").touch()
+    code, _, error = call("images", "check", str(tmp_path / "image.tar"))
+    assert (code, "skopeo copy oci-archive:" in error) == (2, True)
 
 
 def test_without_options_it_is_the_newest_stack_and_this_machines_platform(

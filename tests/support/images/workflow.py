@@ -66,7 +66,6 @@ class Release:
         return {key: text for key, text in found.items() if not key.endswith(".is-built")}
 
     def run_step(self, job: str, name: str, values: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        (self.folder / "pulled.tar").unlink(missing_ok=True)
         (step,) = (step for step in _read_job(job)["steps"] if step.get("name") == name)
         return self._run(job, step, values)[0]
 
