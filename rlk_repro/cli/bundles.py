@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say, say_answer, say_findings, say_json
+from rlk_repro.cli.output import AsJson, Unsealed, say, say_answer, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.bundle.verify import Verification
@@ -62,20 +62,13 @@ def diff(
     is_gate: Annotated[
         bool, typer.Option("--gate", help="Only check whether the second bundle is worse; exit 1 if it is.")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Write both reports, and a page that compares them."),
-    ] = None,
     is_unsealed_fine: Unsealed = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare plans, manifests and results of two bundles; exit 1 when a difference is blocking."""
-    from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.replay.compare import diff_bundles
 
-    if is_gate and output is not None:
-        raise SpecError(Problem("--output", "cannot be used with --gate", expected="--gate or -o, not both"))
     if is_gate:
         _judge_gate(first, second, as_json=as_json)
         return
@@ -90,24 +83,8 @@ def diff(
             say("identical: plan, manifests and recorded code")
         for line in [] if found.comparison is None else found.comparison.lines():
             say(line)
-    if output is not None:
-        _write_pages((first, second), output)
     if has_blocking(found.findings) or (found.unsealed and not is_unsealed_fine):
         raise typer.Exit(1)
-
-
-def _write_pages(sources: tuple[Path, Path], output: Path) -> None:
-    from rlk_repro.base.disk import writing
-    from rlk_repro.replay.recorded import load_result
-    from rlk_repro.report import write_report
-    from rlk_repro.report.side_by_side import write_side_by_side
-
-    written = []
-    with writing(output, hint=OTHER_FOLDER):
-        for number, source in enumerate(sources, start=1):
-            analysis, context = load_result(source, is_linked=False)
-            written.append((analysis, context, write_report(analysis, output / str(number), context)))
-        note(f"results side by side: {write_side_by_side(written, output)}")
 
 
 def _judge_gate(reference: Path, later: Path, *, as_json: bool) -> None:

@@ -24,7 +24,7 @@ def report(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the HTML and Markdown report and print its summary; several sources with -o also get one common page."""
+    """Write the HTML and Markdown report and print its summary."""
     from rlk_repro.base.disk import writing
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.bundle.seal import is_folder
@@ -32,12 +32,11 @@ def report(
     from rlk_repro.report import write_report
     from rlk_repro.report.markdown import render_summary
     from rlk_repro.report.record import make_record
-    from rlk_repro.report.side_by_side import write_side_by_side
     from rlk_repro.report.terminal import print_answer, print_summary
     from rlk_repro.rundir.results import VerdictWord
 
     unwanted = read_fail_on(fail_on and fail_on.replace("-", " "), [word.value for word in VerdictWord], "verdict")
-    results, written, is_doubtful = [], [], False
+    results, is_doubtful = [], False
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)
         is_doubtful = is_doubtful or has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
@@ -49,15 +48,10 @@ def report(
         folder = _folder(source, output, number if len(sources) > 1 else None)
         with writing(folder, hint=OTHER_FOLDER):
             page = write_report(analysis, folder, context)
-        written.append((analysis, context, page))
         results.append(make_record(analysis, context, source=str(source), report=str(page)))
         if not as_json:
             show(partial(print_summary, analysis, context=context))
             show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(page)))
-    if len(written) > 1 and output is not None:
-        with writing(output, hint=OTHER_FOLDER):
-            page = write_side_by_side(written, output)
-        note(f"results side by side: {page}")
     if as_json:
         say_json(results)
     if is_doubtful or any(result.verdict in unwanted for result in results):

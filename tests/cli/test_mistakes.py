@@ -64,7 +64,6 @@ MISTAKES = (
     ("report folder", 5, FIND_BUNDLE),
     ("report BUNDLE --fail-on slow", 2, "expected any of faster, slower"),
     ("report BUNDLE -o README.md", 3, "hint: name another folder with -o"),
-    ("diff --gate BUNDLE BUNDLE -o both", 2, "expected --gate or -o, not both"),
     ("submit qwen3-4b --cluster slurm --profile generic-mi300x --dry-run", 2, "has no layout for this hardware"),
     ("diff BUNDLE", 2, "example: rlk-repro diff --gate reference.tgz bundle.tgz"),
     ("index folder -o site", 5, FIND_BUNDLE),

@@ -135,9 +135,3 @@ def test_the_differences_to_another_machine_fit_a_screen(call: Call, monkeypatch
     assert out.index("inconclusive: too noisy to tell") < out.index("drift of this machine")
     assert " values differ or are missing here: " in out
     assert "blocking: gpu.count: expected 1, found 0" in out
-
-
-def test_diff_writes_one_page_side_by_side(call: Call, tmp_path: Path) -> None:
-    _, _, err = call("diff", SESSIONS, REPLAY, "-o", str(tmp_path / "both"))
-    assert err == f"results side by side: {tmp_path / 'both' / 'index.html'}\n"
-    assert (tmp_path / "both" / "2" / "report.html").exists()
