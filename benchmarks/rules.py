@@ -40,8 +40,8 @@ class Case:
     """One kind of noise; ``step_sd``, ``drift`` and ``after_switch`` are of log step times.
 
     ``between`` is the spread of session effects, as a multiple of the error that blocks give a session.  ``lost``
-    blocks of the first session are void, all of one order with ``lost_order``.  ``after_switch`` shortens the first enabled
-    step after each change of the variant.  With ``is_noisy``, sessions alone owe a part of their power to luck.
+    blocks of the first session are void, all of one order with ``lost_order``.  ``after_switch`` shortens the first
+    enabled step after each change of the variant.  With ``is_noisy``, sessions alone owe a part of their power to luck.
     """
 
     name: str

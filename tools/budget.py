@@ -1,4 +1,4 @@
-"""Print how many lines the files named on standard input have of each kind, beside what they may have: ``make budget``."""
+"""Print how many lines the files named on standard input have of each kind, and the most they may have."""
 
 from __future__ import annotations
 
