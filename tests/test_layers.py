@@ -1,4 +1,4 @@
-"""Imports point one way: a module imports only from layers named above its own (docs/design/structure.md)."""
+"""Imports point one way: a module imports only from layers named above its own (docs/structure.md)."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_every_module_imports_only_from_above() -> None:
 
 
 def test_the_page_names_every_layer() -> None:
-    """``docs/design/structure.md`` has one line for each folder of the package."""
-    text = (ROOT / "docs" / "design" / "structure.md").read_text()
+    """``docs/structure.md`` has one line for each folder of the package."""
+    text = (ROOT / "docs" / "structure.md").read_text()
     named = set(re.findall(r"^\| `([\w./]+)` \|", text, re.MULTILINE))
     folders = {f"{path.parent.relative_to(PACKAGE).as_posix()}/" for path in PACKAGE.rglob("*.py")} - {"./"}
     assert folders - named == set()
@@ -117,7 +117,7 @@ def test_the_page_names_every_layer() -> None:
 
 def test_the_files_to_touch_are_there() -> None:
     """The page names, for a dozen kinds of change, files that exist."""
-    text = (ROOT / "docs" / "design" / "structure.md").read_text()
+    text = (ROOT / "docs" / "structure.md").read_text()
     changes = text.split("## What to touch")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (?!change|---)(.+?) \| (.+) \| (\d+) \|$", changes, re.MULTILINE)
     assert len(rows) == 12

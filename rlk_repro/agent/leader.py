@@ -82,7 +82,7 @@ class Leader:
         self._ray = ray(member, self._journal.record, self._note)
 
     def run(self) -> int:
-        """Run all steps and return the agent's exit code (docs/results-directory.md)."""
+        """Run all steps and return the agent's exit code (docs/formats.md)."""
         with self._stop.installed(), self._be_visible():
             before = self._count_done()
             code, message = self._run_steps()

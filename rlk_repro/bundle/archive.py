@@ -1,4 +1,4 @@
-"""Write and read the tar archive of a bundle (docs/bundle-format.md) as a stream.
+"""Write and read the tar archive of a bundle (docs/formats.md) as a stream.
 
 tarfile's own reader is not used, because its behaviour depends on Python's patch release: 3.11.7 reads beyond the end
 of a pax record, and a broken header after the first member silently ends the archive.

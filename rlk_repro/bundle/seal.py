@@ -1,4 +1,4 @@
-"""Seal, pack, unpack and describe bundles (docs/bundle-format.md)."""
+"""Seal, pack, unpack and describe bundles (docs/formats.md)."""
 
 from __future__ import annotations
 

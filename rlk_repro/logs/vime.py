@@ -1,6 +1,6 @@
 """Read the output of vime's trainer and RolloutManager into rows of numbers; each number keeps its line number.
 
-The page docs/log-dialect.md describes the lines.
+The page docs/metrics.md describes the lines.
 """
 
 from __future__ import annotations

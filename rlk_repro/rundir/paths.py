@@ -1,4 +1,4 @@
-"""Define all file names inside a run directory or a bundle (docs/results-directory.md)."""
+"""Define all file names inside a run directory or a bundle (docs/formats.md)."""
 
 from __future__ import annotations
 

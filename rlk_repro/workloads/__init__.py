@@ -1,4 +1,4 @@
-"""The kinds of trainer that a run can measure.  docs/adding-a-backend.md says how to add one."""
+"""The kinds of trainer that a run can measure.  docs/structure.md says how to add one."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def require_importable(
         if not is_found(source.module, os.environ.get("PYTHONPATH", "") if path is None else path)
     ]  # fmt: skip
     problems += [Problem(f"{COMMITS}/{commit}", "missing", expected=f"a folder with {RL_KERNEL.module}/",
-                         hint="docs/how-to/two-commits.md says how to install the commit")
+                         hint="docs/own-changes.md says how to install the commit")
                  for commit in commits]  # fmt: skip
     if problems:
         raise EnvironmentMissing(*problems)

@@ -25,7 +25,7 @@ def test_exit_codes_are_unique_and_documented() -> None:
     classes = [item for item in types if issubclass(item, RlkReproError) and item is not RlkReproError]
     codes = [item.exit_code for item in classes] + [errors.EXIT_BUG]
     assert len(set(codes)) == len(codes)
-    text = (ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "commands.md").read_text()
     for item in classes:
         assert f"`{item.__name__}`" in text
         assert f"| {item.exit_code} |" in text

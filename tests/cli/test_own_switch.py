@@ -17,6 +17,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import PairStatus, ProofStatus
 from tests import ROOT
 from tests.cli.test_road import rlk_repro as run_command
+from tests.support.how_to import read_section
 
 TINY = ("--set", "workload.grpo.rollout_batch_size=2", "--set", "workload.grpo.n_samples_per_prompt=2")
 SWITCH = {"title": "NCCL's tree", "baseline": {"NCCL_ALGO": "Ring"}, "enabled": {"NCCL_ALGO": "Tree"}}
@@ -149,8 +150,7 @@ def test_a_run_of_vime_is_planned_without_rl_kernel(tmp_path: Path, call: Any) -
 
 
 def test_the_how_to_makes_a_run_that_is_planned(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "how-to" / "own-switch.md").read_text()
-    assert len(page.splitlines()) <= 60
+    page = read_section("own-changes.md", "Compare a switch of your own")
     (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     copy, show, *_ = re.findall(r"```sh\n\s*(.*?)\n", page)
     source, target = copy.split()[1:]

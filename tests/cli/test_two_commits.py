@@ -21,6 +21,7 @@ from rlk_repro.submit.consent import find_foreign, list_what_runs
 from rlk_repro.submit.show import plan_summary
 from tests import ROOT, SUPPORT
 from tests.cli.test_road import rlk_repro as run_command
+from tests.support.how_to import read_section
 from tests.support.job_examples import make_staged_facts
 from tests.support.tier_examples import make_tier_plan
 
@@ -169,7 +170,7 @@ def test_sessions_cannot_compare_commits(tmp_path: Path, call: Any) -> None:
 
 
 def test_the_how_to_makes_a_run_that_is_planned(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "how-to" / "two-commits.md").read_text()
+    page = read_section("own-changes.md", "Compare two commits of RL-Kernel")
     (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     copy = re.findall(r"cp (\S+) (\S+)\n", page)
     ((source, target),) = copy

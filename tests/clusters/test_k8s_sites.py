@@ -95,7 +95,7 @@ def test_the_page_on_installing_works_command_by_command(
     server: Cluster, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for command in read_commands("install-kubernetes.md"):
+    for command in read_commands("kubernetes.md", "Install on a Kubernetes cluster"):
         code, out, err = call(*command)
         assert code == 0, (command, out + err)
 

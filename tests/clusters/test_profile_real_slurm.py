@@ -99,7 +99,7 @@ def test_the_page_on_installing_works_command_by_command(
 ) -> None:
     """A container engine of this host is proposed; the stack of smoke has no images, so the nodes' Python runs it."""
     monkeypatch.chdir(site.folder)
-    for command in read_commands("install-slurm.md"):
+    for command in read_commands("slurm.md", "Install on a Slurm cluster"):
         small = ["--hardware", "cpu", "--exploratory"] if command[0] == "submit" else []  # its A100s are files
         settings = [word for setting in SETTINGS if "--wait" in command for word in ("--set", setting)]
         code, out, err = call(*command, *small, *settings)

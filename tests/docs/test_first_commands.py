@@ -17,7 +17,7 @@ from tests.support.kube.runs import needs_kubectl, running_server
 from tests.support.slurm.cluster import Cluster
 
 Call = Callable[..., tuple[int, str, str]]
-PAGE = ROOT / "docs" / "how-to" / "first-commands.md"
+PAGE = ROOT / "docs" / "first-commands.md"
 SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 CUT = "…"

@@ -328,7 +328,7 @@ def test_end_to_end_throughput_counts_the_whole_step():
 
 
 def test_the_documented_metrics_are_the_ones_that_exist():
-    text = (ROOT / "docs" / "log-dialect.md").read_text()
+    text = (ROOT / "docs" / "metrics.md").read_text()
     for metric in METRICS:
         assert f"`{metric.name}`" in text
         assert all(f"`{key}`" in text for _, key in metric.sources)

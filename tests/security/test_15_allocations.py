@@ -175,8 +175,8 @@ def test_a_bundle_is_signed_and_checked_by_the_documented_commands(tmp_path: Pat
     """The user's own key signs by ssh-keygen; no code of rlk-repro takes part."""
     if shutil.which("ssh-keygen") is None:
         pytest.skip("ssh-keygen is not installed")
-    page = (DOCS / "bundle-format.md").read_text()
-    section = page.split("## Who sealed it")[1].split("\n## ")[0]
+    page = (DOCS / "formats.md").read_text()
+    section = page.split("## Who sealed it")[1].split("\n### ")[0]
     sign, check = re.findall(r"```text\n(.*?)```", section, flags=re.DOTALL)
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
