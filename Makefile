@@ -67,7 +67,7 @@ fmt: $(VENV)/.dev ## Format the code
 
 goldens: $(VENV)/.dev $(VENV)/.torch ## Rewrite golden files: example jobs, schemas for editors, reports
 	RLK_REPRO_GOLDENS=write $(BIN)/python -m pytest -q \
-	  tests/clusters/test_golden_jobs.py tests/spec/test_schemas.py tests/report/test_markdown.py
+	  tests/clusters/test_golden_jobs.py tests/spec/test_schemas.py tests/report/test_goldens.py
 
 evidence: $(VENV)/.base ## Verify and analyse again every bundle of docs/evidence
 	$(BIN)/python -m tools.check_evidence

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
-from rlk_repro.analysis.verdict import TOO_NOISY
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.report.answer import describe_answer, describe_ground, describe_subject, list_suspects, suggest_next
+from rlk_repro.report.answer import describe_answer, list_suspects, suggest_next
 from rlk_repro.report.markdown import render_summary
-from rlk_repro.report.setting import FROZEN
 from rlk_repro.report.surroundings import make_commands
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis, GateStatus, PairStatus, ProofStatus, TrialStatus, VerdictWord
@@ -34,61 +32,6 @@ def change(
     return replace(analysis, effects=effects, verdict=verdict, workload=workload)
 
 
-@pytest.mark.parametrize(
-    ("word", "ends", "memory", "expected"),
-    [
-        (VerdictWord.FASTER, (0.95, 0.96), (0.9, 0.9),
-         "Result: with RL-Kernel a step takes 4.50 % less time, 41.94 → 40.05 s "
-         "(95 % interval 4.00 to 5.00 %), and less memory."),
-        (VerdictWord.FASTER, (0.20, 0.30), (1.0, 1.0),
-         "Result: with RL-Kernel a step takes 75.00 % less time, 4.00 times as fast, 41.94 → 10.49 s "
-         "(95 % interval 70.00 to 80.00 %), and the same memory."),
-        (VerdictWord.SLOWER, (1.04, 1.06), (1.1, 1.2),
-         "Result: with RL-Kernel a step takes 5.00 % more time, 41.94 → 44.04 s (95 % interval 4.00 to 6.00 %), "
-         "and more memory."),
-        (VerdictWord.EQUIVALENT, (0.995, 0.997), (0.9, 1.1),
-         "Result: with RL-Kernel a step takes the same time within 1 %: 0.40 % less time, 41.94 → 41.77 s "
-         "(95 % interval 0.30 to 0.50 %)."),
-        (VerdictWord.EQUIVALENT, (0.996, 1.00001), (1.0, 1.0),
-         "Result: with RL-Kernel a step takes the same time within 1 %: 0.20 % less time, 41.94 → 41.86 s "
-         "(95 % interval 0.00 to 0.40 %), and the same memory."),
-        (VerdictWord.INCONCLUSIVE, (0.9, 1.1), (1.0, 1.0),
-         "Result: no answer yet. Because. The change lies between -10.00 % and +10.00 %."),
-        (VerdictWord.NOT_COMPARABLE, (0.9, 1.1), (1.0, 1.0), "Result: the variants are not comparable. Because."),
-    ],
-)  # fmt: skip
-def test_the_answer_is_one_plain_sentence(
-    word: VerdictWord, ends: tuple[float, float], memory: tuple[float, float], expected: str
-) -> None:
-    analysis = change(word, low=ends[0], high=ends[1], memory=memory)
-    assert describe_answer(make_view(analysis)) == expected
-
-
-@pytest.mark.parametrize(
-    ("ends", "side"),
-    [
-        ((0.97, 0.993), "less time, or the same within 1 %"),
-        ((0.97, 1.005), "less time, or the same within 1 %"),
-        ((0.995, 1.02), "more time, or the same within 1 %"),
-        ((0.98, 1.02), ""),
-    ],
-)
-def test_a_noisy_answer_names_the_side_that_is_left(ends: tuple[float, float], side: str) -> None:
-    analysis = change(VerdictWord.INCONCLUSIVE, low=ends[0], high=ends[1])
-    assert describe_answer(make_view(analysis)).startswith("Result: no answer yet. Because. ")
-    headline = f"inconclusive: {TOO_NOISY} 1 %; step time"
-    noisy = replace(analysis, verdict=replace(analysis.verdict, headline=headline))
-    answer = describe_answer(make_view(noisy))
-    assert (side in answer) if side else answer.startswith("Result: no answer yet. Too noisy ")
-    assert " The change lies between " in answer
-
-
-def test_the_answer_names_what_was_timed() -> None:
-    analysis = change(VerdictWord.FASTER, low=0.2, high=0.3, workload="module")
-    assert "vime's loss functions alone take 75.00 % less time" in describe_answer(make_view(analysis))
-    assert describe_ground(make_view(analysis)).startswith("6 pairs on ")
-
-
 @pytest.mark.parametrize("status", [PairStatus.VOID, PairStatus.DROPPED])
 def test_the_times_of_the_answer_are_those_of_the_scored_pairs(status: PairStatus) -> None:
     analysis = change(VerdictWord.FASTER, low=0.95, high=0.96)
@@ -97,20 +40,6 @@ def test_the_times_of_the_answer_are_those_of_the_scored_pairs(status: PairStatu
     names = {first.first, first.second}
     without = replace(lost, trials=tuple(trial for trial in analysis.trials if trial.name in names))
     assert describe_answer(make_view(lost)) == describe_answer(make_view(without))
-
-
-@pytest.mark.parametrize(
-    ("layout", "place"),
-    [
-        ("1 node, 1 GPU a node, TP 1", "NVIDIA H100"),
-        ("1 node, 2 GPUs a node, TP 2", "NVIDIA H100 (1 node, 2 GPUs a node, TP 2)"),
-    ],
-)
-def test_a_result_of_several_gpus_names_their_layout(layout: str, place: str) -> None:
-    facts = {"GPU": "NVIDIA H100", "driver": "580.159.04"}
-    analysis = replace(change(VerdictWord.FASTER, low=0.2, high=0.3), facts=facts)
-    view = make_view(analysis, Context(setting=(("layout", layout),)))
-    assert describe_ground(view) == f"6 pairs on {place}, driver 580.159.04"
 
 
 @pytest.mark.parametrize(
@@ -136,27 +65,6 @@ def test_without_rl_kernel_memory_is_inconclusive() -> None:
     assert (found.word, "RL-Kernel is not proved to have run" in found.sentence) == (MemoryWord.INCONCLUSIVE, True)
     failed = judge_memory(change(VerdictWord.NOT_COMPARABLE, low=0.9, high=1.1))
     assert "the variants are not comparable" in failed.sentence
-
-
-@pytest.mark.parametrize(("overrides", "rest"), [("x", ", with the --set options of this run"), ("measure.pairs", "")])
-def test_an_inconclusive_answer_proposes_a_run_large_enough_to_decide(overrides: str, rest: str) -> None:
-    analysis = change(VerdictWord.INCONCLUSIVE, low=0.90, high=1.02)
-    effects = tuple(replace(item, sd_log=0.04) if item.metric == "step_time_s" else item for item in analysis.effects)
-    view = make_view(replace(analysis, effects=effects), Context(overrides=(overrides,)))
-    assert suggest_next(view, "b.tgz") == (
-        "rlk-repro submit --run qwen3-30b-a3b --cluster slurm --hardware h200 --stack example --pairs 20  "
-        f"# a new run{rest}; this run stays as it is"
-    )
-
-
-def test_means_that_do_not_fit_the_word_are_in_the_answer() -> None:
-    analysis = change(VerdictWord.EQUIVALENT, low=0.999, high=1.003)
-    effects = tuple(
-        replace(item, ratio=1.09, low=0.98, high=1.2) if item.metric == "mean_step_time_s" else item
-        for item in analysis.effects
-    )
-    answer = describe_answer(make_view(replace(analysis, effects=effects)))
-    assert answer.endswith("Mean step times, which count rare slow steps, differ by +9.00 %.")
 
 
 def test_memory_is_not_judged_where_a_gate_is_undecided_or_a_trial_ran_out_of_memory() -> None:
@@ -206,27 +114,6 @@ def test_for_an_unsealed_run_no_command_is_advised_that_needs_a_seal(is_folder: 
     commands = [suggest_next(view, "x"), *(command for command, _ in make_commands(view).lines)]
     assert [command.partition(" x")[0] for command in commands] == ["rlk-repro inspect", "rlk-repro report"]
     assert render_summary(view.analysis, context).rstrip().endswith("\nnot sealed")
-
-
-@pytest.mark.parametrize(
-    ("entropy", "baseline"),
-    [
-        ("left out, in both variants", "vime without its entropy metric"),
-        ("computed, in both variants", "vime with its entropy metric"),
-        ("", "baseline"),
-    ],
-)
-def test_the_baseline_is_named_with_or_without_its_entropy_metric(entropy: str, baseline: str) -> None:
-    setting = (("entropy metric", entropy),) if entropy else ()
-    analysis = replace(small(), workload="vime")
-    assert describe_subject(make_view(analysis, Context(setting=setting))) == f"RL-Kernel enabled against {baseline}"
-
-
-def test_the_baseline_says_that_its_objects_are_frozen() -> None:
-    setting = (("entropy metric", "left out, in both variants"), FROZEN)
-    view = make_view(replace(small(), workload="vime"), Context(setting=setting))
-    expected = "RL-Kernel enabled against vime without its entropy metric, with Python's objects frozen (gc.freeze)"
-    assert describe_subject(view) == expected
 
 
 def test_an_inconclusive_result_names_the_suspects_among_its_findings() -> None:

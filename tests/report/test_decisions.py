@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from benchmarks.verdicts import power_of
-from rlk_repro.report.basis import describe_effect, describe_pairs, describe_sensitivity, make_basis
+from rlk_repro.report.basis import describe_pairs, describe_sensitivity, make_basis
 from rlk_repro.report.sections import _make_rl_kernel_cell
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import BlockResult, DecisionSummary, PairStatus
@@ -57,24 +57,3 @@ def test_only_blocks_of_scored_sessions_count() -> None:
     pairs = (first, dataclasses.replace(second, status=PairStatus.VOID))
     found = dataclasses.replace(analysis, trials=tuple(trials), pairs=pairs, blocks=tuple(blocks))
     assert describe_pairs(found).endswith("counted blocks: 1")
-
-
-@pytest.mark.parametrize(("n", "unit"), [(0, "sessions"), (1, "session"), (2, "sessions")])
-def test_an_effect_names_its_number_in_the_right_form(n: int, unit: str) -> None:
-    effect = dataclasses.replace(faster().effects[0], n=n)
-    assert describe_effect(effect, "session").endswith(f"n = {n} {unit})")
-    assert describe_effect(dataclasses.replace(effect, ratio=None), "session").endswith(f"(n = {n} {unit})")
-
-
-@pytest.mark.parametrize(("n", "sd_log"), [(5, 0.02), (6, None), (6, 0.0)])
-def test_too_few_pairs_or_none_that_spread_have_no_sensitivity(n: int, sd_log: float | None) -> None:
-    analysis = faster()
-    assert describe_sensitivity(analysis, dataclasses.replace(analysis.effects[0], n=n, sd_log=sd_log)) == ""
-    assert describe_sensitivity(analysis, None) == ""
-
-
-def test_pairs_that_can_show_nothing_say_so() -> None:
-    analysis = faster()
-    effect = dataclasses.replace(analysis.effects[0], n=6, sd_log=9.0)
-    expected = "no speed-up can be detected: pair effects have a standard deviation of 900 %"
-    assert describe_sensitivity(analysis, effect) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,12 @@ from rich.console import Console
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import dump_json
 from rlk_repro.report.html import render_html
-from rlk_repro.report.markdown import render_markdown
-from rlk_repro.report.operators import describe_case, describe_memory, describe_speedup, format_ms
-from rlk_repro.report.plots import make_figures
+from rlk_repro.report.operators import describe_speedup
 from rlk_repro.report.terminal import print_summary
-from rlk_repro.report.view import make_view
-from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorResult, OperatorStatus
+from rlk_repro.rundir.operator_results import OperatorKind, OperatorResult, OperatorStatus
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import Analysis, VerdictWord
-from tests.support.analysis_examples import small
-from tests.support.operator_examples import CELLS, LOGP, MadeCell, hostile_operators, make_operator_run, operators
+from rlk_repro.rundir.results import Analysis
+from tests.support.operator_examples import CELLS, LOGP, MadeCell, make_operator_run, operators
 
 
 def find(analysis: Analysis, operator: str, implementation: str) -> OperatorResult:
@@ -48,15 +43,6 @@ def test_both_processes_stand_side_by_side_and_each_is_relative_to_its_own_refer
     assert cell.trials[0].floor_fraction == pytest.approx(0.0013 / 0.0018)
 
 
-def test_an_operator_run_compares_no_variants_and_says_so() -> None:
-    analysis = operators()
-    assert analysis.verdict.word is VerdictWord.NO_COMPARISON
-    assert (analysis.effects, analysis.gates) == ((), ())
-    assert analysis.verdict.headline == (
-        "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
-    )
-
-
 def test_a_cell_that_did_not_pass_keeps_status_and_reason_without_numbers() -> None:
     found = {(item.case.operator, item.implementation): item for item in operators().operators}
     assert found["logp", "liger"].status is OperatorStatus.BLOCKED
@@ -68,10 +54,6 @@ def test_a_cell_that_did_not_pass_keeps_status_and_reason_without_numbers() -> N
 def test_the_analysis_reads_back_as_written() -> None:
     analysis = operators()
     assert Analysis.from_json(json.loads(dump_json(analysis.to_json()))) == analysis
-
-
-def test_runs_without_operators_have_no_such_field() -> None:
-    assert "operators" not in small().to_json()
 
 
 def test_damaged_records_are_counted_in_their_trial(tmp_path: Path) -> None:
@@ -121,69 +103,3 @@ def test_a_process_without_a_log_does_not_affect_the_other_process(tmp_path: Pat
     cell = find(analysis, "logp", "vime")
     assert len(cell.trials) == 1
     assert cell.process_spread is None
-
-
-def test_the_table_says_what_ran_and_how_fast() -> None:
-    lines = render_markdown(operators()).splitlines()
-    assert "**logp, forward: 9,216 tokens, vocabulary 151,936, float32**" in lines
-    assert (
-        "| `rl-kernel-online` | fused | pass | 1.800 | 1.818 | 1.0 % | 1.0 % | 7.78 | 0 B | 1.7e-06 | 72 % |" in lines
-    )
-    assert any(line.startswith("| `rl-kernel-native` | native | pass | 15.00 | 15.15 |") for line in lines)
-
-
-def test_native_is_never_called_fused_in_any_format() -> None:
-    analysis = operators()
-    for text in (render_markdown(analysis), render_html(analysis), render_terminal(analysis, 120)):
-        rows = [line for line in text.splitlines() if "rl-kernel-native" in line and "<svg" not in line]
-        assert rows
-        assert all("native" in row.replace("rl-kernel-native", "") for row in rows)
-        assert not any("fused" in row for row in rows)
-
-
-def test_a_kernel_is_shown_by_its_own_name() -> None:
-    page = render_html(operators())
-    assert ">fused_logp_online_kernel</td>" in page
-    assert "anonymous namespace" not in page
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_terminal_shows_every_case_and_each_reason_once(width: int) -> None:
-    text = render_terminal(operators(), width)
-    assert text.count("liger_kernel is not installed") == 1
-    for operator in ("logp", "ratio_kl", "linear_logp"):
-        assert f"\n{operator}, forward" in text
-    assert "\nNO COMPARISON\n" in text
-    assert "Gates" not in text
-
-
-def test_there_is_one_plot_per_operator_and_the_reference_is_its_line_at_one() -> None:
-    figures = make_figures(make_view(operators()))
-    titles = [figure.title for figure in figures]
-    assert titles == [f"{name}: speed relative to vime" for name in ("logp", "ratio_kl", "linear_logp")]
-    assert "rl-kernel-online: 7.78" in figures[0].svg
-    assert not any("<title>vime:" in figure.svg for figure in figures)
-    assert all(figure.svg.count("<circle") + figure.svg.count("<polygon") >= 2 for figure in figures)
-
-
-def test_hostile_texts_do_not_become_markup() -> None:
-    assert "<script>" not in render_html(hostile_operators())
-    outside_code = re.sub(r"(`+).+?\1", "", render_markdown(hostile_operators()))
-    assert "<script>" not in outside_code.replace(r"\<script\>", "")
-    assert "\x1b" not in render_terminal(hostile_operators(), 120)
-
-
-def test_cases_times_and_memory_are_shown_for_people() -> None:
-    case = OperatorCase(operator="linear_logp", num_tokens=4096, vocab_size=151936, hidden_size=2048, dtype="bfloat16",
-                        density=0.5, work="forward_backward")  # fmt: skip
-    assert describe_case(case) == (
-        "linear_logp, forward and backward: 4,096 tokens, hidden 2,048, vocabulary 151,936, bfloat16, "
-        "the loss uses 50 % of the tokens"
-    )
-    assert [format_ms(value) for value in (1.234e-5, 0.0044801, 0.5321, 12.0)] == [
-        "0.01234",
-        "4.480",
-        "532.1",
-        "12,000",
-    ]
-    assert describe_memory(find(operators(), "logp", "vime")) == "5.2 GiB"
