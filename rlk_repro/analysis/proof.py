@@ -27,17 +27,25 @@ class Proof:
 _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIVE, ProofStatus.PROVED)
 
 
-def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None) -> str:
+def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None, num_stages: int = 1) -> str:
     """Return why a step's record does not show that the planned variant ran; empty if the record shows this.
 
-    ``planned`` is None in a trial of one variant.
+    ``planned`` is None in a trial of one variant.  Of ``num_stages`` pipeline stages, one calls the operators.
     """
     count = ops_log.calls_in(op, step)
     if planned is not None and (other := _find_other_variant(ops_log, step, planned)):
         return other
     if planned == BASELINE:
         return "" if count == OpCount() else f"called in step {step}, which is baseline"
-    return "" if count.tokens else f"never called in step {step}"
+    if not count.tokens:
+        return f"never called in step {step}"
+    callers, needed = ops_log.count_callers(op, step), count_serving(ops_log, num_stages)
+    return "" if callers >= needed else f"called on {callers} of {needed} ranks in step {step}"
+
+
+def count_serving(ops_log: OpsLog, num_stages: int) -> int:
+    """Return how many ranks call the operators: those of the last pipeline stage."""
+    return max(1, len(ops_log.ranks) // num_stages)
 
 
 def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
@@ -76,6 +84,7 @@ def prove(
     platform: str,
     planned: Mapping[int, str] | None = None,
     commit: str = "",
+    num_stages: int = 1,
 ) -> Proof:
     """Decide from the ops files of a trial whether RL-Kernel ran.
 
@@ -85,6 +94,7 @@ def prove(
     Args:
         planned: the steps of a session that count, each with its variant; None in a trial of one variant.
         commit: the RL-Kernel commit that must have run; empty if the run names none.
+        num_stages: the number of pipeline stages.
     """
     is_touched = any(rank.install is not None and rank.install.is_requested for rank in ops_log.ranks)
     if variant == BASELINE and not is_touched and not ops_log.decisions():
@@ -93,7 +103,7 @@ def prove(
     gap = _find_gap(ops_log) or _find_other_commit(ops_log, commit)
     if gap:
         return Proof(status=ProofStatus.MISSING, reason=gap)
-    by_op = {op: _prove_op(ops_log, op, platform, planned) for op in requested_ops}
+    by_op = {op: _prove_op(ops_log, op, platform, planned, num_stages) for op in requested_ops}
     status = min((item.status for item in by_op.values()), key=_SEVERITY.index, default=ProofStatus.MISSING)
     reasons = [f"{op}: {item.reason}" for op, item in by_op.items() if item.status is status and item.reason]
     return Proof(status=status, reason="; ".join(reasons))
@@ -131,7 +141,7 @@ def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
     return "" if other is None else f"{other.op} ran from RL-Kernel {other.version}, not from the planned {commit[:12]}"
 
 
-def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None) -> Proof:
+def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None, num_stages: int) -> Proof:
     decisions = [item for rank in ops_log.ranks for item in rank.decisions if item.op == op]
     undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for item in rank.decisions)]
     if undecided:
@@ -152,7 +162,7 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
     if odd is not None:
         return Proof(status=ProofStatus.MISSING, reason=odd)
     variants = dict.fromkeys(ops_log.steps()) if planned is None else planned
-    steps = (find_unproved(ops_log, op, step, variant) for step, variant in variants.items())
+    steps = (find_unproved(ops_log, op, step, variant, num_stages) for step, variant in variants.items())
     if unproved := next(filter(None, steps), ""):
         return Proof(status=ProofStatus.MISSING, reason=unproved)
     unseen = _find_unseen_kernel(ops_log, found.values())
@@ -168,6 +178,8 @@ def _find_foreign_kernel(ops_log: OpsLog) -> str:
         part for operator in OPERATORS.values() for items in operator.implementations.values()
         for item in items for part in item.kernels
     }  # fmt: skip
+    if unprofiled := _find_unprofiled(ops_log):
+        return unprofiled
     for rank in ops_log.ranks:
         names = rank.kernels.names if rank.kernels is not None else ()
         found = next((name for name in names if any(part in name for part in known)), None)
@@ -177,6 +189,8 @@ def _find_foreign_kernel(ops_log: OpsLog) -> str:
 
 
 def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementation | None]) -> str:
+    if unprofiled := _find_unprofiled(ops_log):
+        return unprofiled
     wanted = [part for item in implementations if item is not None for part in item.kernels]
     for rank in ops_log.ranks:
         names = rank.kernels.names if rank.kernels is not None else None
@@ -184,3 +198,9 @@ def _find_unseen_kernel(ops_log: OpsLog, implementations: Iterable[Implementatio
         if absent:
             return f"{rank.source}: the profiler saw no {', '.join(absent)}"
     return ""
+
+
+def _find_unprofiled(ops_log: OpsLog) -> str:
+    """Where one rank has the profiler's list of kernels, every rank must have it."""
+    absent = [rank.source for rank in ops_log.ranks if rank.kernels is None]
+    return f"{absent[0]}: has no list of kernels" if absent and len(absent) < len(ops_log.ranks) else ""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rlk_repro.analysis.proof import find_unproved, find_unswitched, prove
+from rlk_repro.analysis.proof import count_serving, find_unproved, find_unswitched, prove
 from rlk_repro.analysis.shadows import summarise_shadows
 from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_unproved, summarise_all
 from rlk_repro.base.units import count
@@ -107,10 +107,12 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | 
         requested_ops=plan.ops,
         platform=plan.hardware.platform,
         planned=counted,
+        num_stages=plan.layout.pipeline_parallel,
     )
     whole = replace(result, proof=proof.status, proof_reason=proof.reason)
     session = make_session(trial, whole, schedule, faults, lane=plan.run.lane)
-    return replace(session, shadows=tuple(summarise_shadows(trial.pair, ops)))
+    serving = count_serving(ops, plan.layout.pipeline_parallel)
+    return replace(session, shadows=tuple(summarise_shadows(trial.pair, ops, serving)))
 
 
 def make_session(
@@ -143,16 +145,19 @@ def _find_faults(
 def _find_fault(
     plan: Plan, ops: OpsLog, served: Sequence[str], schedule: Schedule, step_times: Sequence[float | None], step: int
 ) -> str:
-    unproved = (find_unproved(ops, op, step, schedule.variant_of(step)) for op in served)
+    stages, planned = plan.layout.pipeline_parallel, schedule.variant_of(step)
+    unproved = (find_unproved(ops, op, step, planned, stages) for op in served)
     if found := next(filter(None, unproved), ""):
         return found
     if not schedule.is_scored(step):
         return ""
     if step >= len(step_times) or step_times[step] is None:
         return f"step {step} has no step time"
-    counts = ops.counts_in(step)
-    if plan.num_gpus and not counts:
+    records = [rank.steps[step][1] for rank in ops.ranks if step in rank.steps]
+    has_counts = [_COUNTS.keys() <= record.counts.keys() for record in records]
+    if plan.num_gpus and (not all(has_counts) or len(has_counts) < len(ops.ranks)):
         return f"step {step}, which is scored, has no counts of compilations and repeated allocations"
+    counts = ops.counts_in(step)
     return next((f"{count(counts[name], what)} in step {step}, which is scored"
                  for name, what in _COUNTS.items() if counts.get(name)), "")  # fmt: skip
 

@@ -15,7 +15,8 @@ CASES: Final = ("as trained", "peaked")
 ROUTES: Final = "RL-Kernel and the trainer's own functions"
 
 
-def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
+def summarise_shadows(session: str, ops: OpsLog, num_serving: int = 1) -> Iterator[ShadowResult]:
+    """Summarise each case over ranks; all ``num_serving`` ranks that call RL-Kernel must have compared."""
     by_case = group((shadow.case, (rank.rank, shadow)) for rank in ops.ranks for shadow in rank.shadows)
     serving = {
         rank.rank
@@ -32,6 +33,8 @@ def summarise_shadows(session: str, ops: OpsLog) -> Iterator[ShadowResult]:
         ]
         errors = [f"rank {number}: {record.error}" for number, record in found if record.error]
         errors += [f"rank {number} has no comparison" for number in sorted(serving - {number for number, _ in found})]
+        if len({number for number, _ in found}) < num_serving:
+            errors.append(f"compared on fewer than {num_serving} ranks")
         if not errors and not all(record.calls for record in records):
             errors = ["RL-Kernel was not called in the comparison"]
         yield ShadowResult(

@@ -67,6 +67,7 @@ def read_trial(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | No
         requested_ops=plan.ops if has_rl_kernel else (),
         platform=plan.hardware.platform,
         commit=plan.run.rl_kernel.find_commit(trial.variant),
+        num_stages=plan.layout.pipeline_parallel,
     )
     scored = range(plan.run.measure.warmup_steps, plan.num_steps)
     summaries = summarise_all(result.series, scored)

@@ -77,6 +77,11 @@ class OpsLog:
         found = (rank.steps[step][1].calls.get(op, OpCount()) for rank in self.ranks if step in rank.steps)
         return sum(found, OpCount())
 
+    def count_callers(self, op: str, step: int) -> int:
+        """Count the ranks that called an operator in a step."""
+        steps = [rank.steps[step][1] for rank in self.ranks if step in rank.steps]
+        return sum(record.calls.get(op, OpCount()).calls > 0 for record in steps)
+
     def variant_of(self, step: int) -> str | None:
         found = {rank.steps[step][1].variant for rank in self.ranks if step in rank.steps}
         return found.pop() if len(found) == 1 else None

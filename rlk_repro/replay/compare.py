@@ -38,6 +38,8 @@ SEEDED_METRICS: Final = ("loss", "raw_reward", "grad_norm", "kl_loss", "train_ro
 COMPARED_EFFECTS: Final = ("step_time_s", "actor_train_time_s", "rollout_time_s", "peak_memory_bytes")
 COMPARED_LEVELS: Final = ("raw_reward", "response_length_mean", "train_rollout_logprob_abs_diff")
 OPERATOR_TOLERANCE: Final = 0.1
+MOST_MARGIN: Final = 0.1
+"""A run may declare any margin for its replays; no wider one than this counts."""
 MAX_DETAILS: Final = 5
 GPU: Final = "GPU"
 
@@ -104,19 +106,23 @@ def compare_analyses(
 ) -> Comparison:
     """Compare two results: equal seeded metrics mean level ``bitwise``; otherwise speed and training metrics decide.
 
+    Losses do not prove times, which could be invented, so results with equal losses differ if their times do.
     Operators and largest microbatches are never compared bitwise: their results are times and sizes. ``margin`` is the
     run's margin for replays, as a fraction; default: the smallest effect of interest.
     """
     margin = recorded.verdict.smallest_effect if margin is None else margin
     margin = OPERATOR_TOLERANCE if recorded.operators else margin
     unidentified, cautions = (tuple(_describe_code(code, level)) for level in (Level.WARNING, Level.INFO))
+    if margin > MOST_MARGIN:
+        cautions += (f"the run declares a margin of {_percent(margin)} for replays; {_percent(MOST_MARGIN)} counts",)
+        margin = MOST_MARGIN
     differing = list(_seeded_differences(recorded.trials, new.trials))
     matches = [*_match_operators(recorded, new), *_match_levels(recorded, new)]
     has_seeded = any(_values(trial, metric) for trial in recorded.trials for metric in SEEDED_METRICS)
     is_bitwise = has_seeded and not (differing or recorded.operators or recorded.microbatches)
     obstacles = [*_find_obstacles(recorded, new), *_describe_code(code, Level.BLOCKING)]
     obstacles += [] if is_bitwise else find_other_hardware(recorded, new)
-    judged = _describe_bitwise(recorded, new) if is_bitwise else _judge(recorded, new, matches, margin)
+    judged = _describe_bitwise(recorded, new, margin) if is_bitwise else _judge(recorded, new, matches, margin)
     if judged is None:
         obstacles.append("the results are not identical, and a step time ratio has no confidence interval")
     level, meaning = judged or (Match.NOT_COMPARABLE, "")
@@ -149,10 +155,14 @@ def _make_headline(level: Match, meaning: str, margin: float, num_cautions: int)
     return f"{level}{within}{cautions} ({meaning})"
 
 
-def _describe_bitwise(recorded: Analysis, new: Analysis) -> tuple[Match, str]:
-    speed = compare_speed(recorded, new)
-    text = "losses and rewards are identical, step by step"
-    return Match.BITWISE, text if speed is None else f"{text}; {_describe_ratios(*speed)}"
+def _describe_bitwise(recorded: Analysis, new: Analysis, margin: float) -> tuple[Match, str]:
+    """Name two levels: one of the numbers, and one of the times, which losses do not prove."""
+    text, speed = "losses and rewards are identical, step by step", compare_speed(recorded, new)
+    if speed is None or any(find_other_hardware(recorded, new)):
+        return Match.BITWISE, f"{text}; times are not compared"
+    if speed[0].is_shown_beyond(margin):
+        return Match.DIFFERENT, f"{text}, but times differ by more than {_percent(margin)}: {_describe_ratios(*speed)}"
+    return Match.BITWISE, f"{text}; {_describe_ratios(*speed)}"
 
 
 def _judge(recorded: Analysis, new: Analysis, matches: Sequence[_Comparand], margin: float) -> tuple[Match, str] | None:

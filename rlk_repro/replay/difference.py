@@ -30,6 +30,10 @@ class RatioDifference:
         """Recorded ratios are rounded to 12 digits, so the test has a tolerance."""
         return abs(self.estimate) <= self.half_width + 1e-12
 
+    def is_shown_beyond(self, margin: float) -> bool:
+        """Tell whether the whole interval lies outside the margin."""
+        return abs(self.estimate) - self.half_width > math.log1p(margin)
+
     def is_beyond(self, margin: float) -> bool:
         """Tell whether the interval excludes 0 and the estimate is farther from 0 than log(1 + ``margin``)."""
         return not self.holds_zero and abs(self.estimate) > math.log1p(margin)

@@ -16,7 +16,7 @@ from rlk_repro.base.findings import Level, diff_values, has_blocking
 from rlk_repro.base.units import format_number
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
-from rlk_repro.replay.compare import changes_nothing, compare_speed, find_other_hardware
+from rlk_repro.replay.compare import MOST_MARGIN, changes_nothing, compare_speed, find_other_hardware
 from rlk_repro.replay.recorded import CONTRADICTS, read_result, require_intact
 from rlk_repro.rundir.results import Analysis
 from rlk_repro.spec.values import dump_model
@@ -61,6 +61,7 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
 
 
 def judge_analyses(was: Analysis, now: Analysis, margin: float, obstacles: Sequence[str] = ()) -> DiffGate:
+    margin = min(margin, MOST_MARGIN)
     if obstacles:
         is_open, text = False, f"the results cannot be judged: {'; '.join(obstacles[:MOST_SHOWN])}"
     else:

@@ -14,6 +14,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.prepare.contents import Contents, FileRecord, write_parts
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
 from rlk_repro.replay.difference import find_difference
+from rlk_repro.replay.gate import judge_analyses
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
@@ -37,6 +38,22 @@ def test_identical_losses_and_rewards_are_bitwise(analysis: Analysis) -> None:
     first = comparison.lines()[0]
     assert first.startswith("replay level: bitwise (losses and rewards are identical, step by step; step time ratio ")
     assert "difference +0.00 %" in first
+
+
+@pytest.mark.parametrize(("ratio", "level"), [(0.3, Match.DIFFERENT), (0.985, Match.BITWISE)])
+def test_equal_losses_do_not_prove_times(analysis: Analysis, ratio: float, level: Match) -> None:
+    comparison = compare_analyses(measure(analysis, 0.99, 0.002), measure(analysis, ratio, 0.002), margin=0.01)
+    assert comparison.level is level
+    assert comparison.is_ok is (level is Match.BITWISE)
+    assert "losses and rewards are identical, step by step" in comparison.headline
+    assert ("but times differ by more than 1 %" in comparison.headline) is (level is Match.DIFFERENT)
+
+
+def test_a_run_cannot_declare_any_margin_for_its_replays(analysis: Analysis, other: Analysis) -> None:
+    comparison = compare_analyses(measure(analysis, 0.3, 0.002), measure(other, 0.99, 0.002), margin=1e10)
+    assert (comparison.level, comparison.is_ok, comparison.margin_pct) == (Match.DIFFERENT, False, 10)
+    assert comparison.cautions == ("the run declares a margin of 1e+12 % for replays; 10 % counts",)
+    assert not judge_analyses(measure(analysis, 0.3, 0.002), measure(other, 0.99, 0.002), 1e10).is_open
 
 
 def change_loss(run_dir: RunDir) -> None:

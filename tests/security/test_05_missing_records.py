@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from tests import ROOT
 from tests.support.make_run import Recipe, finish_run, make_run
 
 EVIDENCE = ROOT / "docs" / "evidence"
+SESSIONS = EVIDENCE / "qwen3-4b-random-tp2-h100.tgz"
 TWO_RANKS = EVIDENCE / "module-qwen3-4b-tp2-h200.tgz"
 BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
 GAIN = Recipe(speedup=1.2)
@@ -117,6 +120,60 @@ def test_the_libraries_of_every_rank_are_needed(two_ranks: RunDir) -> None:
     analysis = analyse(two_ranks)
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
     assert gate_of(analysis).detail == f"the variants were not compared; missing: trials/{BASELINE}/libraries/1.json"
+
+
+def edit_rank(run_dir: RunDir, rank: int, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> RunDir:
+    """Change or leave out events in the ops files of one rank."""
+    for trial in run_dir.trial_dirs():
+        path = trial.ops_file(rank)
+        events = [change(json.loads(line)) for line in path.read_text().splitlines()]
+        path.write_text("".join(f"{json.dumps(event)}\n" for event in events if event is not None))
+    return run_dir
+
+
+def without(event: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key not in keys}
+
+
+def without_one(event: dict[str, Any]) -> dict[str, Any]:
+    return {**event, "counts": without(event["counts"], "compilations")} if "counts" in event else event
+
+
+def without_comparison(event: dict[str, Any]) -> dict[str, Any] | None:
+    return None if event["event"] == "shadow" else event
+
+
+def without_any_sign(event: dict[str, Any]) -> dict[str, Any] | None:
+    return without_comparison(without(event, "calls"))
+
+
+LEFT_OUT: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any] | None], str]] = {
+    "counts": ("blocks", lambda event: without(event, "counts"), "has no counts of compilations"),
+    "one count": ("blocks", without_one, "has no counts of compilations"),
+    "calls": ("sessions", lambda event: without(event, "calls"), "called on 1 of 2 ranks in step"),
+    "calls and comparisons": ("sessions", without_any_sign, "called on 1 of 2 ranks in step"),
+    "comparisons": ("same_numbers", without_comparison, "no comparison"),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_records_of_every_rank_are_needed(tmp_path: Path, what: str, rank: int) -> None:
+    """Proof, calls, counts and comparisons are conditions of each rank."""
+    gate, change, words = LEFT_OUT[what]
+    run_dir = edit_rank(unpack(SESSIONS, tmp_path / "sessions"), rank, change)
+    analysis = analyse(run_dir)
+    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
+    found = next(item for item in analysis.gates if item.name == gate)
+    assert found.status is GateStatus.UNDECIDED
+    assert words in found.detail + analysis.pairs[0].reason
+
+
+def test_the_kernels_of_every_rank_are_needed(two_ranks: RunDir) -> None:
+    edit_rank(two_ranks, 1, lambda event: None if event["event"] == "kernels" else event)
+    analysis = analyse(two_ranks)
+    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
+    assert all("ops/1.jsonl: has no list of kernels" in trial.proof_reason for trial in analysis.trials)
 
 
 def test_the_libraries_of_every_rank_are_compared(two_ranks: RunDir) -> None:
