@@ -5,10 +5,12 @@ For an unknown name RL-Kernel returns a native operator (plain PyTorch), so the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
+
+from rlk_repro.loss_options import LossOptions
 
 OPS_SCHEMA: Final = 1
 
@@ -42,6 +44,8 @@ class Reason(StrEnum):
     DEVICE = "needs the logits on the device for which RL-Kernel chose the operator"
     FOREIGN_ID = "a token id lies outside the vocabulary"
     NEGATIVE_INFINITY = "logits of -inf would become NaN in its kernels"
+    OTHER_CLASS = "RL-Kernel would silently call another of its classes"
+    STREAM = "its kernel runs on the device's default stream only"
 
 
 class Calls(StrEnum):
@@ -64,11 +68,13 @@ class Implementation:
     """An operator class of RL-Kernel; ``backend`` is its name in RL-Kernel's ``OpBackend`` or dispatch.
 
     ``symbols`` are compiled functions that must exist; ``kernels`` are substrings of the class's kernel names.  A
-    native implementation is plain PyTorch; a run that uses it gets no verdict on speed.
+    native implementation is plain PyTorch; a run that uses it gets no verdict on speed.  ``registered`` is the name in
+    RL-Kernel's registry, if it is not the operator's own.
     """
 
     class_name: str
     backend: str
+    registered: str = ""
     is_native: bool = False
     needs_whole_vocabulary: bool = False
     symbols: tuple[str, ...] = ()
@@ -76,28 +82,15 @@ class Implementation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossOptions:
-    """The loss options that decide which operators compute exactly the run's loss; the defaults are vime's."""
-
-    has_no_grad_pass: bool = True
-    has_entropy_gradient: bool = False
-    is_top_p_replayed: bool = False
-    is_clip_symmetric: bool = True
-    kl_loss_type: str | None = None
-    has_other_terms: bool = False
-    loss_type: str = "policy_loss"
-    rollout_temperature: float = 1.0
-    has_multi_token_prediction: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Case:
     platform: str
     tensor_parallel: int = 1
     context_parallel: int = 1
-    loss: LossOptions = LossOptions()
+    loss: LossOptions = field(default_factory=LossOptions)
     has_entropy_metric: bool = True
     has_output_layer: bool = True
+    commit: str = ""
+    """The commit of RL-Kernel that the stack pins; empty if the stack pins none."""
 
 
 Rule: TypeAlias = Callable[[Case], Refusal | None]
@@ -165,6 +158,21 @@ class Operator:
     def serves(self, *, needs_grad: bool) -> bool:
         return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
 
+    def list_offered(self, platform: str, commit: str) -> tuple[Implementation, ...]:
+        """Return the implementations on a platform; those that a pinned commit of RL-Kernel lacks are left out."""
+        offered = self.implementations.get(platform, ())
+        if HAS_BATCH_INVARIANT_LOGP.get(commit, True):
+            return offered
+        return tuple(item for item in offered if item.registered != BATCH_INVARIANT_LOGP)
+
+    def find_registered(self, backends: Container[str]) -> str:
+        """Return the name to ask RL-Kernel's registry for; ``backends`` are the members of its enum ``OpBackend``."""
+        for implementations in self.implementations.values():
+            for item in implementations:
+                if item.registered and item.backend in backends:
+                    return item.registered
+        return self.name
+
     def find_implementation(self, platform: str, name: str) -> Implementation | None:
         accepted = self.implementations.get(platform, ())
         return next((item for item in accepted if name in {item.class_name, item.backend}), None)
@@ -174,6 +182,43 @@ def _native(class_name: str, backend: str) -> tuple[Implementation, ...]:
     return (Implementation(class_name, backend, is_native=True),)
 
 
+BATCH_INVARIANT_LOGP: Final = "batch_invariant_logp"
+"""The registry's name of RL-Kernel's newer log-prob, which has a gradient.  Where an RL-Kernel has it, it serves the
+calls of ``logp`` and of ``ratio_kl``.
+"""
+HAS_BATCH_INVARIANT_LOGP: Final[Mapping[str, bool]] = {
+    "202f0e30e56729d10f74586e37166fac91c00ac6": False,
+    "027c8095357e4a9d32ebaa6ed1985dc93dacc028": True,
+}
+"""Whether a commit of RL-Kernel has it, for the commits that stacks pin."""
+SM90_BATCH_INVARIANT: Final = "BatchInvariantLogpSM90Op"
+_SM90_BATCH_INVARIANT_SYMBOL: Final = "batch_invariant_logp_sm90"
+
+
+def _batch_invariant(*backward: str) -> dict[str, tuple[Implementation, ...]]:
+    """Return the classes of ``batch_invariant_logp`` by platform; ``backward`` is the kernel of the backward pass."""
+    sm90 = Implementation(
+        SM90_BATCH_INVARIANT,
+        "CUDA_BATCH_INVARIANT_LOGP_SM90",
+        registered=BATCH_INVARIANT_LOGP,
+        symbols=(_SM90_BATCH_INVARIANT_SYMBOL,),
+        kernels=(f"{_SM90_BATCH_INVARIANT_SYMBOL}_kernel", *backward),
+    )
+    triton = Implementation(
+        "TritonBatchInvariantLogpOp",
+        "TRITON_BATCH_INVARIANT_LOGP",
+        registered=BATCH_INVARIANT_LOGP,
+        kernels=("_batch_invariant_logp_kernel", *backward),
+    )
+    native = Implementation(
+        "NativeBatchInvariantLogpOp", "PYTORCH_BATCH_INVARIANT_LOGP", registered=BATCH_INVARIANT_LOGP, is_native=True
+    )
+    return {Platform.CUDA: (sm90, triton), Platform.ROCM: (triton,), Platform.CPU: (native,)}
+
+
+_NO_GRAD_BATCH_INVARIANT: Final = _batch_invariant()
+# the backward pass is Triton's in both classes
+_GRAD_BATCH_INVARIANT: Final = _batch_invariant("_batch_invariant_logp_bwd_kernel")
 _ONLINE_LOGP: Final = ("fused_logp", "fused_logp_forward_online_fp32")
 _ONLINE_KERNEL: Final = ("fused_logp_forward_online_kernel",)
 _SELECTED_LOG_PROBS: Final = "calculate_log_probs_and_entropy"
@@ -208,8 +253,13 @@ OPERATORS: Final[Mapping[str, Operator]] = {
                     Implementation(
                         "FusedLogpSM90Op", "CUDA_FUSED_LOGP_SM90", symbols=_ONLINE_LOGP, kernels=_ONLINE_KERNEL
                     ),
+                    *_NO_GRAD_BATCH_INVARIANT[Platform.CUDA],
                 ),
-                Platform.CPU: _native("NativeLogpOp", "PYTORCH_NATIVE"),
+                Platform.ROCM: _NO_GRAD_BATCH_INVARIANT[Platform.ROCM],
+                Platform.CPU: (
+                    *_native("NativeLogpOp", "PYTORCH_NATIVE"),
+                    *_NO_GRAD_BATCH_INVARIANT[Platform.CPU],
+                ),
             },
             rules=(_needs_no_grad_pass, _needs_every_column),
         ),
@@ -218,9 +268,12 @@ OPERATORS: Final[Mapping[str, Operator]] = {
             function=_SELECTED_LOG_PROBS,
             calls=Calls.GRAD,
             implementations={
-                Platform.CUDA: _TRITON_RATIO_KL,
-                Platform.ROCM: _TRITON_RATIO_KL,
-                Platform.CPU: _native("NativeRatioKLOp", "PYTORCH_RATIO_KL"),
+                Platform.CUDA: (*_TRITON_RATIO_KL, *_GRAD_BATCH_INVARIANT[Platform.CUDA]),
+                Platform.ROCM: (*_TRITON_RATIO_KL, *_GRAD_BATCH_INVARIANT[Platform.ROCM]),
+                Platform.CPU: (
+                    *_native("NativeRatioKLOp", "PYTORCH_RATIO_KL"),
+                    *_GRAD_BATCH_INVARIANT[Platform.CPU],
+                ),
             },
             rules=(_needs_no_entropy_gradient, _needs_every_column),
         ),
@@ -275,15 +328,24 @@ OPERATORS: Final[Mapping[str, Operator]] = {
         ),
     )
 }
+KERNELS: Final = frozenset(
+    part
+    for operator in OPERATORS.values()
+    for implementations in operator.implementations.values()
+    for item in implementations
+    for part in item.kernels
+)
+"""Parts of the names of all of RL-Kernel's kernels in the table."""
 DEFAULT_OPS: Final = tuple(name for name, operator in OPERATORS.items() if not operator.is_opt_in)
 
 
 def find_refusal(op: str, case: Case) -> Refusal | None:
     """Return the first reason, apart from missing software, why ``op`` cannot run in this case; None if it can run."""
     operator = OPERATORS[op]
-    offered = operator.implementations.get(case.platform)
-    if offered is None:
-        return Refusal(Reason.PLATFORM, case.platform)
+    offered = operator.list_offered(case.platform, case.commit)
+    if not offered:
+        pinned = f", RL-Kernel {case.commit[:12]}" if case.platform in operator.implementations else ""
+        return Refusal(Reason.PLATFORM, f"{case.platform}{pinned}")
     refusals = (rule(case) for rule in operator.rules)
     first = next((refusal for refusal in refusals if refusal is not None), None)
     return first or find_split_refusal(offered, case)
@@ -305,56 +367,3 @@ def find_conflicts(ops: Iterable[str]) -> list[tuple[str, str]]:
         for other in names
         if one < other and (other in OPERATORS[one].excludes or one in OPERATORS[other].excludes)
     ]
-
-
-def read_loss_options(options: Mapping[str, Any]) -> LossOptions:
-    """Read a trainer's options, by vime's argument names; an absent option has vime's default."""
-    kl_loss_coef = options.get("kl_loss_coef") or 0.0
-    return LossOptions(
-        has_no_grad_pass=_has_reference_pass(options) or has_old_policy_pass(options),
-        has_entropy_gradient=bool(options.get("entropy_coef")),
-        is_top_p_replayed=options.get("rollout_top_p", 1.0) != 1.0,
-        is_clip_symmetric=options.get("eps_clip_high") in {None, options.get("eps_clip", 0.2)},
-        kl_loss_type=options.get("kl_loss_type", "k1") if options.get("use_kl_loss") and kl_loss_coef else None,
-        has_other_terms=any(options.get(name) for name in _CORRECTIONS) or not _is_plain_estimator(options),
-        loss_type=options.get("loss_type", "policy_loss"),
-        rollout_temperature=options.get("rollout_temperature", 1.0),
-        has_multi_token_prediction=bool(options.get("mtp_num_layers")),
-    )
-
-
-_ADVANTAGES: Final = "compute_advantages_and_returns"
-_CORRECTIONS: Final = (
-    "use_tis", "use_opsm", "use_opd", "use_unbiased_kl", "get_mismatch_metrics", "custom_pg_loss_reducer_function_path"
-)  # fmt: skip
-
-
-def _is_plain_estimator(options: Mapping[str, Any]) -> bool:
-    named = (options.get("loss_type", "policy_loss"), options.get("advantage_estimator", "grpo"))
-    return named == ("policy_loss", "grpo")
-
-
-def _has_reference_pass(options: Mapping[str, Any]) -> bool:
-    return bool(options.get(_ADVANTAGES, True) and any(map(options.get, ("use_kl_loss", "kl_coef", "use_opd"))))
-
-
-def has_old_policy_pass(options: Mapping[str, Any]) -> bool:
-    """Whether vime runs an old-policy pass with these options."""
-    has_stored = options.get("use_rollout_logprobs") and not options.get("get_mismatch_metrics")
-    if has_stored or not options.get(_ADVANTAGES, True):
-        return False
-    obstacles = ("get_mismatch_metrics", "keep_old_actor", "use_critic", "use_opd", "kl_coef")
-    return (
-        _num_steps_per_rollout(options) > 1
-        or any(options.get(name) for name in obstacles)
-        or options.get("loss_type", "policy_loss") != "policy_loss"
-        or options.get("advantage_estimator") in {"gspo", "ppo"}
-        or bool(options.get("use_routing_replay") and not options.get("use_rollout_routing_replay"))
-    )
-
-
-def _num_steps_per_rollout(options: Mapping[str, Any]) -> int:
-    if options.get("num_steps_per_rollout"):
-        return int(options["num_steps_per_rollout"])
-    num_samples = options.get("rollout_batch_size", 0) * options.get("n_samples_per_prompt", 1)
-    return int(num_samples // options["global_batch_size"]) if options.get("global_batch_size") else 1

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import check_schema, dump_json, sha256_bytes
 from rlk_repro.base.units import group
-from rlk_repro.operators import Case, find_refusal, read_loss_options
+from rlk_repro.loss_options import read_loss_options
+from rlk_repro.operators import Case, find_refusal
 from rlk_repro.rundir.store import read_plan
 from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, run_problems
 from rlk_repro.spec.choices import (
@@ -154,6 +155,7 @@ class Plan:
 
     def explain_operators(self) -> dict[str, str]:
         """Return, by operator, the reason why it cannot run here; an operator that can run has an empty reason."""
+        pin = self.stack.pins.get("rl_kernel")
         case = Case(
             platform=self.hardware.platform,
             tensor_parallel=self.layout.tensor_parallel,
@@ -161,6 +163,7 @@ class Plan:
             loss=read_loss_options(self.run.workload.loss_options),
             has_entropy_metric=self.run.entropy_metric,
             has_output_layer=self.run.workload.has_output_layer,
+            commit=pin.commit if pin is not None else "",
         )
         return {op: str(find_refusal(op, case) or "") for op in self.ops}
 

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "rlk_repro"
 # layer may import each other.
 LAYERS = (
     "base",
+    "loss_options",
     "operators",
     "sources",
     "switches",
@@ -44,12 +45,13 @@ LAYERS = (
 )
 # What runs inside a trainer, or is one: no layer imports these.
 ASIDE = {
-    "integration": {"base", "operators", "refengine", "rundir", "schedule", "switches"},
+    "integration": {"base", "loss_options", "operators", "refengine", "rundir", "schedule", "switches"},
     "refengine": {"base", "spec"},
     # the processes of the module and operator tiers
     "bench": {
         "base",
         "integration",
+        "loss_options",
         "operators",
         "probes",
         "refengine",

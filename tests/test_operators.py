@@ -8,20 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlk_repro.loss_options import LossOptions, read_loss_options
 from rlk_repro.operators import (
     DEFAULT_OPS,
+    HAS_BATCH_INVARIANT_LOGP,
     OPERATORS,
     Calls,
     Case,
-    LossOptions,
     Platform,
     Reason,
     Refusal,
     find_conflicts,
     find_refusal,
-    read_loss_options,
 )
 
+OLDER, NEWER = HAS_BATCH_INVARIANT_LOGP
 QWEN3_4B = {
     "advantage_estimator": "grpo",
     "use_kl_loss": True,
@@ -50,7 +51,7 @@ def test_the_narrow_seam_is_what_is_routed_by_default() -> None:
 def test_every_operator_is_named_as_its_key_and_runs_natively_on_cpu(op: str) -> None:
     operator = OPERATORS[op]
     assert operator.name == op
-    assert [item.is_native for item in operator.implementations[Platform.CPU]] == [True]
+    assert all(item.is_native for item in operator.implementations[Platform.CPU])
     assert not any(
         item.is_native
         for platform in (Platform.CUDA, Platform.ROCM)
@@ -63,7 +64,11 @@ def test_every_operator_is_named_as_its_key_and_runs_natively_on_cpu(op: str) ->
     [
         ("logp", Case(platform="cuda", tensor_parallel=8, context_parallel=2), None),
         ("ratio_kl", Case(platform="rocm", tensor_parallel=4), None),
-        ("logp", Case(platform="rocm"), Refusal(Reason.PLATFORM, "rocm")),
+        ("logp", Case(platform="rocm"), None),
+        ("logp", Case(platform="rocm", commit=NEWER), None),
+        ("logp", Case(platform="rocm", commit=OLDER), Refusal(Reason.PLATFORM, "rocm, RL-Kernel 202f0e30e567")),
+        ("ratio_kl", Case(platform="rocm", commit=OLDER), None),
+        ("logp", Case(platform="tpu"), Refusal(Reason.PLATFORM, "tpu")),
         ("logp", Case(platform="cuda", loss=LossOptions(has_no_grad_pass=False)), Refusal(Reason.NO_SUCH_CALL)),
         ("ratio_kl", Case(platform="cuda", loss=LossOptions(has_entropy_gradient=True)),
          Refusal(Reason.ENTROPY_GRADIENT)),
@@ -109,8 +114,8 @@ def test_a_case_is_refused_for_its_first_reason(op: str, case: Case, expected: R
 def test_a_refusal_reads_as_words() -> None:
     refusal = find_refusal("grpo_loss", Case(platform="cuda", tensor_parallel=4))
     assert str(refusal) == "needs the whole vocabulary on one rank (tensor parallel size 4)"
-    no_platform = find_refusal("logp", Case(platform="rocm"))
-    assert str(no_platform) == "has no accepted implementation on this platform (rocm)"
+    no_platform = find_refusal("logp", Case(platform="tpu"))
+    assert str(no_platform) == "has no accepted implementation on this platform (tpu)"
 
 
 def test_an_implementation_counts_by_class_or_backend_name_and_only_on_its_platform() -> None:

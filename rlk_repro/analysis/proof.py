@@ -8,7 +8,7 @@ from typing import Final
 
 from rlk_repro.logs.ops import OpsLog
 from rlk_repro.logs.ops_lines import OpCount
-from rlk_repro.operators import OPERATORS, Implementation
+from rlk_repro.operators import KERNELS, OPERATORS, Implementation
 from rlk_repro.rundir.results import ProofStatus
 from rlk_repro.spec.values import BASELINE
 
@@ -174,15 +174,11 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
 
 
 def _find_foreign_kernel(ops_log: OpsLog) -> str:
-    known = {
-        part for operator in OPERATORS.values() for items in operator.implementations.values()
-        for item in items for part in item.kernels
-    }  # fmt: skip
     if unprofiled := _find_unprofiled(ops_log):
         return unprofiled
     for rank in ops_log.ranks:
         names = rank.kernels.names if rank.kernels is not None else ()
-        found = next((name for name in names if any(part in name for part in known)), None)
+        found = next((name for name in names if any(part in name for part in KERNELS)), None)
         if found is not None:
             return f"{rank.source}: RL-Kernel's {found} ran, though it was off"
     return ""

@@ -50,6 +50,7 @@ _TOKENS: Final = "tokens"
 _RATE, _RATE_TIME = "train_tokens_per_s", "actor_train_time_s"
 _COUNTS: Final = {
     "compilations": "compilation",
+    "kernel_compilations": "kernel compilation",
     "recompile_limit_hits": "recompile-limit hit",
     "allocator_retries": "repeated allocation",
 }

@@ -28,7 +28,7 @@ from rlk_repro.bench.batches import BatchShape, LogitsBatch, make_microbatch
 from rlk_repro.bench.measure import make_device, record_kernels
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, DeviceClock, StepProfile, make_clock
-from rlk_repro.operators import has_old_policy_pass
+from rlk_repro.loss_options import has_old_policy_pass
 from rlk_repro.refengine.__main__ import LOG_FORMAT, TIME_FORMAT
 from rlk_repro.sources import MEGATRON, VIME
 from rlk_repro.workloads.checkouts import require_importable

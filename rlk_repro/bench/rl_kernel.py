@@ -13,15 +13,22 @@ import torch
 
 from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, CaseTensors
 from rlk_repro.bench.implementation import BenchedImplementation, Blocked, Ready, as_tensor, clip_losses, find_attribute
-from rlk_repro.integration.route.rl_kernel import find_absent_symbols, find_version, load_operator
+from rlk_repro.integration.route.batch_invariant import find_sm90_refusal
+from rlk_repro.integration.route.rl_kernel import (
+    find_absent_symbols,
+    find_version,
+    load_batch_invariant,
+    load_operator,
+)
 from rlk_repro.integration.switch import probe_platform
-from rlk_repro.operators import OPERATORS, Calls, Platform, Reason, Refusal
+from rlk_repro.operators import BATCH_INVARIANT_LOGP, OPERATORS, SM90_BATCH_INVARIANT, Calls, Platform, Reason, Refusal
 from rlk_repro.rundir.operator_results import OperatorKind
 
 Use: TypeAlias = Callable[[Any, CaseTensors], torch.Tensor]
 
 NATIVE: Final = "rl-kernel-native"
 TRITON: Final = "rl-kernel-triton"
+BATCH_INVARIANT: Final = "rl-kernel-batch-invariant"
 TRITON_LINEAR_LOGP: Final = "rl_engine.kernels.ops.triton.loss.linear_logp.TritonLinearLogpOp"
 
 
@@ -52,6 +59,15 @@ def _compute_ratios(op: Any, inputs: CaseTensors) -> torch.Tensor:
     (leaf,) = inputs.leaves
     # The second argument holds the reference logits.  They are the policy's own logits, so the KL is 0.
     ratio, _ = op(leaf, leaf.detach(), inputs.tokens, inputs.mask, inputs.old_log_probs)
+    return clip_losses(ratio, inputs)
+
+
+def _select_batch_invariant(op: Any, inputs: CaseTensors) -> torch.Tensor:
+    return as_tensor(op(inputs.leaves[0], inputs.tokens))
+
+
+def _compute_batch_invariant_ratios(op: Any, inputs: CaseTensors) -> torch.Tensor:
+    ratio = (_select_batch_invariant(op, inputs) - inputs.old_log_probs).exp()
     return clip_losses(ratio, inputs)
 
 
@@ -89,6 +105,28 @@ def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None
     )
 
 
+def _build_batch_invariant(inputs: CaseTensors, *, use: Use) -> Ready | Blocked:
+    platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
+    name = inputs.case.operator
+    loaded = load_batch_invariant(name, platform)
+    if loaded is None:
+        return Blocked(str(Refusal(Reason.GENERATION, BATCH_INVARIANT_LOGP)))
+    if isinstance(loaded, Refusal):
+        return Blocked(str(loaded))
+    is_sm90 = loaded.implementation == SM90_BATCH_INVARIANT
+    refusal = find_sm90_refusal(inputs.leaves[0]) if is_sm90 else None
+    if refusal is not None:
+        return Blocked(str(refusal))
+    accepted = OPERATORS[name].find_implementation(platform, loaded.implementation)
+    is_native = accepted is not None and accepted.is_native
+    return Ready(
+        forward=partial(use, loaded.op, inputs),
+        kind=OperatorKind.NATIVE if is_native else OperatorKind.FUSED,
+        class_name=loaded.implementation,
+        version=loaded.version,
+    )
+
+
 def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
     found = find_attribute(path)
     if isinstance(found, Blocked):
@@ -105,6 +143,10 @@ def list_operators() -> Iterator[BenchedImplementation]:
     for name, method in LOGP_METHODS.items():
         build = partial(_build_resolved, use=partial(_select, method), method=method)
         yield BenchedImplementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)
+    newer: dict[str, Use] = {"logp": _select_batch_invariant, "ratio_kl": _compute_batch_invariant_ratios}
+    for operator, use in newer.items():
+        build = partial(_build_batch_invariant, use=use)
+        yield BenchedImplementation(name=BATCH_INVARIANT, operator=operator, build=build)
     uses: dict[str, Use] = {
         "ratio_kl": _compute_ratios,
         "grpo_loss": _compute_loss,

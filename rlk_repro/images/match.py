@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.images.record import ARCHITECTURES, LABEL_PREFIX, SYMBOLS, ImageRecord
+from rlk_repro.images.record import ARCHITECTURES, LABEL_PREFIX, ImageRecord, list_symbols
 from rlk_repro.operators import OPERATORS, Platform
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.rundir.manifest import Fact, Section, Unknown
@@ -59,8 +59,8 @@ def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Fin
 def check_kernels(record: ImageRecord) -> Iterator[Finding]:
     kernels = _mapping(record.code.get("rl_kernel"))
     platform = record.gpu_platform
-    symbols, architectures = SYMBOLS.get(platform), ARCHITECTURES.get(platform)
-    if symbols is None or architectures is None:
+    symbols, architectures = list_symbols(platform, record.commits.get("rl_kernel", "")), ARCHITECTURES.get(platform)
+    if architectures is None:
         return
     if kernels.get("is_compiled") is not True:
         yield _differs("rl_engine._C", "compiled", str(kernels.get("is_compiled", _NOTHING)))
@@ -104,10 +104,10 @@ def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[
     error = str(answer.get("extension_error") or "")
     if error.startswith(DRIVER) and platform == Platform.CPU:
         yield Finding(Level.INFO, "rl_engine._C", "importable", "not tried: this machine has no NVIDIA driver")
-    elif error and record.gpu_platform in SYMBOLS:
+    elif error and record.gpu_platform in ARCHITECTURES:
         yield _differs("rl_engine._C", "importable", error)
     for name, class_name in sorted(_mapping(answer.get("operators")).items()):
-        accepted = OPERATORS[name].implementations.get(platform, ())
+        accepted = OPERATORS[name].list_offered(platform, record.commits.get("rl_kernel", ""))
         if accepted and class_name not in {item.class_name for item in accepted}:
             yield _differs(f"operators.{name}", " or ".join(item.class_name for item in accepted), str(class_name))
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema, dump_json_line, sha256_bytes
-from rlk_repro.operators import OPERATORS, Platform
+from rlk_repro.operators import HAS_BATCH_INVARIANT_LOGP, OPERATORS, Platform
 from rlk_repro.probes.container import PROVENANCE
 from rlk_repro.rundir.manifest import Fact, Manifest, Section
 
@@ -23,9 +23,21 @@ LABEL_PREFIX: Final = "rlk-repro."
 ARCHITECTURES: Final = {Platform.CUDA: ("sm_100", "sm_80", "sm_90", "sm_90a")}
 """The GPUs that the extension is compiled for: GB200, A100 and H200; ``sm_90a`` adds Hopper's own instructions."""
 
-_ACCEPTED: Final = [item for operator in OPERATORS.values() for item in operator.implementations.get(Platform.CUDA, ())]
-SYMBOLS: Final = {Platform.CUDA: tuple(sorted({symbol for item in _ACCEPTED for symbol in item.symbols}))}
-"""Functions that RL-Kernel's extension must have.  On ROCm the pinned operators use Triton and need none of them."""
+
+def list_symbols(platform: str, commit: str) -> tuple[str, ...]:
+    """Return the functions that RL-Kernel's extension must have at a commit.
+
+    On ROCm the operators use Triton and need none of them.
+    """
+    if platform not in ARCHITECTURES:
+        return ()
+    is_newer = HAS_BATCH_INVARIANT_LOGP.get(commit, False)
+    symbols: set[str] = set()
+    for operator in OPERATORS.values():
+        for item in operator.implementations.get(platform, ()):
+            if is_newer or not item.registered:
+                symbols.update(item.symbols)
+    return tuple(sorted(symbols))
 
 
 @dataclass(frozen=True, kw_only=True)

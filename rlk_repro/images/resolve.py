@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlk_repro.base import proc
+from rlk_repro.operators import OPERATORS
 from rlk_repro.rundir.manifest import Unknown
 
-OPERATORS: Final = ("logp", "ratio_kl", "grpo_loss", "linear_logp")
+NAMES: Final = ("logp", "ratio_kl", "grpo_loss", "linear_logp")
 TIMEOUT_S: Final = 600.0
 
 
@@ -29,13 +30,15 @@ def ask_registry(environ: Mapping[str, str] | None = None) -> dict[str, Any] | U
 
 def resolve() -> dict[str, Any]:
     """Return RL-Kernel's platform, the error of loading its extension, and the class name for each operator."""
-    from rl_engine.kernels.registry import kernel_registry
+    from rl_engine.kernels import registry
     from rl_engine.platforms.device import device_ctx
 
+    backends = getattr(getattr(registry, "OpBackend", None), "__members__", {})
+    chosen = {name: registry.kernel_registry.get_op(OPERATORS[name].find_registered(backends)) for name in NAMES}
     return {
         "platform": device_ctx.device_type if device_ctx.device_type in ("cuda", "rocm") else "cpu",
         "extension_error": _import_extension(),
-        "operators": {name: type(kernel_registry.get_op(name)).__name__ for name in OPERATORS},
+        "operators": {name: type(op).__name__ for name, op in chosen.items()},
     }
 
 

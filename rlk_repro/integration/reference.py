@@ -14,7 +14,8 @@ from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.linear_logp import Head, HiddenStates
 from rlk_repro.integration.route.rl_kernel import PACKAGE
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
-from rlk_repro.operators import Case, Platform, read_loss_options
+from rlk_repro.loss_options import read_loss_options
+from rlk_repro.operators import Case, Platform
 
 if TYPE_CHECKING:
     from rlk_repro.refengine.data import Microbatch, Sample

@@ -22,7 +22,8 @@ from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
 from rlk_repro.integration.vime_abi import Abi, find_abi
 from rlk_repro.integration.vime_engines import VimeEngines
-from rlk_repro.operators import Case, read_loss_options
+from rlk_repro.loss_options import read_loss_options
+from rlk_repro.operators import Case
 from rlk_repro.switches import PROFILED_STEPS
 
 TRAINER: Final = "vime"

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rlk_repro.base.units import count
-from rlk_repro.operators import Platform
+from rlk_repro.operators import HAS_BATCH_INVARIANT_LOGP, Platform
 from rlk_repro.plan import Plan
 from rlk_repro.spec.values import BASELINE, Model
 from rlk_repro.workloads import WORKLOADS, find_words
@@ -19,7 +19,8 @@ AS_WRITTEN: Final = "none: all values are those of the run definition"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (
     "Only a part of the enabled variant's effect comes from RL-Kernel, which has no operator for the entropy metric. "
-    f"The rest comes from {MOMENTS}, which computes that metric and the normaliser of the log-probs. "
+    f"The rest comes from {MOMENTS}, which computes that metric and, with an RL-Kernel that lacks "
+    "batch_invariant_logp, the normaliser of the log-probs. "
     "Run with --set entropy_metric=false to measure RL-Kernel alone."
 )
 OWN_NORMALISER: Final = (
@@ -55,7 +56,9 @@ def find_own_work(plan: Plan) -> tuple[str, ...]:
         return ()
     if plan.run.entropy_metric:
         return (OWN_ENTROPY,)
-    is_without_logp = plan.hardware.platform == Platform.ROCM.value and "ratio_kl" in plan.ops
+    pin = plan.stack.pins.get("rl_kernel")
+    has_newer = pin is not None and HAS_BATCH_INVARIANT_LOGP.get(pin.commit, False)
+    is_without_logp = plan.hardware.platform == Platform.ROCM.value and "ratio_kl" in plan.ops and not has_newer
     return (OWN_NORMALISER,) if is_without_logp else ()
 
 

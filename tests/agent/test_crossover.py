@@ -185,6 +185,7 @@ def lost(analysis: Analysis) -> list[str]:
         ("baseline", {"variant": None}, "step {} is planned as baseline and recorded as neither variant"),
         ("enabled", {"calls": {}}, "never called in step {}"),
         ("baseline", {"counts": {"compilations": 2}}, "2 compilations in step {}, which is scored"),
+        ("enabled", {"counts": {"kernel_compilations": 1}}, "1 kernel compilation in step {}, which is scored"),
         ("enabled", {"counts": {"recompile_limit_hits": 1}}, "1 recompile-limit hit in step {}, which is scored"),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from rlk_repro.base.files import load_json
 from rlk_repro.bench.module import format_warning, make_perf_metrics
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.bundle.seal import open_bundle
-from rlk_repro.operators import has_old_policy_pass, read_loss_options
+from rlk_repro.loss_options import has_old_policy_pass, read_loss_options
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
 

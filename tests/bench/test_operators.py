@@ -297,8 +297,8 @@ def test_a_suite_may_choose_its_implementations_and_unknown_names_are_refused() 
         list_implementations(make_suite(implementations=["vime", "rlkernel"]))
     assert str(caught.value) == (
         "workload.implementations: no such implementation, got 'rlkernel', expected any of vime, vime-entropy, "
-        "rl-kernel-fp32, rl-kernel-online, rl-kernel-indexed, rl-kernel-online-indexed, rl-kernel-native, "
-        "torch-compile, liger"
+        "rl-kernel-fp32, rl-kernel-online, rl-kernel-indexed, rl-kernel-online-indexed, rl-kernel-batch-invariant, "
+        "rl-kernel-native, torch-compile, liger"
     )
 
 

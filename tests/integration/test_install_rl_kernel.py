@@ -27,7 +27,7 @@ from tests.support.probe_examples import write_tree
 from tools.image_build.kernels import OFFLINE
 from tools.rl_kernel import build, proof
 from tools.rl_kernel.hardware import find_hardware
-from tools.rl_kernel.repair import CCCL3_FUNCTIONALS, Repair, apply_repair
+from tools.rl_kernel.repair import CCCL3_BATCH_INVARIANT, CCCL3_FUNCTIONALS, Repair, apply_repair, apply_repairs
 from tools.rl_kernel.source import fetch, get_sources
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")
@@ -197,13 +197,16 @@ def test_a_repair_changes_the_file_it_was_written_for_and_no_other(tmp_path: Pat
     )
 
 
-def test_the_repair_for_cuda_13_fits_the_real_file(tmp_path: Path, real: Path) -> None:
-    target = tmp_path / CCCL3_FUNCTIONALS.file
-    target.parent.mkdir(parents=True)
-    shutil.copy(real / CCCL3_FUNCTIONALS.file, target)
-    apply_repair(CCCL3_FUNCTIONALS, tmp_path)
-    assert "cub::Max" not in target.read_text()
-    assert "cub::Sum" not in target.read_text()
+def test_the_repairs_for_cuda_13_fit_the_real_files(tmp_path: Path, real: Path) -> None:
+    folder = tmp_path / "csrc/cuda"
+    shutil.copytree(real / "csrc/cuda", folder)
+    assert apply_repairs("12.8", tmp_path) == ()
+    has_newer = (tmp_path / CCCL3_BATCH_INVARIANT.file).is_file()
+    repaired = [repair.name for repair in apply_repairs("13.0", tmp_path)]
+    assert repaired == [CCCL3_BATCH_INVARIANT.name if has_newer else CCCL3_FUNCTIONALS.name]
+    texts = [path.read_text() for path in folder.rglob("*.cu")]
+    assert not any(name in text for text in texts for name in ("cub::Max()", "cub::Sum()"))
+    assert apply_repairs("13.0", tmp_path) == ()
 
 
 HOPPER = build.Machine(
@@ -248,8 +251,11 @@ def test_the_compiler_is_the_one_torch_would_take(tmp_path: Path, monkeypatch: p
 
 
 def test_the_option_alone_switches_the_hopper_sources() -> None:
-    assert build.make_environment({"A": "1", build.SM90: "1"}, is_sm90=False) == {"A": "1"}
-    assert build.make_environment({"A": "1"}, is_sm90=True) == {"A": "1", build.SM90: "1"}
+    given = {"A": "1", build.SM90: "1"}
+    assert build.make_environment(given, platform="cpu", is_sm90=False) == {"A": "1"}
+    required = {"A": "1", build.REQUIRE_EXTENSION: "1"}
+    assert build.make_environment(given, platform="cuda", is_sm90=False) == required
+    assert build.make_environment({"A": "1"}, platform="cuda", is_sm90=True) == {**required, build.SM90: "1"}
 
 
 NATIVE = proof.Found(
@@ -286,7 +292,7 @@ def test_each_platform_gets_its_expected_operators() -> None:
     assert [line.partition(":")[0] for line in proof.describe(on_rocm, "rocm")] == [
         "logp      NativeLogpOp         native",
         "ratio_kl  TritonRatioKLOp      kernel, largest error 1.0e-07",
-        "no compiled extension",
+        "no compiled symbols",
     ]
 
 

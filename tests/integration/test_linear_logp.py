@@ -25,7 +25,8 @@ from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.linear_logp import SM90, Head, HiddenStates, find_weight_refusal
 from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
 from rlk_repro.integration.vime_abi import NEWEST
-from rlk_repro.operators import Case, LossOptions, Reason, Refusal
+from rlk_repro.loss_options import LossOptions
+from rlk_repro.operators import Case, Reason, Refusal
 from rlk_repro.refengine import core
 from rlk_repro.refengine.__main__ import main
 from tests import SUPPORT

@@ -20,7 +20,8 @@ from rlk_repro.integration.measure.ranks import find_rank
 from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFactory, resolve
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
-from rlk_repro.operators import Case, LossOptions, Reason, Refusal
+from rlk_repro.loss_options import LossOptions
+from rlk_repro.operators import HAS_BATCH_INVARIANT_LOGP, Case, Reason, Refusal
 from tests.support.loss_examples import LENGTHS, load_loss_module, make_args, train_once
 
 CPU = Case(platform="cpu")
@@ -177,11 +178,11 @@ def test_require_without_rl_kernel_refuses_in_two_lines(tmp_path: Path) -> None:
 
 
 def test_require_names_every_reason(tmp_path: Path) -> None:
-    case = Case(platform="rocm", loss=LossOptions(has_entropy_gradient=True))
+    case = Case(platform="rocm", loss=LossOptions(has_entropy_gradient=True), commit=next(iter(HAS_BATCH_INVARIANT_LOGP)))
     with pytest.raises(EnvironmentMissing) as caught:
         install(load_loss_module(), make_settings(tmp_path, Mode.REQUIRE, "logp", "ratio_kl"), case=case)
     assert [problem.what for problem in caught.value.problems] == [
-        "logp: has no accepted implementation on this platform (rocm)",
+        "logp: has no accepted implementation on this platform (rocm, RL-Kernel 202f0e30e567)",
         "ratio_kl: computes no gradient of the entropy bonus",
     ]
 

@@ -27,7 +27,8 @@ from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_contracts
 from rlk_repro.integration.route.vocab_parallel import Shape, make_contract
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.logs.ops import read_ops
-from rlk_repro.operators import Case, LossOptions, Reason, Refusal
+from rlk_repro.loss_options import LossOptions
+from rlk_repro.operators import Case, Reason, Refusal
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus
 from tests.support.later_rl_kernel import (

@@ -341,6 +341,34 @@ def test_a_kernel_that_a_profiler_did_not_see_is_a_missing_proof(tmp_path: Path)
     assert proof.reason == "ratio_kl: ops/0.jsonl: the profiler saw no _ratio_kl_bwd_kernel"
 
 
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+@pytest.mark.parametrize(
+    ("class_name", "forward"),
+    [
+        ("BatchInvariantLogpSM90Op", "void batch_invariant_logp_sm90_kernel<float, 4>"),
+        ("TritonBatchInvariantLogpOp", "_batch_invariant_logp_kernel"),
+    ],
+)
+def test_the_newer_log_prob_is_proved_by_both_kernels(
+    tmp_path: Path, platform: str, class_name: str, forward: str
+) -> None:
+    backward = "_batch_invariant_logp_bwd_kernel"
+    decisions = [make_decision(op, implementation=class_name) for op in OPS]
+
+    def prove_kernels(*names: str) -> Proof:
+        events = [make_events()[0], *decisions, *make_events()[3:], make_kernels(*names)]
+        return prove_events(tmp_path, events, platform=platform)
+
+    if platform == "rocm" and "SM90" in class_name:
+        assert prove_kernels(forward, backward).status is ProofStatus.FALLBACK
+        return
+    assert prove_kernels(forward, backward).status is ProofStatus.PROVED
+    # the class's backward pass goes to plain PyTorch without a word where Triton fails
+    assert prove_kernels(forward, "gemm").reason == f"ratio_kl: ops/0.jsonl: the profiler saw no {backward}"
+    part = forward.removeprefix("void ").partition("<")[0]
+    assert part in prove_kernels(backward).reason
+
+
 def test_a_baseline_with_rl_kernels_kernels_is_not_a_baseline(tmp_path: Path) -> None:
     head = make_install(mode="off", is_requested=False, ops=[])
     step = make_step(0) | {"calls": {}}

@@ -170,7 +170,8 @@ def main() -> None:
     from vime.backends.megatron_utils import loss as loss_module
 
     from rlk_repro.integration.switch import Mode, Settings, install_into
-    from rlk_repro.operators import Case, find_conflicts, find_refusal, read_loss_options
+    from rlk_repro.loss_options import read_loss_options
+    from rlk_repro.operators import Case, find_conflicts, find_refusal
 
     mpu.initialize_model_parallel(int(world), 1)
     trainer, rng, generator = Trainer(loss_module, int(rank), int(world)), random.Random(int(seed)), torch.Generator()

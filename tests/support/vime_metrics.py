@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from rlk_repro.operators import read_loss_options
+from rlk_repro.loss_options import read_loss_options
 from rlk_repro.plan import Plan
 from rlk_repro.workloads.vime.layout import vime_of
 

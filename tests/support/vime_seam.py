@@ -61,7 +61,8 @@ def train_by_turns(
     """
     from rlk_repro.integration.route.api import Route, RouteContext
     from rlk_repro.integration.switch import Mode, Settings, install_into
-    from rlk_repro.operators import Case, read_loss_options
+    from rlk_repro.loss_options import read_loss_options
+    from rlk_repro.operators import Case
 
     def make_route(context: RouteContext) -> Route:
         def run(call: Any) -> Any:
@@ -88,7 +89,8 @@ def main() -> None:
     from vime.backends.megatron_utils import loss as loss_module
 
     from rlk_repro.integration.switch import Settings, install_into
-    from rlk_repro.operators import Case, read_loss_options
+    from rlk_repro.loss_options import read_loss_options
+    from rlk_repro.operators import Case
 
     rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)

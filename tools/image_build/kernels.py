@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Final
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
-from rlk_repro.images.record import ARCHITECTURES, SYMBOLS
+from rlk_repro.images.record import ARCHITECTURES, list_symbols
 from rlk_repro.operators import Platform
 from rlk_repro.probes.extension import find_bound_names, find_extensions, list_device_code
 from rlk_repro.probes.installed import BuildRecord
@@ -39,7 +39,7 @@ TOOLS: Final = {
     "ninja": "ninja, without which torch does not use the stand-in for nvcc",
     "cuobjdump": "cuobjdump: nothing else shows the GPUs of an extension",
 }
-BUILD_NAMES: Final = (build.SM90, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
+BUILD_NAMES: Final = (build.SM90, build.REQUIRE_EXTENSION, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
         wheel = build_wheel(sources.folder, Path(parent) / "wheels", environ)
         made = record.make_record(sources, repairs, _select_variables(environ), toolchain.machine)
         _install(wheel, made)
-    check_extension(_installed_folder())
+    check_extension(_installed_folder(), pin.commit)
     return made
 
 
@@ -138,6 +138,7 @@ def make_environment(
     return {
         **environ,
         build.SM90: "1",
+        build.REQUIRE_EXTENSION: "1",
         "TORCH_CUDA_ARCH_LIST": ";".join(f"{name[:-1]}.{name[-1]}" for name in architectures) + ";9.0a",
         "CUDA_HOME": str(toolchain.home),
         "CUDA_VISIBLE_DEVICES": "",
@@ -159,8 +160,8 @@ def build_wheel(sources: Path, folder: Path, environ: Mapping[str, str]) -> Path
     return next(folder.glob("*.whl"))
 
 
-def check_extension(folder: Path) -> None:
-    """Check the extension: its symbols, its machine code, and that Python can load it.
+def check_extension(folder: Path, commit: str) -> None:
+    """Check the extension: the symbols of its commit, its machine code, and that Python can load it.
 
     On a machine without a driver, the extension loads with a stub of the driver.
 
@@ -171,21 +172,21 @@ def check_extension(folder: Path) -> None:
     if not extensions:
         hint = "RL-Kernel's setup silently leaves the extension out if torch reports no GPU"
         raise CheckFailed(Problem("rl_engine._C", "was not built", hint=hint))
-    problems = list(_find_problems(extensions[0]))
+    problems = list(_find_problems(extensions[0], list_symbols(Platform.CUDA, commit)))
     if problems:
         raise CheckFailed(*problems)
 
 
-def _find_problems(extension: Path) -> Iterator[Problem]:
+def _find_problems(extension: Path, wanted: Sequence[str]) -> Iterator[Problem]:
     symbols = find_bound_names(extension.read_bytes())
-    missing = [name for name in SYMBOLS[Platform.CUDA] if name not in symbols]
+    missing = [name for name in wanted if name not in symbols]
     if missing:
         yield Problem(extension.name, "lacks operators", got=symbols, expected=", ".join(missing))
     code = list_device_code(extension)
-    wanted = sorted(ARCHITECTURES[Platform.CUDA])
-    if code != wanted:
+    targets = sorted(ARCHITECTURES[Platform.CUDA])
+    if code != targets:
         got = code if isinstance(code, list) else str(code)
-        yield Problem(extension.name, "holds code for other GPUs", got=got, expected=", ".join(wanted))
+        yield Problem(extension.name, "holds code for other GPUs", got=got, expected=", ".join(targets))
 
 
 def stub_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -38,7 +38,7 @@ def install(stack: str, origin: Path | None, *, is_sm90: bool = False) -> None:
     pin = load_stack(stack).model.pins.get("rl_kernel")
     machine = build.describe_machine(proof.ask("machine"), os.environ)
     build.check_compiler(machine, is_sm90=is_sm90)
-    environ = build.make_environment(os.environ, is_sm90=is_sm90)
+    environ = build.make_environment(os.environ, platform=machine.platform, is_sm90=is_sm90)
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
         sources = get_sources(pin, origin, Path(parent) / "RL-Kernel")
         repairs = apply_repairs(machine.toolkit, sources.folder) if is_sm90 else ()

@@ -27,6 +27,8 @@ BUILD_TOOLS: Final = ROOT / "requirements" / "rl-kernel.txt"
 PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
 TIMEOUT_S: Final = 3600.0
 SM90: Final = "KERNEL_ALIGN_FORCE_SM90"
+REQUIRE_EXTENSION: Final = "RL_KERNEL_REQUIRE_EXT"
+"""With this variable, newer commits of RL-Kernel refuse a build that would leave the extension out."""
 # What a failed build prints, and what it means; checked in this order.
 BUILD_TROUBLE: Final = (
     ("mismatches the version that was used to compile", "use the nvcc of the CUDA release that torch was built with"),
@@ -92,10 +94,14 @@ def check_compiler(machine: Machine, *, is_sm90: bool = False) -> None:
         )  # fmt: skip
 
 
-def make_environment(environ: Mapping[str, str], *, is_sm90: bool) -> dict[str, str]:
+def make_environment(environ: Mapping[str, str], *, platform: str, is_sm90: bool) -> dict[str, str]:
     """Return this process's environment variables for the build; only ``is_sm90`` switches the Hopper sources on."""
-    kept = {name: value for name, value in environ.items() if name != SM90}
-    return kept | ({SM90: "1"} if is_sm90 else {})
+    made = {name: value for name, value in environ.items() if name != SM90}
+    if is_sm90:
+        made[SM90] = "1"
+    if platform == Platform.CUDA:
+        made[REQUIRE_EXTENSION] = "1"
+    return made
 
 
 def pip_install(folder: Path, environ: Mapping[str, str], *, needs_ninja: bool) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 NUM_ROWS, VOCAB = 64, 1000
+BATCH_INVARIANT = "batch_invariant_logp"
 
 
 def describe_machine() -> dict[str, Any]:
@@ -49,27 +50,35 @@ def describe_rl_kernel() -> dict[str, Any]:
 
 
 def run_operators() -> dict[str, dict[str, Any]]:
-    """Run each operator once on this device, and compare its result with float64."""
+    """Run each operator once on this device, and compare its result with float64.
+
+    Where the registry has ``batch_invariant_logp``, it serves the calls of both operators.
+    """
     import torch
-    from rl_engine.kernels.registry import kernel_registry
+    from rl_engine.kernels import registry
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(NUM_ROWS, VOCAB, generator=generator).to(device).requires_grad_()
     tokens = torch.randint(VOCAB, (NUM_ROWS,), generator=generator).to(device)
     exact = torch.log_softmax(logits.detach().double(), dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    newer = BATCH_INVARIANT if hasattr(registry.OpBackend, f"PYTORCH_{BATCH_INVARIANT.upper()}") else ""
 
-    logp, ratio_kl = kernel_registry.get_op("logp"), kernel_registry.get_op("ratio_kl")
+    logp, ratio_kl = (registry.kernel_registry.get_op(newer or name) for name in ("logp", "ratio_kl"))
     with torch.no_grad():
-        found = logp.apply_fp32(logits, tokens)
-    every = torch.ones(NUM_ROWS, dtype=torch.bool, device=device)
-    ratio, _ = ratio_kl(logits, logits.detach(), tokens, every, exact.float())
-    (gradient,) = torch.autograd.grad(ratio.sum(), logits)
+        found = logp(logits, tokens) if newer else logp.apply_fp32(logits, tokens)
+    if newer:
+        value = ratio_kl(logits, tokens)
+    else:  # the ratio is 1, so its gradient is that of the log-prob
+        every = torch.ones(NUM_ROWS, dtype=torch.bool, device=device)
+        value, _ = ratio_kl(logits, logits.detach(), tokens, every, exact.float())
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
     expected = -torch.softmax(logits.detach().double(), dim=-1)
     expected[torch.arange(NUM_ROWS, device=device), tokens] += 1
+    errors = {"logp": (logp, found - exact), "ratio_kl": (ratio_kl, gradient - expected)}
     return {
-        "logp": {"class_name": type(logp).__name__, "error": (found - exact).abs().max().item()},
-        "ratio_kl": {"class_name": type(ratio_kl).__name__, "error": (gradient - expected).abs().max().item()},
+        name: {"class_name": type(op).__name__, "registered": newer, "error": error.abs().max().item()}
+        for name, (op, error) in errors.items()
     }
 
 

@@ -26,6 +26,7 @@ SYMBOLS: Final = (
     "fused_logp_forward_online_indexed_fp32",
 )
 SM90_SYMBOLS: Final = ("fused_linear_logp_sm90", "fused_logp_sm90")
+SM90_NEWER_SYMBOLS: Final = ("batch_invariant_logp_sm90",)
 # What a failing import or kernel prints, and what it means.
 RUN_TROUBLE: Final = (
     ("No module named 'torch'", "install torch first: make demo"),
@@ -36,11 +37,15 @@ RUN_TROUBLE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """The class that RL-Kernel's registry chooses for an operator; ``error`` is the largest difference from float64."""
+    """The class that RL-Kernel's registry chooses for an operator; ``error`` is the largest difference from float64.
+
+    ``registered`` is the name that the registry was asked for, if it is not the operator's own.
+    """
 
     name: str
     class_name: str
     error: float
+    registered: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +90,23 @@ def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool
             "rl_engine", "is imported from elsewhere", got=str(found.folder), expected=str(installed), hint=hint
         )
     if platform == Platform.CUDA:
-        yield from _extension_problems(found, (*SYMBOLS, *(SM90_SYMBOLS if is_sm90 else ())))
+        yield from _extension_problems(found, _list_symbols(found, is_sm90=is_sm90))
     for operator in found.operators:
-        accepted = OPERATORS[operator.name].implementations.get(platform, ())
+        offered = OPERATORS[operator.name].implementations.get(platform, ())
+        accepted = [item for item in offered if item.registered == operator.registered]
         if accepted and find_implementation(operator, platform) is None:
             expected = " or ".join(item.class_name for item in accepted)
             yield Problem(operator.name, "resolves to another class", got=operator.class_name, expected=expected)
         if not operator.error <= MAX_ERROR:
             where = f"{operator.name} ({operator.class_name})"
             yield Problem(where, "computes wrong values", got=operator.error, expected=f"an error up to {MAX_ERROR:g}")
+
+
+def _list_symbols(found: Found, *, is_sm90: bool) -> tuple[str, ...]:
+    if not is_sm90:
+        return SYMBOLS
+    is_newer = any(operator.registered for operator in found.operators)
+    return (*SYMBOLS, *SM90_SYMBOLS, *(SM90_NEWER_SYMBOLS if is_newer else ()))
 
 
 def _extension_problems(found: Found, wanted: tuple[str, ...]) -> Iterator[Problem]:
@@ -119,7 +132,7 @@ def describe(found: Found, platform: str) -> Iterator[str]:
     if platform == Platform.CPU:
         yield "native operators only: torch sees no GPU here, so RL-Kernel builds no kernels; no speed can be claimed"
     elif platform == Platform.ROCM:
-        yield "no compiled extension: RL-Kernel has none for ROCm"
+        yield f"{len(found.symbols) or 'no'} compiled symbols: the routes on ROCm need none"
     else:
         code = derive(list_device_code(next(iter(find_extensions(found.folder)))), ", ".join)
         yield f"{len(found.symbols)} compiled symbols, for {code}"

@@ -13,7 +13,7 @@ from rlk_repro.probes.installed import AppliedRepair
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """A named repair; ``substitutions`` are (anchor, replacement), and each anchor occurs once in the file."""
+    """A named repair; ``substitutions`` are (anchor, replacement), and every place of an anchor is replaced."""
 
     name: str
     file: str
@@ -22,27 +22,45 @@ class Repair:
     substitutions: tuple[tuple[str, str], ...]
 
 
+# CUDA 13 brings CCCL 3, which no longer has cub::Max and cub::Sum; these are their replacements
+_FUNCTIONALS: Final = (
+    (
+        "#include <cub/cub.cuh>\n",
+        "#include <cub/cub.cuh>\n#include <cuda/functional>\n#include <cuda/std/functional>\n",
+    ),
+    ("cub::Max()", "cuda::maximum<>{}"),
+    ("cub::Sum()", "cuda::std::plus<>{}"),
+)
 CCCL3_FUNCTIONALS: Final = Repair(
-    # CUDA 13 brings CCCL 3, which no longer has cub::Max and cub::Sum; these are their replacements
     name="cccl3-functionals",
     file="csrc/cuda/fused_logp_sm90.cu",
     before_sha256="c2aa72ce91173d4ee47d2c289cc19f9929d68adb4bc2385cff3f10c27756f27e",
     after_sha256="34eb015e74b22b75e4967905b1e32560920fcdc04527eeef4cf50fbf4e785b21",
-    substitutions=(
-        (
-            "#include <cub/cub.cuh>\n",
-            "#include <cub/cub.cuh>\n#include <cuda/functional>\n#include <cuda/std/functional>\n",
-        ),
-        ("cub::Max()", "cuda::maximum<>{}"),
-        ("cub::Sum()", "cuda::std::plus<>{}"),
-    ),
+    substitutions=_FUNCTIONALS,
+)
+CCCL3_BATCH_INVARIANT: Final = Repair(
+    name="cccl3-batch-invariant",
+    file="csrc/cuda/batch_invariant_logp_kernel_sm90.cu",
+    before_sha256="d5384205caa56b0ca14d9e464b188b3f0e38ddb9b9e13291fb41f2531f305633",
+    after_sha256="9abb9b7893043770add2d270b8830e594729cbe1b7ea61aaa33357fc64c60841",
+    substitutions=_FUNCTIONALS,
 )
 
 
 def apply_repairs(toolkit: str | None, folder: Path) -> tuple[AppliedRepair, ...]:
-    """Apply the repairs that Hopper's kernels need with this CUDA release."""
-    needs_repair = int((toolkit or "0").split(".")[0]) >= 13
-    return (apply_repair(CCCL3_FUNCTIONALS, folder),) if needs_repair else ()
+    """Apply the repairs that Hopper's kernels need with this CUDA release.
+
+    A commit of RL-Kernel may lack a file, or may have replaced the functions itself.
+    """
+    if int((toolkit or "0").split(".")[0]) < 13:
+        return ()
+    repairs = (CCCL3_FUNCTIONALS, CCCL3_BATCH_INVARIANT)
+    return tuple(apply_repair(repair, folder) for repair in repairs if _needs(repair, folder / repair.file))
+
+
+def _needs(repair: Repair, path: Path) -> bool:
+    text = path.read_text() if path.is_file() else ""
+    return any(anchor in text for anchor, _ in repair.substitutions[1:])
 
 
 def apply_repair(repair: Repair, folder: Path) -> AppliedRepair:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
-from rlk_repro.operators import Platform
+from rlk_repro.operators import KERNELS, Platform
 
 STEP_TIMER: Final = "step"
 FORWARD_ONLY: Final = "forward_only"
@@ -253,8 +253,27 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from _find_tensors(list(value.values()))
 
 
+class KernelLoads:
+    """Triton calls this object whenever it loads a kernel that it has compiled, or has found compiled on disk.
+
+    Triton compiles a kernel anew for other kinds of arguments, such as a number of rows that 16 does not divide.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, _module: Any, _function: Any, name: str, *_: Any) -> None:
+        self.number += any(part in name for part in KERNELS)
+
+
+_LOADS: Final = KernelLoads()
+
+
 def read_counts() -> dict[str, int]:
-    """Return how often torch compiled code and retried allocations, without importing ``torch._dynamo``."""
+    """Return how often torch compiled code, Triton loaded kernels of RL-Kernel, and torch retried allocations.
+
+    Neither ``torch._dynamo`` nor Triton is imported for this.
+    """
     counts: dict[str, int] = {}
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:
@@ -266,6 +285,11 @@ def read_counts() -> dict[str, int]:
             for reason, count in reasons.items()
             if "recompile limit exceeded" in str(reason)
         )
+    knobs: Any = getattr(sys.modules.get("triton.knobs"), "runtime", None)
+    hooks: Any = getattr(knobs, "kernel_load_end_hook", None)
+    if hasattr(hooks, "add"):
+        hooks.add(_LOADS)  # a second time this changes nothing
+        counts["kernel_compilations"] = _LOADS.number
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         counts["allocator_retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
     return counts

@@ -7,7 +7,7 @@ packed rows, V is this rank's columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -103,18 +103,19 @@ class Joined:
     entropy: torch.Tensor | None
 
 
-def find_value_refusal(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+def find_value_refusal(
+    logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, probed: Sequence[int] = ()
+) -> Refusal | None:
     """Refuse values for which the kernels' result would differ from vime's; all ranks of the group get the same answer.
 
-    This check waits for the device once.
+    ``probed`` are further columns in which -inf is refused.  This check waits for the device once.
     """
     if not len(logits):
         return None
     is_outside = ((tokens < 0) | (tokens >= shard.size * logits.shape[1])).any()
     columns = (tokens - shard.rank * logits.shape[1]).clamp(0, logits.shape[1] - 1)
-    is_infinite = torch.isneginf(logits[:, :PROBED_COLUMNS]).any() | torch.isneginf(
-        logits.gather(1, columns.unsqueeze(1))
-    ).any()  # fmt: skip
+    looked_at = [logits[:, :PROBED_COLUMNS], logits.gather(1, columns.unsqueeze(1)), logits[:, list(probed)]]
+    is_infinite = torch.isneginf(torch.cat(looked_at, dim=1)).any()
     flags = torch.stack((is_outside, is_infinite)).to(torch.int32)
     if shard.size > 1:
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=shard.group)
@@ -206,18 +207,27 @@ def select_with_grad(
     else:
         old = operators.logp(detached, targets.columns)
         check_result("logp", old, tokens)
-    result: tuple[torch.Tensor, torch.Tensor | None] = _RatioLogProbs.apply(  # type: ignore[no-untyped-call]
-        logits, targets, old, entropy, operators.ratio_kl, far, shard
+
+    def select(leaf: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones_like(targets.columns, dtype=torch.bool)
+        ratio = operators.ratio_kl(leaf, leaf.detach(), targets.columns, mask, old)[0]
+        check_result("ratio_kl", ratio, old, needs_grad=True)
+        near = old if far is None else _mend_far_rows(ratio, old, leaf.detach(), targets.columns, far)
+        return near + ratio.log()
+
+    result: tuple[torch.Tensor, torch.Tensor | None] = ShardLogProbs.apply(  # type: ignore[no-untyped-call]
+        logits, targets, select, entropy, shard
     )
     return result
 
 
-class _RatioLogProbs(torch.autograd.Function):
+class ShardLogProbs(torch.autograd.Function):
     """Computes the gradient of log-probs by the operator's own gradient, and corrects it for a split vocabulary.
 
-    The operator gives the gradient of the shard's own log-prob, e_c - p: p is the shard's softmax, e_c is 1 in the
-    requested column.  The wanted gradient is e_t - w * p: w is the shard's share of the probability, and e_t is 1 in
-    the token's column.  So the wanted gradient is w times the operator's gradient, with two corrections per row.
+    ``select`` returns the shard's own log-probs [T].  Their gradient is e_c - p: p is the shard's softmax, e_c is 1 in
+    the requested column.  The wanted gradient is e_t - w * p: w is the shard's share of the probability, and e_t is 1
+    in the token's column.  So the wanted gradient is w times the operator's gradient, with two corrections per row.
+    The corrections are written into the operator's gradient, so that no second tensor of its size is needed.
     """
 
     @staticmethod
@@ -225,41 +235,35 @@ class _RatioLogProbs(torch.autograd.Function):
         ctx: Any,
         logits: torch.Tensor,
         targets: Targets,
-        old: torch.Tensor,
+        select: Callable[[torch.Tensor], torch.Tensor],
         entropy: torch.Tensor | None,
-        ratio_kl: RatioKL,
-        logp_of_far: LogPOfRows | None,
         shard: Shard,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
-            mask = torch.ones_like(targets.columns, dtype=torch.bool)
-            ratio = ratio_kl(leaf, leaf.detach(), targets.columns, mask, old)[0]
-        check_result("ratio_kl", ratio, old, needs_grad=True)
-        if logp_of_far is not None:
-            old = _mend_far_rows(ratio, old, leaf.detach(), targets.columns, logp_of_far)
-        joined = _join(targets, old + ratio.detach().log(), entropy, shard)
-        ctx.leaf, ctx.ratio, ctx.targets, ctx.weights = leaf, ratio, targets, joined.weights
+            local = select(leaf)
+        joined = _join(targets, local.detach(), entropy, shard)
+        ctx.leaf, ctx.local, ctx.targets, ctx.weights = leaf, local, targets, joined.weights
         if joined.entropy is not None:
             ctx.mark_non_differentiable(joined.entropy)
         return joined.log_probs, joined.entropy
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _entropy: torch.Tensor | None = None) -> tuple[Any, ...]:
-        ratio = ctx.ratio
-        if ratio is None:
+        local = ctx.local
+        if local is None:
             raise RuntimeError("an earlier backward pass has used and freed the graph of these log-probs")
         split: SplitTokens | None = ctx.targets.split
         if split is None:
-            (result,) = torch.autograd.grad(ratio, ctx.leaf, grad / ratio.detach())
+            (result,) = torch.autograd.grad(local, ctx.leaf, grad)
         else:
             own = grad * split.is_own.to(grad.dtype)
             grad = grad * ctx.weights
-            (result,) = torch.autograd.grad(ratio, ctx.leaf, grad / ratio.detach())
+            (result,) = torch.autograd.grad(local, ctx.leaf, grad)
             result.scatter_add_(1, split.columns.unsqueeze(1), own.unsqueeze(1).to(result.dtype))
             result.scatter_add_(1, ctx.targets.columns.unsqueeze(1), -grad.unsqueeze(1).to(result.dtype))
-        ctx.leaf = ctx.ratio = ctx.targets = None
-        return result, None, None, None, None, None, None
+        ctx.leaf = ctx.local = ctx.targets = None
+        return result, None, None, None, None
 
 
 def _mend_far_rows(

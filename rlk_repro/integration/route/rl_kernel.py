@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from typing import Any, Final, Self
 
-from rlk_repro.operators import OPERATORS, Reason, Refusal
+from rlk_repro.operators import BATCH_INVARIANT_LOGP, OPERATORS, Reason, Refusal
 
 PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
@@ -76,7 +76,18 @@ class Contracts:
     version: str
 
 
-def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
+def load_batch_invariant(name: str, platform: str) -> LoadedOperator | Refusal | None:
+    """Load the newer log-prob for the calls of ``name``; return None if this RL-Kernel lacks it."""
+    found = _find_registry()
+    if isinstance(found, Refusal):
+        return found
+    backends = getattr(getattr(found[0], "OpBackend", None), "__members__", {})
+    registered = OPERATORS[name].find_registered(backends)
+    return load_operator(name, platform, registered) if registered == BATCH_INVARIANT_LOGP else None
+
+
+def load_operator(name: str, platform: str, registered: str = "") -> LoadedOperator | Refusal:
+    """Load the operator that RL-Kernel's registry has under ``registered``, or else under its own name."""
     if platform not in OPERATORS[name].implementations:
         return Refusal(Reason.PLATFORM, platform)
     found = _find_registry()
@@ -84,7 +95,7 @@ def load_operator(name: str, platform: str) -> LoadedOperator | Refusal:
         return found
     module, registry_name = found
     try:
-        op = module.kernel_registry.get_op(name)
+        op = module.kernel_registry.get_op(registered or name)
     except (ImportError, AttributeError, RuntimeError) as error:
         return Refusal(Reason.NOT_IMPORTABLE, f"{registry_name}: {name}: {error}")
     refusal = find_class_refusal(name, platform, type(op).__name__)

@@ -8,20 +8,24 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from rlk_repro.integration.route import log_probs
+from rlk_repro.integration.route import batch_invariant, log_probs
 from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFactory
+from rlk_repro.integration.route.batch_invariant import WarmUp
 from rlk_repro.integration.route.grpo_loss import make_grpo_loss_route
 from rlk_repro.integration.route.linear_logp import make_linear_logp_route
 from rlk_repro.integration.route.log_probs import FirstCallCheck, Operators, Shard, ValueCheck
-from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_operator
+from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_batch_invariant, load_operator
 from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
-from rlk_repro.operators import Platform, Reason, Refusal
+from rlk_repro.operators import SM90_BATCH_INVARIANT, Platform, Reason, Refusal
 
 Run: TypeAlias = Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def make_logp_route(context: RouteContext) -> Route | Refusal:
-    """Return the route for log-probs without gradient: the kernel that reads the logits once."""
+    """Return the route for log-probs without gradient: a kernel that reads the logits once."""
+    newer = _make_batch_invariant_route("logp", context)
+    if newer is not None:
+        return newer
     loaded = load_operator("logp", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
@@ -36,15 +40,24 @@ def make_logp_route(context: RouteContext) -> Route | Refusal:
 
 
 def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
-    """Return the route for log-probs with gradient: old log-prob plus the logarithm of the ratio new / old."""
+    """Return the route for log-probs with gradient.
+
+    Without RL-Kernel's ``batch_invariant_logp`` it is the old log-prob plus the logarithm of the ratio new / old.
+    """
+    newer = _make_batch_invariant_route("ratio_kl", context)
+    if newer is not None:
+        return newer
     loaded = load_operator("ratio_kl", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
     operators, source = _find_operators(loaded, context.case.platform)
     loaded = replace(loaded, version=f"{loaded.version}, held against {source}")
+    warm_up = WarmUp(lambda rows, tokens: _select_by_ratio(operators, rows, tokens))
     takes_hint = operators.logp_of_far is not None and context.case.context_parallel == 1
 
     def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if logits.is_cuda:
+            warm_up.run(logits)
         is_hinted = takes_hint and shard.size == 1 and not call["with_entropy"]
         hint = context.batch.find_old_log_probs(len(logits)) if is_hinted else None
         return log_probs.select_with_grad(
@@ -52,6 +65,31 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
         )
 
     return _make_route("ratio_kl", loaded, context, run)
+
+
+def _make_batch_invariant_route(name: str, context: RouteContext) -> Route | Refusal | None:
+    """Return the route of RL-Kernel's newer log-prob for the calls of ``name``; None if this RL-Kernel lacks it."""
+    loaded = load_batch_invariant(name, context.case.platform)
+    if loaded is None or isinstance(loaded, Refusal):
+        return loaded
+    is_sm90 = loaded.implementation == SM90_BATCH_INVARIANT
+    values = FirstCallCheck(batch_invariant.find_sm90_value_refusal if is_sm90 else log_probs.find_value_refusal)
+    warm_up = WarmUp(loaded.op)
+
+    def check(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> Refusal | None:
+        refusal = batch_invariant.find_sm90_refusal(logits) if is_sm90 else None
+        return refusal or values.find_refusal(logits, tokens, shard)
+
+    def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if logits.is_cuda:
+            warm_up.run(logits)
+        return batch_invariant.select(loaded.op, logits, call["tokens"], shard, with_entropy=call["with_entropy"])
+
+    return _make_route(name, loaded, context, run, check)
+
+
+def _select_by_ratio(operators: Operators, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return log_probs.select_with_grad(operators, logits, tokens, Shard(0, 1, None), with_entropy=False)[0]
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
