@@ -97,7 +97,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def list_members(bundle: Path) -> set[str]:
     names: set[str] = set()
-    for archive in bundle.glob("env-*.tar.xz"):
+    for archive in bundle.glob("env-*.tar.gz"):
         with tarfile.open(archive) as members:
             names |= set(members.getnames())
     return names
@@ -165,7 +165,7 @@ def test_other_versions_are_refused_before_anything_is_unpacked(
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_an_archive_that_was_not_packed_is_refused(bundle: Path, machine: Path, tmp_path: Path, is_there: bool) -> None:
-    archive = next(bundle.glob("env-*.tar.xz"))
+    archive = next(bundle.glob("env-*.tar.gz"))
     archive.write_bytes(b"other") if is_there else archive.unlink()
     with pytest.raises(CheckFailed, match="is not the archive that was packed"):
         packed.create(tmp_path / "env", bundle)
