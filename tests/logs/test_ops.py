@@ -72,8 +72,8 @@ def prove_events(tmp_path: Path, events: list[dict[str, Any]], **changes: Any) -
     return prove_log(read_ops(trial), **changes)
 
 
-def prove_log(log: OpsLog, *, variant: str = "enabled", platform: str = "cuda") -> Proof:
-    return prove(log, variant=variant, requested_ops=OPS, platform=platform)
+def prove_log(log: OpsLog, *, variant: str = "enabled", platform: str = "cuda", num_stages: int = 1) -> Proof:
+    return prove(log, variant=variant, requested_ops=OPS, platform=platform, num_stages=num_stages)
 
 
 def test_series_hold_the_slowest_rank_of_each_step_with_its_line(tmp_path: Path) -> None:
@@ -283,12 +283,13 @@ def test_files_without_a_step_or_no_files_prove_nothing(tmp_path: Path) -> None:
     assert prove_log(OpsLog(ranks=())) == Proof(status=ProofStatus.MISSING, reason="the trainer wrote no ops file")
 
 
-def test_a_rank_that_holds_no_logits_needs_no_calls(tmp_path: Path) -> None:
+def test_a_rank_of_an_earlier_pipeline_stage_needs_no_calls(tmp_path: Path) -> None:
     trial = TrialDir(tmp_path)
     write_rank(trial, 0, make_events(0, world_size=2))
     idle = [make_install(1, world_size=2), *(make_decision(op) for op in OPS)]
     write_rank(trial, 1, [*idle, *(make_step(step, calls=0) for step in range(3))])
-    assert prove_log(read_ops(trial)).status is ProofStatus.PROVED
+    assert prove_log(read_ops(trial), num_stages=2).status is ProofStatus.PROVED
+    assert prove_log(read_ops(trial)).status is ProofStatus.MISSING
 
 
 def test_a_rank_without_a_record_of_a_step_proves_nothing(tmp_path: Path) -> None:
