@@ -178,7 +178,9 @@ def test_require_without_rl_kernel_refuses_in_two_lines(tmp_path: Path) -> None:
 
 
 def test_require_names_every_reason(tmp_path: Path) -> None:
-    case = Case(platform="rocm", loss=LossOptions(has_entropy_gradient=True), commit=next(iter(HAS_BATCH_INVARIANT_LOGP)))
+    case = Case(
+        platform="rocm", loss=LossOptions(has_entropy_gradient=True), commit=next(iter(HAS_BATCH_INVARIANT_LOGP))
+    )
     with pytest.raises(EnvironmentMissing) as caught:
         install(load_loss_module(), make_settings(tmp_path, Mode.REQUIRE, "logp", "ratio_kl"), case=case)
     assert [problem.what for problem in caught.value.problems] == [
