@@ -1,10 +1,12 @@
-"""RL-Kernel's operators: the calls that each operator serves, its platforms and its RL-Kernel classes.
+"""The operators of each implementation: the calls that each serves, its platforms and its accepted classes.
 
-For an unknown name RL-Kernel returns a native operator (plain PyTorch), so the returned class is always checked.
+``OPERATORS`` are RL-Kernel's.  For an unknown name RL-Kernel returns a native operator (plain
+PyTorch), so the returned class is always checked.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,6 +15,11 @@ from typing import Final, TypeAlias
 from rlk_repro.loss_options import LossOptions
 
 OPS_SCHEMA: Final = 1
+RL_KERNEL: Final = "rl-kernel"
+TORCH_COMPILE: Final = "torch-compile"
+TRAINER: Final = "trainer"
+TITLES: Final = {RL_KERNEL: "RL-Kernel", TORCH_COMPILE: "torch.compile"}
+"""What can serve the trainer's operators in its place, and the name of each in sentences."""
 
 
 class Platform(StrEnum):
@@ -108,12 +115,15 @@ def _needs_every_column(case: Case) -> Refusal | None:
     return Refusal(Reason.TOP_P_REPLAY) if case.loss.is_top_p_replayed else None
 
 
+def _needs_whole_vocabulary(case: Case) -> Refusal | None:
+    size = case.tensor_parallel
+    return Refusal(Reason.TENSOR_PARALLEL, f"tensor parallel size {size}") if size > 1 else None
+
+
 def _needs_one_rank(case: Case) -> Refusal | None:
-    if case.tensor_parallel > 1:
-        return Refusal(Reason.TENSOR_PARALLEL, f"tensor parallel size {case.tensor_parallel}")
-    if case.context_parallel > 1:
+    if case.context_parallel > 1 and case.tensor_parallel == 1:
         return Refusal(Reason.CONTEXT_PARALLEL, f"context parallel size {case.context_parallel}")
-    return None
+    return _needs_whole_vocabulary(case)
 
 
 def _needs_plain_loss(case: Case) -> Refusal | None:
@@ -154,6 +164,7 @@ class Operator:
     rules: tuple[Rule, ...] = ()
     excludes: frozenset[str] = frozenset()
     is_opt_in: bool = False
+    served_by: str = RL_KERNEL
 
     def serves(self, *, needs_grad: bool) -> bool:
         return self.calls is Calls.ALL or (self.calls is Calls.GRAD) == needs_grad
@@ -337,11 +348,36 @@ KERNELS: Final = frozenset(
 )
 """Parts of the names of all of RL-Kernel's kernels in the table."""
 DEFAULT_OPS: Final = tuple(name for name, operator in OPERATORS.items() if not operator.is_opt_in)
+COMPILED_LOGP: Final = "compiled_logp"
+_INDUCTOR: Final = (Implementation("torch.compile", "inductor"),)
+ALL_OPERATORS: Final[Mapping[str, Operator]] = {
+    **OPERATORS,
+    COMPILED_LOGP: Operator(
+        name=COMPILED_LOGP,
+        function=_SELECTED_LOG_PROBS,
+        calls=Calls.ALL,
+        implementations=dict.fromkeys(Platform, _INDUCTOR),
+        rules=(_needs_whole_vocabulary, _needs_no_entropy_gradient, _needs_every_column),
+        is_opt_in=True,
+        served_by=TORCH_COMPILE,
+    ),
+}
+
+
+def is_of_other(op: str, reason: str) -> bool:
+    """Whether a decision on ``op`` lets another implementation than RL-Kernel serve; a fallback has a reason."""
+    return not reason and op in ALL_OPERATORS and ALL_OPERATORS[op].served_by != RL_KERNEL
+
+
+def name_implementations(ops: Iterable[str]) -> str:
+    """Return what serves these operators, like ``RL-Kernel and torch.compile``; RL-Kernel without a known operator."""
+    found = dict.fromkeys(TITLES[ALL_OPERATORS[op].served_by] for op in ops if op in ALL_OPERATORS)
+    return " and ".join(found) or TITLES[RL_KERNEL]
 
 
 def find_refusal(op: str, case: Case) -> Refusal | None:
     """Return the first reason, apart from missing software, why ``op`` cannot run in this case; None if it can run."""
-    operator = OPERATORS[op]
+    operator = ALL_OPERATORS[op]
     offered = operator.list_offered(case.platform, case.commit)
     if not offered:
         pinned = f", RL-Kernel {case.commit[:12]}" if case.platform in operator.implementations else ""
@@ -360,10 +396,9 @@ def find_split_refusal(implementations: Sequence[Implementation], case: Case) ->
 
 def find_conflicts(ops: Iterable[str]) -> list[tuple[str, str]]:
     """Return the pairs of operators that would serve the same call, each pair once."""
-    names = sorted(set(ops))
-    return [
-        (one, other)
-        for one in names
-        for other in names
-        if one < other and (other in OPERATORS[one].excludes or one in OPERATORS[other].excludes)
-    ]
+    return [(one, other) for one, other in itertools.combinations(sorted(set(ops)), 2) if _exclude(one, other)]
+
+
+def _exclude(one: str, other: str) -> bool:
+    first, second = ALL_OPERATORS[one], ALL_OPERATORS[other]
+    return other in first.excludes or one in second.excludes or first.served_by != second.served_by

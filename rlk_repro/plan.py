@@ -19,7 +19,7 @@ from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
 from rlk_repro.base.files import check_schema, dump_json, sha256_bytes
 from rlk_repro.base.units import group
 from rlk_repro.loss_options import read_loss_options
-from rlk_repro.operators import Case, find_refusal
+from rlk_repro.operators import RL_KERNEL, Case, find_refusal, name_implementations
 from rlk_repro.rundir.store import read_plan
 from rlk_repro.spec import Hardware, Image, Layout, Measure, Profile, Run, Stack, Variant, run_problems
 from rlk_repro.spec.choices import (
@@ -82,8 +82,21 @@ class Plan:
         return any(trial.variant != BASELINE for trial in self.trials)
 
     @property
+    def routed(self) -> tuple[Variant, ...]:
+        """The variants of this plan's trials that must prove which operators ran."""
+        ran = {trial.variant for trial in self.trials}
+        return tuple(
+            variant for variant in (ENABLED, BASELINE) if ran & {variant, CROSSOVER} and self.run.is_routed(variant)
+        )
+
+    @property
     def needs_rl_kernel(self) -> bool:
-        return any(self.run.has_rl_kernel(trial.variant) for trial in self.trials)
+        return any(self.run.find_implementation(variant) == RL_KERNEL for variant in self.routed)
+
+    @property
+    def serving(self) -> str:
+        """What serves the trainer's operators in this plan, like ``RL-Kernel and torch.compile``."""
+        return name_implementations(op for variant in self.routed for op in self.ops_of(variant))
 
     @property
     def is_crossover(self) -> bool:
@@ -95,9 +108,13 @@ class Plan:
 
     @property
     def ops(self) -> tuple[str, ...]:
+        return self.ops_of(ENABLED)
+
+    def ops_of(self, variant: str) -> tuple[str, ...]:
+        """Return the operators of trials of this variant; a session has those of both variants."""
         if self.run.switch is not None:
             return ()
-        return self.run.rl_kernel.ops_on.get(self.hardware.hardware, self.run.rl_kernel.ops)
+        return self.run.rl_kernel.find_ops(variant, self.hardware.hardware)
 
     @property
     def cluster(self) -> str:
@@ -165,7 +182,7 @@ class Plan:
             has_output_layer=self.run.workload.has_output_layer,
             commit=pin.commit if pin is not None else "",
         )
-        return {op: str(find_refusal(op, case) or "") for op in self.ops}
+        return {op: str(find_refusal(op, case) or "") for op in (*self.ops, *self.ops_of(BASELINE))}
 
     def expected_minutes(self) -> float | None:
         """Return the estimated minutes of all trials; None without an estimate for this hardware and these steps."""
@@ -333,7 +350,7 @@ def make_plan(
         is_exploratory=is_exploratory and bool(find_rule_problems(overrides)),
         sources=run.sources,
     )
-    if plan.needs_rl_kernel:
+    if plan.routed:
         _check_operators(plan)
     return plan
 
@@ -366,13 +383,15 @@ def order_trials(run: Run, *, has_enabled: bool) -> Iterator[Trial]:
 
 def _check_operators(plan: Plan) -> None:
     found = plan.explain_operators()
-    if all(found.values()):
+    for ops in map(plan.ops_of, plan.routed):
+        if not all(found[op] for op in ops):
+            continue
         expected = "at least one operator that can run here"
         hint = "--variants baseline measures the noise between trials without RL-Kernel"
         where = f"run {plan.run.run}: rl_kernel.ops"
         raise SpecError(
-            *(Problem(f"{where}: {op}", f"not eligible here ({reason})", expected=expected, hint=hint)
-              for op, reason in found.items())
+            *(Problem(f"{where}: {op}", f"not eligible here ({found[op]})", expected=expected, hint=hint)
+              for op in ops)
         )  # fmt: skip
 
 

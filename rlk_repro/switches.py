@@ -7,6 +7,8 @@ from typing import Final
 SWITCH: Final = "VIME_RL_KERNEL"
 SWITCH_MODE: Final = "VIME_RL_KERNEL_MODE"
 SWITCH_OPS: Final = "VIME_RL_KERNEL_OPS"
+SWITCH_BASELINE_OPS: Final = "VIME_RL_KERNEL_BASELINE_OPS"
+"""Operators that serve the baseline of a session; empty for the trainer's own function."""
 SWITCH_SCHEDULE: Final = "VIME_RL_KERNEL_SCHEDULE"
 SWITCH_COMMIT: Final = "VIME_RL_KERNEL_COMMIT"
 OPS_DIR: Final = "RLK_REPRO_OPS_DIR"

@@ -14,6 +14,7 @@ from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.microbatch import find_largest
 from rlk_repro.analysis.noise import find_noise
 from rlk_repro.analysis.operators import OperatorTable, read_operators
+from rlk_repro.analysis.served import Served
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
 from rlk_repro.analysis.transport import find_fallbacks
 from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
@@ -102,6 +103,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         blocks=blocks,
         shadows=shadows,
         switch="" if plan.run.switch is None else plan.run.switch.title,
+        served=Served.of(plan),
         has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
         noise=noise,
     )
@@ -208,8 +210,8 @@ def _make_pairs(plan: Plan, found: Sequence[TrialResult], misfits: Mapping[str, 
 
 def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: str) -> tuple[PairStatus, str]:
     for trial in (first, second):
-        if not plan.run.has_rl_kernel(trial.variant) and trial.proof is not ProofStatus.NOT_REQUESTED:
-            return PairStatus.VOID, f"{trial.name}: RL-Kernel may have run ({trial.proof_reason or trial.proof})"
+        if not plan.run.is_routed(trial.variant) and trial.proof is not ProofStatus.NOT_REQUESTED:
+            return PairStatus.VOID, f"{trial.name}: {plan.serving} may have run ({trial.proof_reason or trial.proof})"
     ended_badly = [trial for trial in (first, second) if trial.status is not TrialStatus.OK]
     if ended_badly:
         return PairStatus.DROPPED, "; ".join(f"{trial.name}: {trial.status}" for trial in ended_badly)
@@ -222,7 +224,7 @@ def _pair_status(plan: Plan, first: TrialResult, second: TrialResult, misfit: st
 
 
 def _is_proved(plan: Plan, trial: TrialResult) -> bool:
-    if not plan.run.has_rl_kernel(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
+    if not plan.run.is_routed(trial.variant) or trial.proof in {ProofStatus.PROVED, ProofStatus.NATIVE}:
         return True
     is_fallback = trial.proof is ProofStatus.FALLBACK and plan.run.rl_kernel.mode == "auto"
     return is_fallback and fell_back_everywhere(trial)

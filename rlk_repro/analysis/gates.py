@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rlk_repro.analysis.served import Served
 from rlk_repro.analysis.shadows import make_shadow_gate
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import count, format_number, group, name_some
@@ -82,6 +83,7 @@ class Evidence:
     blocks: Sequence[BlockResult] = ()
     shadows: Sequence[ShadowResult] = ()
     switch: str = ""
+    served: Served = field(default_factory=Served)
     has_rollout_log_probs: bool = True
     noise: Mapping[str, BlockNoise] = field(default_factory=dict)
 
@@ -137,6 +139,7 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
             sessions=[pair.pair for pair in evidence.scored],
             is_planned=evidence.measure.shadow_steps > 0 and not evidence.switch,
             margins=evidence.measure.margins,
+            routes=evidence.served.routes,
         )
         return (*measured, _blocks_gate(evidence), _control_blocks_gate(evidence), shadows, *last)
     return (*measured, _steps_gate(evidence), *last)
@@ -325,17 +328,18 @@ def _active_gate(evidence: Evidence) -> Gate:
     by_proof = group((evidence.proof(pair), pair.pair) for pair in pairs)
     refuted = by_proof.get(ProofStatus.FALLBACK, []) + by_proof.get(ProofStatus.NOT_REQUESTED, [])
     if refuted:
-        detail = f"RL-Kernel did not run, or not everywhere, in {name_some(refuted)}"
+        detail = f"{evidence.served.names} did not run, or not everywhere, in {name_some(refuted)}"
         return _plain_gate(ACTIVE, GateStatus.FAILED, detail, n)
     if ProofStatus.MISSING in by_proof:
-        detail = f"no proof that RL-Kernel ran in {name_some(by_proof[ProofStatus.MISSING])}"
+        detail = f"no proof that {evidence.served.names} ran in {name_some(by_proof[ProofStatus.MISSING])}"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if ProofStatus.NATIVE in by_proof:
         detail = "RL-Kernel's operators ran as plain PyTorch, so this run supports no verdict on speed"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if not n:
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, f"no scored {evidence.unit}", 0)
-    return _plain_gate(ACTIVE, GateStatus.PASSED, f"RL-Kernel is proved to run in every scored {evidence.unit}", n)
+    detail = f"{evidence.served.are_proved} in every scored {evidence.unit}"
+    return _plain_gate(ACTIVE, GateStatus.PASSED, detail, n)
 
 
 def _blocks_gate(evidence: Evidence) -> Gate:

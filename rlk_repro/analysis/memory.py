@@ -65,7 +65,7 @@ def _find_obstacle(analysis: Analysis) -> str:
         return "the variants are not comparable"
     active = next((gate for gate in analysis.gates if gate.name == ACTIVE), None)
     if active is None or active.status not in {GateStatus.PASSED, GateStatus.NOT_APPLICABLE}:
-        return "RL-Kernel is not proved to have run"
+        return f"{analysis.serving} is not proved to have run"
     if full := [trial.name for trial in analysis.trials if trial.status is TrialStatus.OUT_OF_MEMORY]:
         return f"{name_some(full)} ran out of memory"
     undecided = [gate.name for gate in analysis.gates if gate.name in NEEDED and gate.status is GateStatus.UNDECIDED]

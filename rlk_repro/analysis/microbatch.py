@@ -35,8 +35,8 @@ def _find_obstacle(plan: Plan, trial: TrialResult, lengths: Sequence[int]) -> st
         return f"{trial.status}: {trial.reason}"
     if not lengths:
         return "the first rollout ran out of memory"
-    if plan.run.has_rl_kernel(trial.variant) and trial.proof is not ProofStatus.PROVED:
-        return f"RL-Kernel is not proved to have run: {trial.proof_reason or trial.proof}"
+    if plan.run.is_routed(trial.variant) and trial.proof is not ProofStatus.PROVED:
+        return f"{plan.serving} is not proved to have run: {trial.proof_reason or trial.proof}"
     for step, (planned, found) in enumerate(zip(lengths, _read(trial, RESPONSE_LENGTH, len(lengths)), strict=False)):
         if planned != found:
             return f"step {step} was planned with responses of {planned} tokens, and its log says {found}"

@@ -1,4 +1,4 @@
-"""Decide from the ops files of all ranks whether RL-Kernel ran in a trial."""
+"""Decide from the ops files of all ranks whether the planned operators ran in a trial."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 from rlk_repro.logs.ops import OpsLog
 from rlk_repro.logs.ops_lines import OpCount
-from rlk_repro.operators import KERNELS, OPERATORS, Implementation
+from rlk_repro.operators import ALL_OPERATORS, KERNELS, Implementation
 from rlk_repro.rundir.results import ProofStatus
-from rlk_repro.spec.values import BASELINE
+from rlk_repro.spec.values import BASELINE, ENABLED
 
 MAX_SHOWN_RANKS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Whether RL-Kernel ran in a trial; only the status ``proved`` allows a verdict on speed."""
+    """Whether the planned operators ran in a trial; only the status ``proved`` allows a verdict on speed."""
 
     status: ProofStatus
     reason: str = ""
@@ -27,16 +27,19 @@ class Proof:
 _SEVERITY: Final = (ProofStatus.MISSING, ProofStatus.FALLBACK, ProofStatus.NATIVE, ProofStatus.PROVED)
 
 
-def find_unproved(ops_log: OpsLog, op: str, step: int, planned: str | None, num_stages: int = 1) -> str:
+def find_unproved(
+    ops_log: OpsLog, op: str, step: int, planned: str | None, num_stages: int = 1, serves: str = ENABLED
+) -> str:
     """Return why a step's record does not show that the planned variant ran; empty if the record shows this.
 
-    ``planned`` is None in a trial of one variant.  Of ``num_stages`` pipeline stages, one calls the operators.
+    ``planned`` is None in a trial of one variant; the operator ``serves`` steps of one variant only.
+    Of ``num_stages`` pipeline stages, one calls the operators.
     """
     count = ops_log.calls_in(op, step)
     if planned is not None and (other := _find_other_variant(ops_log, step, planned)):
         return other
-    if planned == BASELINE:
-        return "" if count == OpCount() else f"called in step {step}, which is baseline"
+    if planned not in {None, serves}:
+        return "" if count == OpCount() else f"called in step {step}, which is {planned}"
     if not count.tokens:
         return f"never called in step {step}"
     callers, needed = ops_log.count_callers(op, step), count_serving(ops_log, num_stages)
@@ -82,16 +85,18 @@ def prove(
     variant: str,
     requested_ops: Sequence[str],
     platform: str,
+    baseline_ops: Sequence[str] = (),
     planned: Mapping[int, str] | None = None,
     commit: str = "",
     num_stages: int = 1,
 ) -> Proof:
-    """Decide from the ops files of a trial whether RL-Kernel ran.
+    """Decide from the ops files of a trial whether the planned operators ran.
 
-    A baseline trial gets ``not requested`` if its ops files show no sign of RL-Kernel; any other status means that
-    RL-Kernel may have run.
+    A baseline trial gets ``not requested`` if its ops files show no sign of an operator; any other status means that
+    an operator may have run.
 
     Args:
+        baseline_ops: the operators that serve the baseline's steps of a session.
         planned: the steps of a session that count, each with its variant; None in a trial of one variant.
         commit: the RL-Kernel commit that must have run; empty if the run names none.
         num_stages: the number of pipeline stages.
@@ -103,7 +108,8 @@ def prove(
     gap = _find_gap(ops_log) or _find_other_commit(ops_log, commit)
     if gap:
         return Proof(status=ProofStatus.MISSING, reason=gap)
-    by_op = {op: _prove_op(ops_log, op, platform, planned, num_stages) for op in requested_ops}
+    serves = dict.fromkeys(requested_ops, ENABLED) | dict.fromkeys(baseline_ops, BASELINE)
+    by_op = {op: _prove_op(ops_log, op, platform, planned, num_stages, served) for op, served in serves.items()}
     status = min((item.status for item in by_op.values()), key=_SEVERITY.index, default=ProofStatus.MISSING)
     reasons = [f"{op}: {item.reason}" for op, item in by_op.items() if item.status is status and item.reason]
     return Proof(status=status, reason="; ".join(reasons))
@@ -141,16 +147,18 @@ def _find_other_commit(ops_log: OpsLog, commit: str) -> str:
     return "" if other is None else f"{other.op} ran from RL-Kernel {other.version}, not from the planned {commit[:12]}"
 
 
-def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None, num_stages: int) -> Proof:
+def _prove_op(
+    ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str] | None, num_stages: int, serves: str
+) -> Proof:
     decisions = [item for rank in ops_log.ranks for item in rank.decisions if item.op == op]
     undecided = [rank.rank for rank in ops_log.ranks if all(item.op != op for item in rank.decisions)]
     if undecided:
         return Proof(status=ProofStatus.MISSING, reason=f"no decision on rank {undecided[0]}")
-    own = next((item for item in decisions if not item.is_rl_kernel), None)
+    own = next((item for item in decisions if not item.is_served), None)
     if own is not None:
         return Proof(status=ProofStatus.FALLBACK, reason=own.reason)
     found = {
-        item.implementation: OPERATORS[op].find_implementation(platform, item.implementation) for item in decisions
+        item.implementation: ALL_OPERATORS[op].find_implementation(platform, item.implementation) for item in decisions
     }
     refused = next((name for name, implementation in found.items() if implementation is None), None)
     if refused is not None:
@@ -162,7 +170,7 @@ def _prove_op(ops_log: OpsLog, op: str, platform: str, planned: Mapping[int, str
     if odd is not None:
         return Proof(status=ProofStatus.MISSING, reason=odd)
     variants = dict.fromkeys(ops_log.steps()) if planned is None else planned
-    steps = (find_unproved(ops_log, op, step, variant, num_stages) for step, variant in variants.items())
+    steps = (find_unproved(ops_log, op, step, variant, num_stages, serves) for step, variant in variants.items())
     if unproved := next(filter(None, steps), ""):
         return Proof(status=ProofStatus.MISSING, reason=unproved)
     unseen = _find_unseen_kernel(ops_log, found.values())

@@ -104,8 +104,9 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | 
     }
     proof = prove(
         ops,
-        variant=trial.variant if plan.needs_rl_kernel else BASELINE,
+        variant=trial.variant if plan.routed else BASELINE,
         requested_ops=plan.ops,
+        baseline_ops=plan.ops_of(BASELINE),
         platform=plan.hardware.platform,
         planned=counted,
         num_stages=plan.layout.pipeline_parallel,
@@ -135,7 +136,12 @@ def _find_faults(
     plan: Plan, ops: OpsLog, schedule: Schedule, step_times: Sequence[float | None]
 ) -> Iterator[tuple[int, str]]:
     decisions = ops.decisions()
-    served = [op for op in plan.ops if any(item.op == op and item.is_rl_kernel for item in decisions)]
+    served = {
+        op: variant
+        for variant in plan.routed
+        for op in plan.ops_of(variant)
+        if any(item.op == op and item.is_served for item in decisions)
+    }
     for block, steps in enumerate(schedule.steps_of_blocks):
         unswitched = (find_unswitched(ops, step, schedule.variant_of(step)) for step in steps if plan.run.switch)
         found = (_find_fault(plan, ops, served, schedule, step_times, step) for step in steps)
@@ -144,10 +150,15 @@ def _find_faults(
 
 
 def _find_fault(
-    plan: Plan, ops: OpsLog, served: Sequence[str], schedule: Schedule, step_times: Sequence[float | None], step: int
+    plan: Plan,
+    ops: OpsLog,
+    served: Mapping[str, str],
+    schedule: Schedule,
+    step_times: Sequence[float | None],
+    step: int,
 ) -> str:
     stages, planned = plan.layout.pipeline_parallel, schedule.variant_of(step)
-    unproved = (find_unproved(ops, op, step, planned, stages) for op in served)
+    unproved = (find_unproved(ops, op, step, planned, stages, serves) for op, serves in served.items())
     if found := next(filter(None, unproved), ""):
         return found
     if not schedule.is_scored(step):

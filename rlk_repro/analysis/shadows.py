@@ -1,4 +1,4 @@
-"""Check the shadow steps, in which RL-Kernel and the trainer's own functions compute the same microbatch."""
+"""Check the shadow steps, in which both variants' functions compute the same microbatch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def summarise_shadows(session: str, ops: OpsLog, num_serving: int = 1) -> Iterat
         if len({number for number, _ in found}) < num_serving:
             errors.append(f"compared on fewer than {num_serving} ranks")
         if not errors and not all(record.calls for record in records):
-            errors = ["RL-Kernel was not called in the comparison"]
+            errors = ["no operator of the enabled variant was called in the comparison"]
         yield ShadowResult(
             session=session,
             case=case,
@@ -55,14 +55,19 @@ def _worst(values: Iterable[float | None]) -> float | None:
 
 
 def make_shadow_gate(
-    shadows: Sequence[ShadowResult], *, sessions: Sequence[str], is_planned: bool, margins: Margins
+    shadows: Sequence[ShadowResult],
+    *,
+    sessions: Sequence[str],
+    is_planned: bool,
+    margins: Margins,
+    routes: str = ROUTES,
 ) -> Gate:
     found = [item for item in shadows if item.session in sessions]
     if not is_planned:
         return _make(GateStatus.NOT_APPLICABLE, "no shadow step was planned", found)
     beyond = [item for item in found if _is_beyond(item, margins)]
     if beyond:
-        return _make(GateStatus.FAILED, f"{ROUTES} differ beyond a margin: {_name(beyond[0], margins)}", found)
+        return _make(GateStatus.FAILED, f"{routes} differ beyond a margin: {_name(beyond[0], margins)}", found)
     missing = [
         f"{session}, case {case}"
         for session in sessions
@@ -70,7 +75,7 @@ def make_shadow_gate(
         if not any((item.session, item.case) == (session, case) for item in found)
     ]
     if missing:
-        return _make(GateStatus.UNDECIDED, f"{ROUTES} were not compared in {missing[0]}", found)
+        return _make(GateStatus.UNDECIDED, f"{routes} were not compared in {missing[0]}", found)
     unknown = [item for item in found if item.error or item.log_prob_max is None or item.gradient_share is None]
     if unknown:
         reason = unknown[0].error or "a difference is not finite"
@@ -78,7 +83,7 @@ def make_shadow_gate(
     if not found:
         return _make(GateStatus.UNDECIDED, "no scored session", found)
     worst = max(found, key=lambda item: item.log_prob_max or 0.0)
-    detail = f"{ROUTES} agree on one microbatch of every rank; largest difference: {_name(worst, margins)}"
+    detail = f"{routes} agree on one microbatch of every rank; largest difference: {_name(worst, margins)}"
     return _make(GateStatus.PASSED, detail, found)
 
 

@@ -1,4 +1,4 @@
-"""Read a trial's folder: how the trial ended, its values with their log lines, its summaries, and if RL-Kernel ran."""
+"""Read a trial's folder: how the trial ended, its values with their log lines, its summaries, and what ran."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def read_unproved(plan: Plan, trial: Trial, folder: TrialDir, throttled: float |
 
 def read_trial(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | None) -> TrialResult:
     result, ops = read_unproved(plan, trial, folder, throttled)
-    has_rl_kernel = plan.run.has_rl_kernel(trial.variant)
+    is_routed = plan.run.is_routed(trial.variant)
     proof = prove(
         ops,
-        variant=ENABLED if has_rl_kernel else BASELINE,
-        requested_ops=plan.ops if has_rl_kernel else (),
+        variant=ENABLED if is_routed else BASELINE,
+        requested_ops=plan.ops_of(trial.variant) if is_routed else (),
         platform=plan.hardware.platform,
         commit=plan.run.rl_kernel.find_commit(trial.variant),
         num_stages=plan.layout.pipeline_parallel,
@@ -119,7 +119,7 @@ def _place(folder: TrialDir, path: Path) -> str:
 
 
 def fell_back_everywhere(trial: TrialResult) -> bool:
-    return not any(decision.is_rl_kernel and decision.calls for decision in trial.decisions)
+    return not any(decision.is_served and decision.calls for decision in trial.decisions)
 
 
 def summarise_all(series: Iterable[Series], steps: Collection[int]) -> tuple[Summary, ...]:

@@ -130,10 +130,12 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
         gates=make_gates(evidence),
     )
     word = _choose_word(case)
-    prefix = "exploratory: " if is_exploratory else ""
     verdict = Verdict(
         word=word,
-        headline=prefix + _headline(case, word) + _name_slow_steps(case, word) + _name_lost(case),
+        headline=evidence.served.open(is_exploratory=is_exploratory)
+        + _headline(case, word)
+        + _name_slow_steps(case, word)
+        + _name_lost(case),
         reasons=tuple(_reasons(case, is_exploratory=is_exploratory)),
         threshold=case.threshold,
         smallest_effect=case.smallest,
@@ -165,7 +167,7 @@ def decline(
     smallest = evidence.measure.smallest_effect_pct / 100
     verdict = Verdict(
         word=VerdictWord.NO_COMPARISON,
-        headline=("exploratory: " if is_exploratory else "") + headline,
+        headline=evidence.served.open(is_exploratory=is_exploratory) + headline,
         reasons=tuple(reasons),
         threshold=smallest,
         smallest_effect=smallest,
@@ -254,7 +256,7 @@ def _headline(case: _Case, word: VerdictWord) -> str:
         return f"no {case.unit} was planned to compare the variants: {_show_noise(case)}"
     if case.never_ran:
         fallen = f"{len(case.fallen_back)} of {case.num_planned}"
-        return f"enabled never ran RL-Kernel: it fell back in {fallen}; {_show_noise(case)}"
+        return f"enabled never ran {case.evidence.served.enabled}: it fell back in {fallen}; {_show_noise(case)}"
     if word is VerdictWord.NOT_COMPARABLE:
         return (
             f"not comparable: {name_some(_show_gate(gate, case.unit) for gate in case.gates_that(GateStatus.FAILED))}"

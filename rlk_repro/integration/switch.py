@@ -1,4 +1,4 @@
-"""Read the settings of RL-Kernel's switch from the environment, and replace functions of a trainer's loss module.
+"""Read the settings of the switch from the environment, and replace functions of a trainer's loss module.
 
 In both variants, wrappers time the functions of ``TIMERS``. ``use_commit`` selects one of
 several installed commits of RL-Kernel.
@@ -37,7 +37,7 @@ from rlk_repro.integration.route.rl_kernel import PACKAGE, find_commit
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, find_abi
-from rlk_repro.operators import DEFAULT_OPS, OPERATORS, OPS_SCHEMA, Case, Platform, Refusal, find_conflicts
+from rlk_repro.operators import ALL_OPERATORS, DEFAULT_OPS, OPS_SCHEMA, Case, Platform, Refusal, find_conflicts
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
 from rlk_repro.schedule import LETTERS, SHADOW
 from rlk_repro.switches import (
@@ -50,6 +50,7 @@ from rlk_repro.switches import (
     OPS_DIR,
     SCHEDULED,
     SWITCH,
+    SWITCH_BASELINE_OPS,
     SWITCH_COMMIT,
     SWITCH_MODE,
     SWITCH_OPS,
@@ -67,10 +68,11 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings from the environment; unless ``VIME_RL_KERNEL`` is 1, RL-Kernel serves no operator."""
+    """The settings from the environment; unless ``VIME_RL_KERNEL`` is 1, the trainer's own functions serve."""
 
     mode: Mode = Mode.OFF
     ops: tuple[str, ...] = ()
+    baseline_ops: tuple[str, ...] = ()
     schedule: str = ""
     commit: str = ""
     ops_dir: Path | None = None
@@ -101,7 +103,9 @@ class Settings:
         switch = _read_choice(environ, SWITCH, ("1", "0"), "0", problems)
         mode = _read_choice(environ, SWITCH_MODE, tuple(Mode), Mode.REQUIRE, problems)
         entropy = _read_choice(environ, ENTROPY_METRIC, ("1", "0"), "1", problems)
-        ops = _read_ops(environ.get(SWITCH_OPS) or ",".join(DEFAULT_OPS), problems)
+        ops = _read_ops(SWITCH_OPS, environ.get(SWITCH_OPS) or ",".join(DEFAULT_OPS), problems)
+        of_baseline = environ.get(SWITCH_BASELINE_OPS)
+        baseline_ops = _read_ops(SWITCH_BASELINE_OPS, of_baseline, problems) if of_baseline else ()
         agreement_record = _read_choice(environ, AGREEMENT_RECORD, ("1", "0", SCHEDULED), "1", problems)
         schedule = environ.get(SWITCH_SCHEDULE, "")
         if not set(schedule) <= LETTERS.keys():
@@ -118,6 +122,7 @@ class Settings:
         return cls(
             mode=Mode(mode) if is_requested else Mode.OFF,
             ops=ops if is_requested else (),
+            baseline_ops=baseline_ops if is_requested and schedule else (),
             schedule=schedule if is_requested or agreement_record == SCHEDULED else "",
             agreement_record=agreement_record,
             commit=environ.get(SWITCH_COMMIT, "") if is_requested else "",
@@ -142,14 +147,14 @@ def _read_choice(
     return value
 
 
-def _read_ops(text: str, problems: list[Problem]) -> tuple[str, ...]:
+def _read_ops(name: str, text: str, problems: list[Problem]) -> tuple[str, ...]:
     ops = tuple(text.split(","))
-    if any(op not in OPERATORS for op in ops) or len(set(ops)) != len(ops):
-        expected = f"a comma-separated list of {', '.join(OPERATORS)}, each at most once"
-        problems.append(Problem(SWITCH_OPS, "unknown or repeated operator", got=text, expected=expected))
+    if any(op not in ALL_OPERATORS for op in ops) or len(set(ops)) != len(ops):
+        expected = f"a comma-separated list of {', '.join(ALL_OPERATORS)}, each at most once"
+        problems.append(Problem(name, "unknown or repeated operator", got=text, expected=expected))
         return ()
     for pair in find_conflicts(ops):
-        problems.append(Problem(SWITCH_OPS, "operators serve the same calls", got=text,
+        problems.append(Problem(name, "operators serve the same calls", got=text,
                                 expected=f"only one of {' and '.join(pair)}"))  # fmt: skip
     return ops
 
@@ -188,8 +193,8 @@ def install_into(
     case = dataclasses.replace(case, has_entropy_metric=settings.has_entropy_metric)
     batch, watch = CurrentBatch(), Watch()
     found = {}
-    for op in settings.ops:
-        native = getattr(target, OPERATORS[op].function)
+    for op in (*settings.ops, *settings.baseline_ops):
+        native = getattr(target, ALL_OPERATORS[op].function)
         found[op] = resolve(op, RouteContext(case=case, native=native, args=args, batch=batch, watch=watch), routes)
     rank, world_size = find_rank()
     # compare the ranks' choices before any error: a rank that cannot continue must first tell the other ranks
@@ -199,7 +204,7 @@ def install_into(
     profile = StepProfile(case.platform)
     ledger = Ledger(
         OpsWriter(settings.ops_dir, rank) if settings.ops_dir else None,
-        ops=settings.ops,
+        ops=tuple(found),
         own=target.__name__,
         is_fallback_allowed=settings.mode is not Mode.REQUIRE,
     )
@@ -210,7 +215,7 @@ def install_into(
     ledger.write(
         "install",
         schema=OPS_SCHEMA,
-        ops=settings.ops,
+        ops=tuple(found),
         mode=settings.mode.value,
         is_requested=settings.is_requested,
         rank=rank,
@@ -231,7 +236,7 @@ def install_into(
             watch,
             installation.turn,
             batch,
-            is_loss_routed=any(OPERATORS[op].function == LOSS for op in settings.ops),
+            is_loss_routed=any(ALL_OPERATORS[op].function == LOSS for op in settings.ops),
             refusal=_find_shadow_refusal(settings.ops, case),
         )
     # ranks that split a vocabulary have the same tokens, so only the first of them records the tokens
@@ -240,7 +245,7 @@ def install_into(
         refusal = f"context parallel size {size}: a rank has only parts of responses" if size > 1 else ""
         turn = installation.turn if settings.agreement_record == SCHEDULED else None
         installation.tokens = TokenRecord(refusal, turn)
-    _rebind_targets(installation, target, found, batch=batch, has_entropy_metric=settings.has_entropy_metric)
+    _rebind_targets(installation, target, found, settings, batch)
     return installation
 
 
@@ -278,20 +283,25 @@ def _rebind_targets(
     installation: Installation,
     target: ModuleType,
     found: Mapping[str, Route | Refusal],
-    *,
+    settings: Settings,
     batch: CurrentBatch,
-    has_entropy_metric: bool,
 ) -> None:
-    claims = [(OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
+    claims = [(ALL_OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
     for name in TIMERS:
         own = [claim for claim in claims if claim[0].function == name]
         wrappers: list[Maker] = []
-        if own:
-            wrappers.append(
-                functools.partial(dispatch_calls, claims=own, recorder=installation.ledger, turn=installation.turn)
-            )
+        for of_baseline, ops in ((True, settings.baseline_ops), (False, settings.ops)):
+            if served := [claim for claim in own if claim[0].name in ops]:
+                make = functools.partial(
+                    dispatch_calls,
+                    claims=served,
+                    recorder=installation.ledger,
+                    turn=installation.turn,
+                    of_baseline=of_baseline,
+                )
+                wrappers.append(make)
         reasons = ["timers", *(operator.name for operator, route in own if route is not None)]
-        if name == LOG_PROBS and not has_entropy_metric:
+        if name == LOG_PROBS and not settings.has_entropy_metric:
             wrappers.append(without_entropy_metric)
             reasons.append("no entropy metric")
         if name == LOSS and claims:

@@ -96,7 +96,7 @@ class OpsLog:
 
     def decisions(self) -> tuple[DecisionSummary, ...]:
         distinct = {
-            (item.op, not item.is_rl_kernel, item.implementation, item.reason): None
+            (item.op, not item.is_served, item.implementation, item.reason): item.is_rl_kernel
             for rank in self.ranks
             for item in rank.decisions
         }
@@ -105,7 +105,7 @@ class OpsLog:
                 op=op,
                 implementation=implementation,
                 reason=reason,
-                is_rl_kernel=not is_own,
+                is_rl_kernel=distinct[op, is_own, implementation, reason],
                 calls=0 if is_own else self._total(op).calls,
                 tokens=0 if is_own else self._total(op).tokens,
                 fallbacks=self._total(op).fallbacks if is_own else 0,

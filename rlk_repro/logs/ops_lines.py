@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import ConfigDict, FailFast, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as record
 
+from rlk_repro.operators import is_of_other
 from rlk_repro.rundir.agreement import NUM_CLASSES, NUM_LOG_PROBS, NUM_POSITIONS
 
 NonNegativeInt: TypeAlias = Annotated[int, Field(ge=0)]
@@ -29,7 +30,7 @@ RECORD: Final[Any] = {
 
 @record(**RECORD)
 class OpCount:
-    """Calls that RL-Kernel served, the rows of logits in them, and calls that fell back to the trainer's function."""
+    """Calls that an operator served, the rows of logits in them, and calls that fell back to the trainer's function."""
 
     calls: NonNegativeInt = 0
     tokens: NonNegativeInt = 0
@@ -64,6 +65,11 @@ class Decided:
     version: str
     reason: str
     is_rl_kernel: bool
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the operator served calls; a fallback has a reason."""
+        return self.is_rl_kernel or is_of_other(self.op, self.reason)
 
 
 Classes: TypeAlias = Annotated[tuple[Count, ...], Field(min_length=NUM_CLASSES, max_length=NUM_CLASSES)]

@@ -128,10 +128,11 @@ def compare_analyses(
     level, meaning = judged or (Match.NOT_COMPARABLE, "")
     if obstacles or unidentified:
         level = Match.NOT_COMPARABLE if obstacles else Match.UNDECIDED
+    enabled = f"; with {recorded.switch}" if recorded.switch else ""
     return Comparison(
         level=level,
         is_ok=level in {Match.BITWISE, Match.REPRODUCED},
-        headline=_make_headline(level, MEANINGS.get(level, meaning), margin, len(cautions)),
+        headline=_make_headline(level, MEANINGS.get(level, meaning), margin, len(cautions)) + enabled,
         margin_pct=100 * margin,
         recorded_verdict=recorded.verdict.word.value,
         new_verdict=new.verdict.word.value,
@@ -254,7 +255,7 @@ def _find_obstacles(recorded: Analysis, new: Analysis) -> Iterator[str]:
         elif old.status is not trial.status or not (old.status is TrialStatus.OK or recorded.microbatches):
             yield f"{old.name}: recorded {old.status}, now {trial.status}"
         elif old.proof is not trial.proof:
-            yield f"{old.name}: proof of RL-Kernel: recorded {old.proof}, now {trial.proof}"
+            yield f"{old.name}: proof of {recorded.serving}: recorded {old.proof}, now {trial.proof}"
 
 
 def _seeded_differences(recorded: Sequence[TrialResult], new: Sequence[TrialResult]) -> Iterator[str]:

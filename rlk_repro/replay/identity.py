@@ -11,6 +11,7 @@ from rlk_repro.analysis.transport import find_network
 from rlk_repro.base.files import load_record
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.logs.ops import read_ops
+from rlk_repro.operators import COMPILED_LOGP
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.manifest import Manifest, load_manifests
 from rlk_repro.rundir.paths import RunDir, TrialDir
@@ -36,7 +37,7 @@ _UNKNOWN: Final = frozenset({None, "unversioned"})
 class Identity:
     """The code that ran; ``sources`` maps each module to hashes of its Python files; no hash if none is recorded.
 
-    ``decisions`` holds the implementation and the version of each operator that RL-Kernel served. ``is_early`` marks a
+    ``decisions`` holds the implementation and the version of each operator that served. ``is_early`` marks a
     bundle of an early format, which has no hashes of modules.
     """
 
@@ -53,7 +54,8 @@ def read_identity(run_dir: RunDir, plan: Plan) -> Identity:
     records = [record for folder in folders for record in _read_libraries(folder)]
     loaded = [_read_sources(record) for record in records]
     manifests = load_manifests(run_dir)
-    needed = set(plan.run.workload.modules) & set(SECTIONS) | ({RL_KERNEL.module} if decisions else set())
+    needed = set(plan.run.workload.modules) & set(SECTIONS)
+    needed |= {RL_KERNEL.module} if set(decisions) - {COMPILED_LOGP} else set()
     needed |= {module for sources in loaded for module in sources}
     return Identity(
         sources={module: _collect(module, loaded, manifests) for module in sorted(needed)},
@@ -69,7 +71,7 @@ def _read_decisions(folders: Sequence[TrialDir]) -> dict[str, frozenset[tuple[st
     found: dict[str, set[tuple[str, str]]] = {}
     for folder in folders:
         for item in (item for rank in read_ops(folder).ranks for item in rank.decisions):
-            if item.is_rl_kernel:
+            if item.is_served:
                 found.setdefault(item.op, set()).add((item.implementation, item.version))
     return {op: frozenset(resolved) for op, resolved in sorted(found.items())}
 

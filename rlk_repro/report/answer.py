@@ -13,6 +13,7 @@ from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.base.units import count, format_number, format_percent
+from rlk_repro.operators import RL_KERNEL, TITLES
 from rlk_repro.report.blocks import Tone
 from rlk_repro.report.operators import find_speedup
 from rlk_repro.report.setting import FROZEN, ONE_GPU
@@ -141,7 +142,9 @@ def _describe_operators(analysis: Analysis) -> str:
 
 
 def _first(analysis: Analysis) -> str:
-    text = analysis.verdict.headline.removeprefix("exploratory: ").removeprefix(f"{analysis.verdict.word}: ")
+    text = analysis.verdict.headline.removeprefix("exploratory: ")
+    for known in (f"with {analysis.switch}, ", f"{analysis.verdict.word}: "):
+        text = text.removeprefix(known)
     reason = text.split("; ")[0]
     return f"{reason[:1].upper()}{reason[1:]}."
 
@@ -212,7 +215,7 @@ def suggest_next(view: View, bundle: str) -> str:
         return f"rlk-repro inspect {bundle}  # what is recorded; only a sealed run can be checked or replayed"
     if analysis.checks:
         return f"rlk-repro agreement {bundle}"
-    if did_not_run(analysis):
+    if did_not_run(analysis) and analysis.serving == TITLES[RL_KERNEL]:
         if any(trial.proof is ProofStatus.NATIVE for trial in analysis.trials):
             return f"rlk-repro report {bundle} --summary  # RL-Kernel is installed, but its kernels run only on a GPU"
         if analysis.run == "demo":

@@ -62,7 +62,7 @@ def make_basis(view: View) -> tuple[tuple[str, str], ...]:
         *view.context.setting,
         *((("variants differ in", f"{as_planned}{describe_differences(differences)}"),) if differences else ()),
         *(_make_speed_basis(view) if view.is_comparison else ()),
-        ("RL-Kernel", _describe_proof(analysis)),
+        (analysis.serving, _describe_proof(analysis)),
     )
 
 
@@ -152,6 +152,6 @@ def _describe_proof(analysis: Analysis) -> str:
     if not parts:
         return "no enabled trial"
     decisions = (decision for trial in found for decision in trial.decisions)
-    ran = dict.fromkeys(f"{item.op} by {item.implementation}" for item in decisions if item.is_rl_kernel and item.calls)
+    ran = dict.fromkeys(f"{item.op} by {item.implementation}" for item in decisions if item.is_served and item.calls)
     what = "sessions" if analysis.is_crossover else "enabled trials"
     return f"{', '.join(parts)} {what}{': ' if ran else ''}{', '.join(ran)}"

@@ -84,7 +84,9 @@ def _make_row(analysis: Analysis, context: Context) -> tuple[TableCell, ...]:
     effect = analysis.effect(view.primary)
     figures = ["not compared", ""]
     step = find_words(analysis.workload).step
+    enabled = f", with {analysis.switch}" if analysis.switch else ""
     baseline = f", against {describe_baseline(view)}" if view.has_variants else ""
+    commit = find_commit(analysis, "RL-Kernel") if "RL-Kernel" in analysis.serving else ""
     if effect is not None and effect.ratio is not None:
         figures = [f"{format_percent(effect.ratio)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]
     return (
@@ -93,7 +95,7 @@ def _make_row(analysis: Analysis, context: Context) -> tuple[TableCell, ...]:
         TableCell(text=choose_word(analysis.checks).value if analysis.checks else "", tone=choose_tone(analysis)),
         *(TableCell(text=text) for text in figures),
         TableCell(text=find_date(analysis)),
-        TableCell(text=find_commit(analysis, "RL-Kernel"), is_code=True),
+        TableCell(text=commit, is_code=True),
         TableCell(text=context.bundle_id[:SHOWN_HASH], is_code=True),
-        TableCell(text=f"{step}{baseline}; stack {analysis.stack}"),
+        TableCell(text=f"{step}{enabled}{baseline}; stack {analysis.stack}"),
     )

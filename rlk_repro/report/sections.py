@@ -264,7 +264,7 @@ def make_trials(view: View) -> Section:
     unit = view.label(view.primary).unit
     mean, median = (f"{what} ({unit})" for what in ("mean", "median"))
     columns = make_columns(
-        "trial", "seed", "status", "steps", "duration", mean, median, "RL-Kernel", "throttled", "log", "why",
+        "trial", "seed", "status", "steps", "duration", mean, median, view.analysis.serving, "throttled", "log", "why",
         numbers=("seed", "steps", "duration", mean, median, "throttled"), prose=("why",),
     )  # fmt: skip
     rows = tuple(_trial_row(view, trial) for trial in view.analysis.trials)

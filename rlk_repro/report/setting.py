@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rlk_repro.base.units import count
-from rlk_repro.operators import HAS_BATCH_INVARIANT_LOGP, Platform
+from rlk_repro.operators import COMPILED_LOGP, HAS_BATCH_INVARIANT_LOGP, TITLES, TRAINER, Platform
 from rlk_repro.plan import Plan
 from rlk_repro.spec.values import BASELINE, Model
 from rlk_repro.workloads import WORKLOADS, find_words
@@ -18,11 +18,11 @@ ONE_GPU: Final = "1 node, 1 GPU a node"
 AS_WRITTEN: Final = "none: all values are those of the run definition"
 MOMENTS: Final = "rlk-repro's own pass over the logits (torch.compile on a GPU, rlk_repro/integration/route/moments.py)"
 OWN_ENTROPY: Final = (
-    "Only a part of the enabled variant's effect comes from RL-Kernel, which has no operator for the entropy metric. "
-    f"The rest comes from {MOMENTS}, which computes that metric and, with an RL-Kernel that lacks "
-    "batch_invariant_logp, the normaliser of the log-probs. "
-    "Run with --set entropy_metric=false to measure RL-Kernel alone."
+    "Only a part of the enabled variant's effect comes from {name}, which has no operator for the entropy metric. "
+    f"The rest comes from {MOMENTS}, which computes that metric{{normaliser}}. "
+    "Run with --set entropy_metric=false to measure {name} alone."
 )
+OLD_NORMALISER: Final = " and, with an RL-Kernel that lacks batch_invariant_logp, the normaliser of the log-probs"
 OWN_NORMALISER: Final = (
     "Only a part of the enabled variant's effect comes from RL-Kernel. The rest comes "
     f"from {MOMENTS}, which computes the normaliser of log-probs that need a gradient."
@@ -32,7 +32,7 @@ FROZEN: Final = (
     "objects are frozen after the warm-up in both variants (gc.freeze), so that the trainer's garbage collection after "
     "every step takes milliseconds. Without gc.freeze a step is longer, so the same gain is a smaller share of a step",
 )
-_WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp"})
+_WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp", COMPILED_LOGP})
 
 
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -44,6 +44,8 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
             facts.append(("loss", _describe_loss(workload["grpo"], find_words(workload["kind"]).updates_per)))
         if baseline := plan.run.rl_kernel.find_commit(BASELINE):
             facts.append((BASELINE, f"RL-Kernel {baseline[:12]}"))
+        elif (other := plan.run.rl_kernel.baseline_implementation) != TRAINER:
+            facts.append((BASELINE, f"{TITLES[other]} in place of {plan.run.workload.trainer}'s function"))
         where = "computed" if plan.run.entropy_metric else "left out"
         facts.append(("entropy metric", f"{where}, in both variants"))
         if plan.run.gc_freeze:
@@ -52,10 +54,11 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def find_own_work(plan: Plan) -> tuple[str, ...]:
-    if not plan.needs_rl_kernel or _WITH_OWN_PASS.isdisjoint(plan.ops):
+    if not plan.routed or _WITH_OWN_PASS.isdisjoint(plan.ops):
         return ()
     if plan.run.entropy_metric:
-        return (OWN_ENTROPY,)
+        name, is_ours = TITLES[plan.run.rl_kernel.implementation], COMPILED_LOGP in plan.ops
+        return (OWN_ENTROPY.format(name=name, normaliser="" if is_ours else OLD_NORMALISER),)
     pin = plan.stack.pins.get("rl_kernel")
     has_newer = pin is not None and HAS_BATCH_INVARIANT_LOGP.get(pin.commit, False)
     is_without_logp = plan.hardware.platform == Platform.ROCM.value and "ratio_kl" in plan.ops and not has_newer

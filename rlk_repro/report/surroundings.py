@@ -53,6 +53,8 @@ LEVEL_TONES: Final = {Level.BLOCKING: Tone.BAD, Level.WARNING: Tone.OPEN, Level.
 
 NESTING: Final = (
     "A timer measures one function. The GRPO loss contains log-prob, clip and KL, so the rows overlap: do not sum them."
+)
+RATIO_KL: Final = (
     " RL-Kernel's ratio_kl belongs to the log-prob rows; clip and KL are always the trainer's own functions."
 )
 UNSEALED: Final = "The run is not sealed, so its files may have changed."
@@ -64,6 +66,8 @@ ELSEWHERE: Final = "This result says nothing about hardware, stacks, models, lan
 def make_modules(view: View) -> Section:
     metrics = [metric for metric in view.metrics if metric.startswith(MODULE_PREFIX)]
     note = f"{RANGES} {NESTING}"
+    if "RL-Kernel" in view.analysis.serving:
+        note += RATIO_KL
     if not all(view.is_comparable(metric) for metric in metrics if metric in view.recorded):
         note += f" {INSIDE_NOTE}"
     table = _metric_table(view, [*metrics, FRAME_OF_MODULES], note)
@@ -267,7 +271,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     analysis = view.analysis
     cautions = [] if view.context.is_sealed else [UNSEALED]
     if scope := find_words(analysis.workload).scope:
-        cautions.append(scope)
+        cautions.append(scope.replace("RL-Kernel", analysis.switch or "RL-Kernel"))
     # ``own_work`` names the part of the gain that does not come from RL-Kernel; without a scored pair there is no gain.
     if view.is_comparison and analysis.verdict.num_pairs:
         cautions += view.context.own_work

@@ -191,7 +191,7 @@ def _operator_cells(result: OperatorResult, *, is_wide: bool) -> list[Text]:
 
 def _print_trials(view: View, console: Console) -> None:
     _print_heading(console, "Trials", f"in the order they ran; mean {view.name_with_unit(view.primary)}")
-    table = _make_table("trial", "status", "steps", "mean", "RL-Kernel", numbers=("steps", "mean"))
+    table = _make_table("trial", "status", "steps", "mean", view.analysis.serving, numbers=("steps", "mean"))
     reasons: dict[str, list[str]] = {}
     for trial in view.analysis.trials:
         table.add_row(*_trial_cells(view, trial))

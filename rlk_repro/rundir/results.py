@@ -15,6 +15,7 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema, dump_json
 from rlk_repro.base.findings import Finding
+from rlk_repro.operators import is_of_other, name_implementations
 from rlk_repro.rundir.agreement import AgreementCheck, AgreementResult
 from rlk_repro.rundir.microbatch import MicrobatchResult
 from rlk_repro.rundir.operator_results import OperatorResult
@@ -65,7 +66,7 @@ class VerdictWord(StrEnum):
 
 
 class ProofStatus(StrEnum):
-    """Whether RL-Kernel ran in a trial, according to its ops files.
+    """Whether the planned operators ran in a trial, according to its ops files.
 
     ``native``: RL-Kernel's operator ran as plain PyTorch (on CPU, or ``logp`` on ROCm), which supports no verdict on
     speed.
@@ -116,6 +117,10 @@ class DecisionSummary:
     calls: int
     tokens: int
     fallbacks: int
+
+    @property
+    def is_served(self) -> bool:
+        return self.is_rl_kernel or is_of_other(self.op, self.reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +326,11 @@ class Analysis:
     @property
     def unit(self) -> str:
         return "session" if self.is_crossover else "pair"
+
+    @property
+    def serving(self) -> str:
+        """What was to serve the trainer's operators, like ``RL-Kernel``."""
+        return name_implementations(item.op for trial in self.trials for item in trial.decisions)
 
     @property
     def is_crossover(self) -> bool:

@@ -1,12 +1,13 @@
-"""What a run compares: with and without RL-Kernel, two commits of RL-Kernel, or the user's own switch."""
+"""What a run compares: two implementations, two commits of RL-Kernel, or the user's own switch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
+from rlk_repro.operators import COMPILED_LOGP, RL_KERNEL, TORCH_COMPILE, TRAINER
 from rlk_repro.spec.values import (
     BASELINE,
     CROSSOVER,
@@ -22,6 +23,7 @@ from rlk_repro.spec.values import (
 from rlk_repro.switches import AGREEMENT_RECORD
 
 _OF_COMMITS: Final = ("rl_kernel", "commits")
+_OF_BASELINE: Final = ("rl_kernel", "baseline_implementation")
 
 Operators: TypeAlias = Annotated[tuple[Name, ...], Field(min_length=1)]
 
@@ -34,14 +36,38 @@ class Commits(Model):
 
 
 class RlKernel(GrowingModel):
-    """How the enabled variant uses RL-Kernel.  In mode ``require``, a trial fails if an operator cannot run."""
+    """What serves the trainer's operators.  In mode ``require``, a trial fails if an operator cannot run."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"ops_on", "commits"})
+    added_later: ClassVar[frozenset[str]] = frozenset(
+        {"ops_on", "commits", "implementation", "baseline_implementation"}
+    )
 
     mode: Mode = "require"
     ops: Operators = ("logp", "ratio_kl")
     ops_on: dict[Name, Operators] = Field({}, description="operators for the named hardware; they replace ops there")
     commits: Commits | None = Field(None, description="two commits of RL-Kernel to compare, in design parallel")
+    implementation: Literal["rl-kernel", "torch-compile"] = Field(
+        "rl-kernel",
+        description="what serves the trainer's operators in the enabled variant; ops are RL-Kernel's only",
+    )
+    baseline_implementation: Literal["trainer", "torch-compile"] = Field(
+        "trainer", description="what serves them in the baseline: the trainer's own function, or this"
+    )
+
+    @property
+    def is_usual(self) -> bool:
+        return (self.implementation, self.baseline_implementation) == (RL_KERNEL, TRAINER)
+
+    def find_implementation(self, variant: str) -> str:
+        """Return what serves trials of this variant; ``trainer`` for the trainer's own functions."""
+        if variant == BASELINE and self.commits is None:
+            return self.baseline_implementation
+        return self.implementation
+
+    def find_ops(self, variant: str, hardware: str) -> Operators:
+        """Return the operators of trials of this variant; empty if the trainer's own functions serve them."""
+        ops = {RL_KERNEL: self.ops_on.get(hardware, self.ops), TORCH_COMPILE: (COMPILED_LOGP,)}
+        return ops.get(self.find_implementation(variant), ())
 
     def find_commit(self, variant: str) -> str:
         """Return the commit that trials of this variant must run; an empty text means the stack's commit."""
@@ -73,6 +99,12 @@ def find_compared_problems(
         if not has_rollout_log_probs and AGREEMENT_RECORD in {*switch.baseline, *switch.enabled}:
             what = "the rollouts of this run hold no log-probs that the trainer could record"
             yield ("switch",), what, AGREEMENT_RECORD, "other variables, or rollouts from an inference engine"
+    if rl_kernel.implementation == rl_kernel.baseline_implementation:
+        name = rl_kernel.implementation
+        yield _OF_BASELINE, "serves both variants", name, "another implementation"
+    if not rl_kernel.is_usual and (switch is not None or rl_kernel.commits is not None):
+        what = "cannot be compared together with rl_kernel.commits or switch"
+        yield ("rl_kernel", "implementation"), what, rl_kernel.implementation, "only one of them"
     if rl_kernel.commits is None:
         return
     if design == CROSSOVER:

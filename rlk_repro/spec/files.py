@@ -7,13 +7,12 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from rlk_repro.operators import OPERATORS, find_conflicts
+from rlk_repro.operators import OPERATORS, TITLES, TRAINER, find_conflicts
 from rlk_repro.spec.compared import OwnSwitch, RlKernel, find_compared_problems
 from rlk_repro.spec.kubernetes import KubernetesSettings
 from rlk_repro.spec.margins import Margins
 from rlk_repro.spec.site import AbsolutePath, ContainerSettings, Preflight, RaySettings, SlurmSettings
 from rlk_repro.spec.values import (
-    BASELINE,
     CROSSOVER,
     Count,
     EnvName,
@@ -191,15 +190,28 @@ class Run(GrowingModel):
 
     @property
     def switch_title(self) -> str:
-        """The commit or switch in which the variants differ; empty if only one variant has RL-Kernel on."""
+        """The commit, switch or implementation in which the variants differ; empty if it is RL-Kernel itself."""
         commits = self.rl_kernel.commits
         if commits is not None:
             return f"RL-Kernel {commits.enabled[:12]}"
-        return "" if self.switch is None else self.switch.title
+        return self.implementation_title if self.switch is None else self.switch.title
 
-    def has_rl_kernel(self, variant: str) -> bool:
-        """Whether trials of this variant must prove that RL-Kernel's operators ran in them."""
-        return self.switch is None and (variant != BASELINE or self.rl_kernel.commits is not None)
+    @property
+    def implementation_title(self) -> str:
+        """What serves the enabled variant and what the baseline; empty for RL-Kernel and the trainer."""
+        chosen = self.rl_kernel
+        if chosen.is_usual:
+            return ""
+        replaced = TITLES.get(chosen.baseline_implementation, f"{self.workload.trainer}'s function")
+        return f"{TITLES[chosen.implementation]} in place of {replaced}"
+
+    def find_implementation(self, variant: str) -> str:
+        """Return what serves trials of this variant and must be proved; ``trainer`` needs no proof."""
+        return TRAINER if self.switch is not None else self.rl_kernel.find_implementation(variant)
+
+    def is_routed(self, variant: str) -> bool:
+        """Whether trials of this variant must prove that their operators ran."""
+        return self.find_implementation(variant) != TRAINER
 
     @property
     def expected_minutes(self) -> dict[str, float]:

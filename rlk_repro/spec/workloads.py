@@ -90,6 +90,7 @@ class AnyWorkload(GrowingModel):
     lanes: ClassVar[tuple[Lane, ...]]
     lane_limit: ClassVar[str]
     has_variants: ClassVar[bool] = True
+    trainer: ClassVar[str] = "vime"
     has_output_layer: ClassVar[bool] = True
     modules: ClassVar[tuple[str, ...]] = ("torch",)
     imports: ClassVar[tuple[str, ...]] = ()
@@ -155,6 +156,7 @@ class ReferenceWorkload(AnyWorkload):
     """The reference trainer for smoke runs, first machine tests and automated tests; it does not measure vime."""
 
     lanes = ("live", "train-only")
+    trainer = "the trainer"
     lane_limit = "the reference trainer has no inference server, which lane fixed-rollout needs"
     added_later = frozenset({"what_for"})
 

@@ -89,7 +89,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
         run_directory=".." if is_linked else "",
         manifests=load_manifests(run_dir),
         allocations=tuple(list_allocations(plan, run_dir, list(plan.groups()))),
-        may_claim=run.may_claim,
+        may_claim=() if run.implementation_title else run.may_claim,  # the run file means RL-Kernel
         may_not_claim=run.may_not_claim,
     )
 

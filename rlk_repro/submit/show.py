@@ -111,7 +111,7 @@ def _find_gates_chance(measure: Measure, lane: Lane) -> float:
 
 def _has_choice(plan: Plan) -> bool:
     """Only a timed run has a choice of design; comparisons of switches or commits need ``parallel``."""
-    return plan.run.workload.is_timed and plan.needs_rl_kernel and plan.run.rl_kernel.commits is None
+    return plan.run.workload.is_timed and bool(plan.routed) and plan.run.rl_kernel.commits is None
 
 
 def _find_other_design(plan: Plan) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def plan_lines(plan: Plan) -> list[str]:
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
         *((("other design", _describe_other_design(summary, plan)),) if _has_choice(plan) else ()),
-        *(_operator_rows(plan, summary) if plan.needs_rl_kernel else ()),
+        *(_operator_rows(plan, summary) if plan.routed else ()),
         *_difference_rows(summary),
         ("experiment", plan.experiment_hash),
         ("plan", plan.plan_hash),
@@ -221,7 +221,12 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Only preflight in the job knows whether RL-Kernel is installed."""
-    rows = [("rl-kernel", f"mode {plan.run.rl_kernel.mode}; operators of this layout, if RL-Kernel is installed:")]
+    is_installed = ", if RL-Kernel is installed" if plan.needs_rl_kernel else ""
+    mode = f"mode {plan.run.rl_kernel.mode}; operators of this layout{is_installed}:"
+    if title := plan.run.implementation_title:
+        rows = [("enabled", title), ("operators", mode)]
+    else:
+        rows = [("rl-kernel", mode)]
     for item in summary["operators"]:
         rows.append((f"  {item['op']}", "eligible" if item["is_eligible"] else f"not eligible: {item['reason']}"))
     return rows

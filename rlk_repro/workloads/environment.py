@@ -23,6 +23,7 @@ from rlk_repro.switches import (
     PROFILED_STEPS,
     SCHEDULED,
     SWITCH,
+    SWITCH_BASELINE_OPS,
     SWITCH_COMMIT,
     SWITCH_MODE,
     SWITCH_OPS,
@@ -36,7 +37,9 @@ OVERRIDE_JOB_CONFIG: Final = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
 
-VARIANT_SWITCHES: Final = frozenset({SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT})
+VARIANT_SWITCHES: Final = frozenset(
+    {SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_BASELINE_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT}
+)
 """The declared switches: the variables that make a trial an enabled one."""
 
 # One of these variables in the user's shell could turn a baseline into an enabled trial, or change both variants.
@@ -50,6 +53,7 @@ SWITCHES: Final = {
     SWITCH: "--variants",
     SWITCH_MODE: "--set rl_kernel.mode=…",
     SWITCH_OPS: "--set rl_kernel.ops=[…]",
+    SWITCH_BASELINE_OPS: "--set rl_kernel.baseline_implementation=…",
     SWITCH_SCHEDULE: "--set measure.design=…",
     SWITCH_COMMIT: "the key `rl_kernel.commits` in the run",
     ENTROPY_METRIC: "--set entropy_metric=…",
@@ -129,9 +133,12 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
         return {AGREEMENT_RECORD: SCHEDULED, **schedule}
     if plan.run.switch is not None:
         return dict(plan.run.switch.baseline if trial.variant == BASELINE else plan.run.switch.enabled)
-    if not plan.run.has_rl_kernel(trial.variant):
+    if not plan.run.is_routed(trial.variant):
         return {}
-    switches = {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ",".join(plan.ops), **schedule}
+    ops = ",".join(plan.ops_of(trial.variant))
+    switches = {SWITCH: "1", SWITCH_MODE: plan.run.rl_kernel.mode, SWITCH_OPS: ops, **schedule}
+    if plan.is_crossover and plan.ops_of(BASELINE):
+        switches[SWITCH_BASELINE_OPS] = ",".join(plan.ops_of(BASELINE))
     if commit := plan.run.rl_kernel.find_commit(trial.variant):
         switches[SWITCH_COMMIT] = commit
     return switches

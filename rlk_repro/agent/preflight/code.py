@@ -105,8 +105,9 @@ def check_pins(facts: Facts) -> Iterator[Finding]:
 
 
 def find_pinned(plan: Plan) -> Stack:
-    """Return the plan's stack, but leave out RL-Kernel's pin if the run compares two RL-Kernel commits."""
-    if plan.run.rl_kernel.commits is None:
+    """Return the plan's stack, without RL-Kernel's pin if another implementation or two commits of it run."""
+    is_other = bool(plan.routed) and not plan.needs_rl_kernel
+    if plan.run.rl_kernel.commits is None and not is_other:
         return plan.stack
     pins = {name: pin for name, pin in plan.stack.pins.items() if name != "rl_kernel"}
     return plan.stack.model_copy(update={"pins": pins})

@@ -15,7 +15,7 @@ from rlk_repro.base.errors import CheckFailed, Problem, SpecError
 from rlk_repro.base.files import dump_json_line
 from rlk_repro.integration.route.api import NO_CALLS, Route
 from rlk_repro.integration.route.rl_kernel import Provenance
-from rlk_repro.operators import Refusal
+from rlk_repro.operators import ALL_OPERATORS, RL_KERNEL, Refusal
 from rlk_repro.rundir.paths import ops_file
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Ledger:
                 implementation=found.implementation,
                 version=found.version,
                 reason="",
-                is_rl_kernel=True,
+                is_rl_kernel=ALL_OPERATORS[op].served_by == RL_KERNEL,
                 provenance=found.provenance,
             )
         else:
@@ -89,7 +89,7 @@ class Ledger:
         if decision in self.decisions:
             return
         self.decisions.append(decision)
-        if decision.is_rl_kernel:
+        if isinstance(found, Route):
             logger.info("rlk-repro: %s: %s %s", op, decision.implementation, decision.version)
         else:
             logger.warning("rlk-repro: %s falls back to %s: %s", op, self._own, decision.reason)

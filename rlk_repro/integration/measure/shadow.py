@@ -1,7 +1,7 @@
-"""Compute a microbatch of a baseline step by both routes, the trainer's and RL-Kernel's, and measure their difference.
+"""Compute a microbatch of a baseline step by the routes of both variants, and measure their difference.
 
 The comparison uses detached logits, because a second backward pass through the model would add to the model's
-gradients.  The trainer and RL-Kernel both compute the first rows' log-probs; later rows use the trainer's log-probs.
+gradients.  Both routes compute the first rows' log-probs; later rows use the baseline's log-probs.
 """
 
 from __future__ import annotations
@@ -168,8 +168,9 @@ class ShadowStep:
         return ""
 
     def _compare_case(self, case: str, microbatch: _Microbatch) -> dict[str, Any]:
-        self._turn.aside = calls = _Calls()
+        self._turn.aside = _Calls()
         baseline, one = self._compute(case, microbatch)
+        self._turn.aside = calls = _Calls()
         self._turn.is_enabled = True
         enabled, other = self._compute(case, microbatch)
         self._turn.is_enabled = False

@@ -1,4 +1,4 @@
-"""Define routes, by which RL-Kernel serves calls of a trainer's function, and wrap the function to use them.
+"""Define routes, by which an operator serves calls of a trainer's function, and wrap the function to use them.
 
 A fallback has a reason that was known before the call; an error inside an implementation never causes a fallback.
 """
@@ -16,7 +16,7 @@ import torch
 from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.rl_kernel import Provenance
 from rlk_repro.integration.route.watch import Watch
-from rlk_repro.operators import OPERATORS, Case, Operator, Reason, Refusal, find_refusal
+from rlk_repro.operators import ALL_OPERATORS, Case, Operator, Reason, Refusal, find_refusal
 
 Call: TypeAlias = Mapping[str, Any]
 
@@ -57,13 +57,14 @@ def resolve(op: str, context: RouteContext, routes: Mapping[str, RouteFactory]) 
     if refusal is not None:
         return refusal
     route = routes[op](context)
-    if isinstance(route, Route) and not OPERATORS[op].find_implementation(context.case.platform, route.implementation):
+    operator, platform = ALL_OPERATORS[op], context.case.platform
+    if isinstance(route, Route) and not operator.find_implementation(platform, route.implementation):
         return Refusal(Reason.NOT_ACCEPTED, route.implementation)
     return route
 
 
 NO_CALLS: Final[Mapping[str, int]] = {"calls": 0, "tokens": 0, "fallbacks": 0}
-"""Counts of calls that RL-Kernel served, of their rows of logits, and of calls that fell back."""
+"""Counts of calls that an operator served, of their rows of logits, and of calls that fell back."""
 
 
 class Recorder(Protocol):
@@ -75,7 +76,7 @@ class Recorder(Protocol):
 
 @dataclass
 class Turn:
-    """Whether RL-Kernel serves calls now; otherwise the trainer's own function serves them, and they are not counted.
+    """Whether the enabled variant runs now; in the baseline the trainer's own function serves its calls.
 
     ``aside``, if set, records the calls that do not belong to the step.
     """
@@ -85,16 +86,22 @@ class Turn:
 
 
 def dispatch_calls(
-    native: Callable[..., Any], claims: Sequence[Claim], recorder: Recorder, turn: Turn
+    native: Callable[..., Any],
+    claims: Sequence[Claim],
+    recorder: Recorder,
+    turn: Turn,
+    *,
+    of_baseline: bool = False,
 ) -> Callable[..., Any]:
     """Wrap the trainer's function: a call goes to the first route that serves it, otherwise to the function itself.
 
+    The claims are those of the enabled variant or, with ``of_baseline``, of the baseline.
     The function must have a parameter ``logits`` [..., T, V]; T is the number of tokens.
     """
     signature = inspect.signature(native)
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if not turn.is_enabled:
+        if turn.is_enabled is of_baseline:
             return native(*args, **kwargs)
         record = turn.aside or recorder
         bound = signature.bind(*args, **kwargs)

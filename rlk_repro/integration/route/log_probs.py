@@ -343,6 +343,6 @@ def check_result(op: str, result: Any, like: torch.Tensor, *, needs_grad: bool =
     if not isinstance(result, torch.Tensor) or result.shape != like.shape or result.dtype != torch.float32:
         got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, torch.Tensor) else type(result).__name__
         expected = f"{tuple(like.shape)} torch.float32"
-        raise RouteFailed(f"{op}: RL-Kernel's result is not as documented, got {got!r}, expected {expected}")
+        raise RouteFailed(f"{op}: the result is not as documented, got {got!r}, expected {expected}")
     if needs_grad and not result.requires_grad:
         raise RouteFailed(f"{op}: returned a result without gradient, expected one with a gradient")

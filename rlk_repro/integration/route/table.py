@@ -1,4 +1,4 @@
-"""The routes to RL-Kernel, by operator; an operator without a route falls back, or is refused in mode ``require``."""
+"""The routes, by operator; an operator without a route falls back, or is refused in mode ``require``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from rlk_repro.integration.route import batch_invariant, log_probs
+from rlk_repro.integration.route import batch_invariant, log_probs, torch_compile
 from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFactory
 from rlk_repro.integration.route.batch_invariant import WarmUp
 from rlk_repro.integration.route.grpo_loss import make_grpo_loss_route
 from rlk_repro.integration.route.linear_logp import make_linear_logp_route
-from rlk_repro.integration.route.log_probs import FirstCallCheck, Operators, Shard, ValueCheck
+from rlk_repro.integration.route.log_probs import FirstCallCheck, Operators, Shard, ValueCheck, find_foreign_id
 from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_batch_invariant, load_operator
 from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
-from rlk_repro.operators import SM90_BATCH_INVARIANT, Platform, Reason, Refusal
+from rlk_repro.operators import COMPILED_LOGP, SM90_BATCH_INVARIANT, Platform, Reason, Refusal
 
 Run: TypeAlias = Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -125,6 +125,11 @@ def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
     return _make_route("vocab_parallel_logp", found.loaded, context, found.run, found.check)
 
 
+def make_compiled_logp_route(context: RouteContext) -> Route | Refusal:
+    check = FirstCallCheck(find_foreign_id).find_refusal
+    return _make_route(COMPILED_LOGP, torch_compile.LOADED, context, torch_compile.run, check)
+
+
 def _make_route(
     name: str, loaded: LoadedOperator, context: RouteContext, run: Run, check: ValueCheck | None = None
 ) -> Route:
@@ -166,4 +171,5 @@ ROUTES: Final[Mapping[str, RouteFactory]] = {
     "grpo_loss": make_grpo_loss_route,
     "linear_logp": make_linear_logp_route,
     "vocab_parallel_logp": make_vocab_parallel_logp_route,
+    COMPILED_LOGP: make_compiled_logp_route,
 }

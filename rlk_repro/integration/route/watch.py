@@ -1,4 +1,4 @@
-"""Check RL-Kernel's results without waiting for the device, and report invalid results when the step ends.
+"""Check the operators' results without waiting for the device, and report invalid results when the step ends.
 
 The check finds values that cannot be log-probs, and token ids outside the vocabulary; it does not measure accuracy.
 """
@@ -55,5 +55,5 @@ class Watch:
             if low < 0 or high >= item.num_columns:
                 odd.setdefault(item.op, f"token ids from {low} to {high} in a vocabulary of {item.num_columns}")
             if not value <= HIGHEST:
-                odd.setdefault(item.op, f"RL-Kernel returned {value}, expected a value of at most 0")
+                odd.setdefault(item.op, f"the operator returned {value}, expected a value of at most 0")
         return odd

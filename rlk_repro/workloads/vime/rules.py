@@ -287,7 +287,7 @@ def _check_profiler(plan: Plan, division: Division) -> Iterator[Problem]:  # noq
 
 
 def _check_operators(plan: Plan, division: Division) -> Iterator[Problem]:  # noqa: ARG001
-    if plan.run.rl_kernel.mode != "require" or not plan.needs_rl_kernel:
+    if plan.run.rl_kernel.mode != "require" or not plan.routed:
         return
     for op, reason in plan.explain_operators().items():
         if reason:
