@@ -18,6 +18,7 @@ from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stac
 from rlk_repro.submit.planning import flag_overrides
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import WORKLOADS
+from rlk_repro.workloads.environment import switch_env
 from tests.support.run_plans import make_run_plan
 from tests.support.tier_examples import make_tier_plan
 
@@ -334,3 +335,49 @@ def test_objects_can_only_be_frozen_after_a_warm_up_of_a_trained_model() -> None
         plan_smoke("gc_freeze=true", "measure.warmup_steps=0", is_exploratory=True)
     assert "gc_freeze" not in plan_smoke().experiment["run"]
     assert plan_smoke("gc_freeze=true").experiment["run"]["gc_freeze"] is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "title", "ops", "needs_rl_kernel", "env"),
+    [
+        ((), "", {"enabled": ("logp", "ratio_kl"), "baseline": ()}, True, {"VIME_RL_KERNEL_OPS": "logp,ratio_kl"}),
+        (
+            ("rl_kernel.implementation=torch-compile",),
+            "torch.compile in place of vime's function",
+            {"enabled": ("compiled_logp",), "baseline": ()},
+            False,
+            {"VIME_RL_KERNEL_OPS": "compiled_logp"},
+        ),
+        (
+            ("rl_kernel.baseline_implementation=torch-compile",),
+            "RL-Kernel in place of torch.compile",
+            {"enabled": ("logp", "ratio_kl"), "baseline": ("compiled_logp",)},
+            True,
+            {"VIME_RL_KERNEL_OPS": "logp,ratio_kl", "VIME_RL_KERNEL_BASELINE_OPS": "compiled_logp"},
+        ),
+    ],
+)
+def test_an_implementation_serves_a_variant(
+    settings: tuple[str, ...], title: str, ops: dict[str, Any], needs_rl_kernel: bool, env: dict[str, str]
+) -> None:
+    plan = make_tier_plan("module-qwen3-4b", *settings, hardware="h200")
+    assert (plan.run.switch_title, plan.needs_rl_kernel) == (title, needs_rl_kernel)
+    assert {variant: plan.ops_of(variant) for variant in ops} == ops
+    found = switch_env(plan, plan.trials[0])
+    assert {name: value for name, value in found.items() if name.endswith("OPS")} == env
+    lines = "\n".join(plan_lines(plan))
+    assert (title in lines) and ("if RL-Kernel is installed" in lines) is needs_rl_kernel
+    keys = {"implementation", "baseline_implementation"} & plan.experiment["run"]["rl_kernel"].keys()
+    assert len(keys) == len(settings)
+
+
+@pytest.mark.parametrize("name", ["implementation", "baseline_implementation"])
+def test_torch_compile_needs_the_whole_vocabulary(name: str) -> None:
+    with pytest.raises(SpecError, match=r"compiled_logp: not eligible here \(needs the whole vocabulary"):
+        make_tier_plan("module-qwen3-4b-tp2", f"rl_kernel.{name}=torch-compile", hardware="h200")
+
+
+def test_one_implementation_cannot_serve_both_variants() -> None:
+    settings = [f"rl_kernel.{name}=torch-compile" for name in ("implementation", "baseline_implementation")]
+    with pytest.raises(SpecError, match="serves both variants"):
+        make_tier_plan("module-qwen3-4b", *settings, hardware="h200")

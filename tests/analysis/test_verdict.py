@@ -207,6 +207,18 @@ def test_enabled_that_never_ran_shows_noise_and_no_speed() -> None:
     assert (judgement.effects[0].n, judgement.noise_floor.n, judgement.verdict.num_pairs) == (0, 6, 0)
 
 
+@pytest.mark.parametrize("is_exploratory", [False, True])
+def test_a_headline_says_what_was_enabled_if_it_is_not_rl_kernel(is_exploratory: bool) -> None:
+    served = Served(title="torch.compile in place of vime's function", names="torch.compile")
+    judgement = judge_pairs(make_pairs(*around(0.5)), served=served, is_exploratory=is_exploratory)
+    begin = "exploratory: " if is_exploratory else ""
+    headline = judgement.verdict.headline
+    assert headline.startswith(f"{begin}with torch.compile in place of vime's function, enabled is faster")
+    details = [gate.detail for gate in judgement.gates]
+    assert "torch.compile is proved to run in every scored pair" in details
+    assert "RL-Kernel" not in " ".join([headline, *judgement.verdict.reasons, *details])
+
+
 def test_one_pair_that_fell_back_measures_no_noise() -> None:
     pairs = [fall_back(make_pair("p1", proof=ProofStatus.FALLBACK))]
     verdict = judge_pairs(pairs, measure=MEASURE.model_copy(update={"pairs": 1})).verdict

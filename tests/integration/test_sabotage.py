@@ -138,18 +138,18 @@ def test_5_answers_that_are_no_log_probs(
     change_logp(rl_kernel, monkeypatch, lambda result: result.index_fill(0, torch.tensor([2]), value))
     with pytest.raises(CheckFailed) as caught:
         train(tmp_path / "require", Mode.REQUIRE)
-    assert str(caught.value).startswith(f"logp, step 0: RL-Kernel returned {value}, expected a value of at most 0")
+    assert str(caught.value).startswith(f"logp, step 0: the operator returned {value}, expected a value of at most 0")
     train(tmp_path / "auto", Mode.AUTO)
     proof = judge(tmp_path / "auto")
     assert (proof.status, proof.reason) == (
         ProofStatus.MISSING,
-        f"logp: ops/0.jsonl:4: RL-Kernel returned {value}, expected a value of at most 0",
+        f"logp: ops/0.jsonl:4: the operator returned {value}, expected a value of at most 0",
     )
 
 
 def test_6_an_answer_of_the_wrong_shape(tmp_path: Path, rl_kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     change_logp(rl_kernel, monkeypatch, lambda result: result[:-1])
-    with pytest.raises(RouteFailed, match=r"logp: RL-Kernel's result is not as documented, got '\(19,\)"):
+    with pytest.raises(RouteFailed, match=r"logp: the result is not as documented, got '\(19,\)"):
         train(tmp_path, Mode.AUTO)
 
 
