@@ -366,7 +366,8 @@ def test_an_implementation_serves_a_variant(
     found = switch_env(plan, plan.trials[0])
     assert {name: value for name, value in found.items() if name.endswith("OPS")} == env
     lines = "\n".join(plan_lines(plan))
-    assert (title in lines) and ("if RL-Kernel is installed" in lines) is needs_rl_kernel
+    assert title in lines
+    assert ("if RL-Kernel is installed" in lines) is needs_rl_kernel
     keys = {"implementation", "baseline_implementation"} & plan.experiment["run"]["rl_kernel"].keys()
     assert len(keys) == len(settings)
 

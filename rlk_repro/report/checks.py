@@ -17,6 +17,7 @@ from rlk_repro.rundir.results import ProofStatus
 
 KEY: Final = "engines"
 TITLE: Final = "Whether engines agree"
+NOT_RUN: Final = "did not run; the trainer's own functions computed the loss."
 DRIFT_TITLE: Final = "Where drift starts"
 TONES: Final = {CheckWord.PASS: Tone.GOOD, CheckWord.FAIL: Tone.BAD, CheckWord.NOT_MEASURED: Tone.FAINT}
 SHAPES: Final = ("circle", "triangle", "diamond")
@@ -37,11 +38,10 @@ def make_checks(view: View, *, is_brief: bool = False) -> Section:
     if is_brief:
         tables = [_count_words(checks), *(table for table in tables if table.title == _name(CheckKind.LAYERS))]
     idle = [trial.name for trial in view.analysis.trials if trial.proof is ProofStatus.FALLBACK]
-    not_run = f"{view.analysis.serving} did not run; the trainer's own functions computed the loss."
     blocks: tuple[Block, ...] = (
         Text(text="A check compares what two engines compute from the same tokens; the contract sets the bounds."),
         Text(text=f"{start_sentence(describe_checks(checks))}."),
-        *(Text(text=f"{name}: {not_run}") for name in idle),
+        *(Text(text=f"{name}: {view.analysis.serving} {NOT_RUN}") for name in idle),
         *((Bullets(items=tuple(names)),) if names else ()),
         *make_matrices(checks),
         *(table for table in tables if table.rows),

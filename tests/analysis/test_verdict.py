@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rlk_repro.analysis.served import Served
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.rundir.results import GateStatus, PairStatus, ProofStatus, VerdictWord
 from rlk_repro.spec import Measure

@@ -17,7 +17,7 @@ from rlk_repro.base import proc
 from rlk_repro.integration.measure.profile import read_counts
 from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.table import ROUTES
-from rlk_repro.integration.route.torch_compile import load_functions
+from rlk_repro.integration.route.torch_compile import CompiledFunction, load_functions
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.logs.ops import OpsLog, read_ops
 from rlk_repro.operators import COMPILED_LOGP, Case
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch's compiler
 SCHEDULE = "beebs"
 
 
-def run_session(folder: Path, schedule: str = SCHEDULE, **ops: tuple[str, ...]) -> tuple[OpsLog, list[Any]]:
+def run_session(folder: Path, schedule: str = SCHEDULE, **ops: Any) -> tuple[OpsLog, list[Any]]:
     """Each step's numbers, and what the ops file says."""
     module, found = load_loss_module(), []
     settings = Settings(mode=Mode.REQUIRE, schedule=schedule, ops_dir=folder / "ops", **ops)
@@ -101,7 +101,8 @@ def test_one_compilation_serves_every_number_of_rows_and_is_counted() -> None:
     no_grad, with_grad = load_functions()
     for seed in range(2):
         logits, tokens = make_case(seed)
-        no_grad(logits, tokens)
+        with torch.no_grad():
+            no_grad(logits, tokens)
         with_grad(logits.requires_grad_(), tokens)
     before, runs = read_counts()["compilations"], with_grad.num_runs
     for seed in range(40):
@@ -117,8 +118,9 @@ def test_one_compilation_serves_every_number_of_rows_and_is_counted() -> None:
         torch.testing.assert_close(gradient.double(), wanted, atol=5e-6, rtol=0)
     assert read_counts()["compilations"] == before
     assert with_grad.num_runs == runs + 40
+    logits, tokens = make_case(0)
     with torch.no_grad():
-        no_grad(logits.detach().double().half(), tokens)
+        no_grad(logits.half(), tokens)
     assert read_counts()["compilations"] == before + 1
 
 
@@ -126,8 +128,10 @@ def test_nothing_is_silently_eager() -> None:
     logits, tokens = make_case(1)
     with torch.compiler.set_stance("force_eager"), pytest.raises(RouteFailed, match="without its compiled code"):
         load_functions()[0](logits, tokens)
+    limited = CompiledFunction(lambda logits, tokens: logits.gather(1, tokens.unsqueeze(1)).squeeze(1))
+    limited(logits, tokens)
     with dynamo.config.patch(recompile_limit=1), pytest.raises(dynamo.exc.FailOnRecompileLimitHit):
-        load_functions()[0](logits.bfloat16(), tokens)
+        limited(logits.double(), tokens)
 
 
 @pytest.mark.skipif(

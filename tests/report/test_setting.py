@@ -44,7 +44,7 @@ def test_a_path_of_a_strangers_plan_leads_to_no_attribute(path: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "hardware", "expected"),
     [
-        (("entropy_metric=true",), "h200", (OWN_ENTROPY,)),
+        (("entropy_metric=true",), "h200", (OWN_ENTROPY.format(name="RL-Kernel"),)),
         ((), "h200", ()),
         (('rl_kernel.ops=["logp"]',), "h200", ()),
         (("entropy_metric=false", 'rl_kernel.ops=["ratio_kl"]'), "h200", ()),
