@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from rlk_repro.report.markdown import render_markdown
-from rlk_repro.report.setting import OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
+from rlk_repro.report.setting import OLD_NORMALISER, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
 from rlk_repro.report.view import make_view
 from rlk_repro.rundir.results import DecisionSummary
 from tests.support.analysis_examples import EXAMPLES, faster
@@ -44,7 +44,7 @@ def test_a_path_of_a_strangers_plan_leads_to_no_attribute(path: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "hardware", "expected"),
     [
-        (("entropy_metric=true",), "h200", (OWN_ENTROPY.format(name="RL-Kernel"),)),
+        (("entropy_metric=true",), "h200", (OWN_ENTROPY.format(name="RL-Kernel", normaliser=OLD_NORMALISER),)),
         ((), "h200", ()),
         (('rl_kernel.ops=["logp"]',), "h200", ()),
         (("entropy_metric=false", 'rl_kernel.ops=["ratio_kl"]'), "h200", ()),
