@@ -15,7 +15,7 @@ from rlk_repro.analysis.proof import count_serving, find_unproved, find_unswitch
 from rlk_repro.analysis.shadows import summarise_shadows
 from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_unproved, summarise_all
 from rlk_repro.base.units import count
-from rlk_repro.logs.ops import OpsLog
+from rlk_repro.logs.ops import OpsLog, RankOps
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import (
@@ -48,9 +48,10 @@ ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
 """The times that depend on the number of tokens; they are adjusted where the variants train on different rollouts."""
 _TOKENS: Final = "tokens"
 _RATE, _RATE_TIME = "train_tokens_per_s", "actor_train_time_s"
+_KERNELS: Final = "kernel_compilations"
 _COUNTS: Final = {
     "compilations": "compilation",
-    "kernel_compilations": "kernel compilation",
+    _KERNELS: "kernel compilation",
     "recompile_limit_hits": "recompile-limit hit",
     "allocator_retries": "repeated allocation",
 }
@@ -165,13 +166,18 @@ def _find_fault(
         return ""
     if step >= len(step_times) or step_times[step] is None:
         return f"step {step} has no step time"
-    records = [rank.steps[step][1] for rank in ops.ranks if step in rank.steps]
-    has_counts = [_COUNTS.keys() <= record.counts.keys() for record in records]
-    if plan.num_gpus and (not all(has_counts) or len(has_counts) < len(ops.ranks)):
+    if plan.num_gpus and not all(_has_counts(rank, step) for rank in ops.ranks):
         return f"step {step}, which is scored, has no counts of compilations and repeated allocations"
     counts = ops.counts_in(step)
     return next((f"{count(counts[name], what)} in step {step}, which is scored"
                  for name, what in _COUNTS.items() if counts.get(name)), "")  # fmt: skip
+
+
+def _has_counts(rank: RankOps, step: int) -> bool:
+    """Older records lack the count of kernel compilations, and so does a rank that has not loaded Triton."""
+    records = [record for _, record in rank.steps.values()]
+    wanted = _COUNTS.keys() - ({_KERNELS} if not any(_KERNELS in record.counts for record in records) else set())
+    return step in rank.steps and wanted <= rank.steps[step][1].counts.keys()
 
 
 def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapping[int, str]) -> TrialResult:
