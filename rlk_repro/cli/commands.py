@@ -45,8 +45,8 @@ EXAMPLES: Final[Mapping[str, str]] = {
 
 REMOVED: Final[Mapping[str, str]] = {
     "claims": "docs/evidence/README.md has a table of what it measured",
-    "images export": "use skopeo copy (docs/how-to/machine-without-network.md)",
-    "images import": "use skopeo copy (docs/how-to/machine-without-network.md)",
+    "images export": "use skopeo copy (docs/images.md)",
+    "images import": "use skopeo copy (docs/images.md)",
 }
 """Commands of earlier versions, and what to use instead."""
 

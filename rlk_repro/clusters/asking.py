@@ -14,6 +14,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import FromEnv
 
+NOT_WHOLE: Final = "a partition or a share of a GPU is not comparable with a whole GPU"
 NO_REPORT: Final = "the agent ended without a report"
 
 
@@ -67,12 +68,6 @@ def find_count_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
 def list_secrets(plan: Plan) -> list[str]:
     """List variables of the submitting shell that the profile names; their values are written nowhere."""
     return sorted({value.from_env for value in plan.profile.env.values() if isinstance(value, FromEnv)})
-
-
-def parse_release(version: str) -> tuple[int, int]:
-    """Read a release such as ``(22, 5)`` from ``slurm-wlm 22.05.8``; ``(0, 0)`` from a text without a release."""
-    found = re.search(r"([0-9]+)\.([0-9]+)", version)
-    return (0, 0) if found is None else (int(found[1]), int(found[2]))
 
 
 def join_words(*parts: str) -> str:

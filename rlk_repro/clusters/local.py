@@ -23,7 +23,7 @@ from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Finding, sort_findings
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import describe_lost, require_ended
-from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, load_all_hardware
+from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware, name_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.manifest import Fact, Manifest
@@ -132,8 +132,8 @@ def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
 
     found = _find_hardware(gpu.probe())
     values = {"schema": 1, "profile": "here", "cluster": "local", "purpose": "This machine."}
-    if found:
-        return Proposal(values={**values, "hardware": found[0]}), "this machine"
+    if found is not None:
+        return Proposal(values={**values, "hardware": found}), "this machine"
     remark = "rlk-repro knows no hardware with these GPUs: submit with --hardware"
     return Proposal(values=values, remarks=[remark]), "this machine"
 
@@ -141,13 +141,13 @@ def propose_profile(ask: Ask) -> tuple[Proposal, str]:  # noqa: ARG001
 def guess_hardware(manifest: Manifest) -> Hardware:
     """Guess this machine's hardware by the names of its GPUs; if no name is known, return hardware without GPUs."""
     hardware = load_all_hardware()
-    return hardware[next(iter(_find_hardware(manifest.sections.get("gpu", {}))), "cpu")]
+    return hardware[_find_hardware(manifest.sections.get("gpu", {})) or "cpu"]
 
 
-def _find_hardware(facts: Mapping[str, Fact]) -> list[str]:
+def _find_hardware(facts: Mapping[str, Fact]) -> str | None:
     devices = facts.get("devices")
     names = [str(device.get("name")) for device in devices] if isinstance(devices, list) else []
-    return find_hardware(names, load_all_hardware()) if names else ["cpu"]
+    return name_hardware(names, (), load_all_hardware()) if names else "cpu"
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:

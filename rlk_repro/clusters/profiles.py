@@ -45,14 +45,23 @@ def make_name(text: str) -> str:
     return _NAME.sub("-", text.lower()).strip("._-")[:40].strip("._-") or "slurm"
 
 
-def find_hardware(words: Sequence[str], hardware: Mapping[str, Hardware]) -> list[str]:
-    """Find hardware whose GPU is named in GRES types or features: ``nvidia_h200`` is an H200, ``gh200`` is not."""
-    return [
-        name
-        for name, model in hardware.items()
-        if model.name_part
-        and any(re.search(rf"(?<![a-z0-9]){model.name_part.lower()}(?![a-z0-9])", word.lower()) for word in words)
-    ]
+def name_hardware(types: Sequence[str], features: Sequence[str], hardware: Mapping[str, Hardware]) -> str | None:
+    """Return the one hardware that a node's own words name: its GPU types or, if these name none, its features.
+
+    ``nvidia_h200`` is an H200; ``gh200`` is not, and neither is ``nvidia_h200_nvl``, a variant that the file refuses.
+    """
+    for words in (types, features):
+        named = {
+            (name, word.lower())
+            for name, model in hardware.items()
+            for word in words
+            if model.name_part and re.search(rf"(?<![a-z0-9]){model.name_part.lower()}(?![a-z0-9])", word.lower())
+        }
+        if named:
+            is_refused = any(part.lower() in word for name, word in named for part in hardware[name].refused_name_parts)
+            names = {name for name, _ in named}
+            return None if is_refused or len(names) > 1 else names.pop()
+    return None
 
 
 def load_all_hardware() -> dict[str, Hardware]:

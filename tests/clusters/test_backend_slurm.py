@@ -12,7 +12,6 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SchedulerRefu
 from rlk_repro.base.files import write_json, write_text
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.clusters.api import Job, JobState, JobStatus, Submission
-from rlk_repro.clusters.asking import parse_release
 from rlk_repro.clusters.slurm import backend as slurm
 from rlk_repro.clusters.slurm import client as slurmctl
 from rlk_repro.clusters.slurm.client import JobId
@@ -73,13 +72,6 @@ def test_an_output_without_a_job_id_parses_to_none() -> None:
     assert [slurmctl.parse_job_id(text) for text in ("", "Submitted batch job twelve", "12;", "-1", "12;a b")] == [
         None
     ] * 5
-
-
-@pytest.mark.parametrize(
-    ("text", "version"), [("slurm-wlm 22.05.8", (22, 5)), ("slurm 24.11.5", (24, 11)), ("slurm 26.05.0-0rc1", (26, 5))]
-)
-def test_versions_are_read(text: str, version: tuple[int, int]) -> None:
-    assert parse_release(text) == version
 
 
 def test_a_job_is_tested_then_sent_without_this_shells_options(

@@ -145,7 +145,7 @@ def test_different_runs_have_different_names() -> None:
 def test_a_command_is_not_expanded_by_kubernetes() -> None:
     plan = plans()["smoke.h200.job.queued"]
     item = render_objects(plan, RunDir(Path("/runs") / "$(HOME) $$(HOME)"))[0]
-    assert container(item)["command"][4] == "/results/smoke/$$(HOME) $$$(HOME)"
+    assert "/results/smoke/$$(HOME) $$$(HOME)" in container(item)["command"]
 
 
 def test_nodes_that_are_asked_for_are_terms_of_their_own() -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.clusters.api import JobState
-from rlk_repro.clusters.k8s.site import SECURITY_LABEL
+from rlk_repro.clusters.k8s.propose import SECURITY_LABEL
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.submit import sending
 from tests.support.kube import runs as k8s_runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from rlk_repro.clusters.k8s.objects import render_objects
 from rlk_repro.clusters.k8s.pods import make_collector
 from rlk_repro.plan import Plan
-from tests.clusters.test_k8s_sites import check, write_profile
 from tests.support.kube.cluster import Cluster
 from tests.support.kube.examples import list_plans, num_nodes, plan_for, run_dir_of, with_site
 from tests.support.kube.plane import ControlPlane
@@ -128,28 +127,3 @@ def test_the_network_policy_exists_before_the_pods_and_ends_with_the_job(server:
     wait_gone(server)
     collect(launched)
     wait_gone(server)
-
-
-@needs_kubectl
-def test_without_the_right_to_create_a_network_policy_the_error_says_what_to_do(
-    server: Cluster, tmp_path: Path, call: Callable[..., tuple[int, str, str]]
-) -> None:
-    server.forbid("networkpolicies")
-    code, findings = check(call, write_profile(tmp_path, kind="job"))
-    assert code == 1
-    found = [item for item in findings if "networkpolicies" in item["expected"]]
-    assert {item["expected"].split()[1] for item in found} == {"create", "delete", "get", "list", "patch"}
-    assert all("kubernetes.network_policy: false" in item["found"] for item in found)
-    _, findings = check(call, write_profile(tmp_path, kind="job", network_policy=False))
-    assert not [item for item in findings if "networkpolicies" in item["expected"]]
-
-
-@needs_kubectl
-def test_the_profile_check_asks_for_the_right_to_run_commands_in_pods(
-    server: Cluster, tmp_path: Path, call: Callable[..., tuple[int, str, str]]
-) -> None:
-    server.forbid("pods/exec")
-    findings = check(call, write_profile(tmp_path, kind="job"))[1]
-    assert [item["expected"] for item in findings if item["where"] == "permission"] == [
-        "to create pods/exec in default"
-    ]

@@ -23,20 +23,16 @@ MI300X_POOLS = "amd*|up|infinite|4|idle|(null)|mi300x\n"
 BLOCKS = (
     "BlockName=b1 BlockIndex=0 Nodes=gb[01-18] BlockSize=18\nBlockName=b2 BlockIndex=1 Nodes=gb[19-36] BlockSize=18\n"
 )
-ASSOCIATIONS = "alpha||normal,long\nbeta|batch|normal\n"
-NO_RESERVATION = "No reservations in the system\n"
-RESERVATION = "ReservationName=paper StartTime=2026-11-20T00:00:00 State=ACTIVE Nodes=n[1-4]\n"
+ASSOCIATIONS = "alpha|\nbeta|batch\n"
 
 
 def write_slurm(
     folder: Path,
     *,
     pools: str = H200_POOLS,
-    visible: str = "debug\nbatch\nbatch\n",
     config: Mapping[str, str] | None = None,
     topology: str = "",
     associations: str = "",
-    reservations: str = NO_RESERVATION,
     srun: str = "      --container-image=[USER@][REGISTRY#]IMAGE\n",
     refusal: str = "",
 ) -> None:
@@ -47,17 +43,22 @@ def write_slurm(
         "sinfo",
         {
             "--version": f"slurm {values['version']}",
-            "--noheader --all": pools,
+            "--noheader --all": _list_limits(pools),
             "--noheader --states": "",
-            "--noheader --format=%R": visible,
+            "--noheader --format=": pools,
         },
     )
     show = {"ping": "Slurmctld(primary) at head is UP", "show config": CONFIG.format(**values)}
     show |= {"show topology": topology} if topology else {}
-    write_tool(folder, "scontrol", show | {"--oneliner show reservation": reservations})
+    write_tool(folder, "scontrol", show)
     write_tool(folder, "srun", {"--help": srun, "--version": "slurm"})
     write_tool(folder, "sacctmgr", {"--noheader --parsable2 show associations": associations})
     for name in ("squeue", "scancel"):
         write_tool(folder, name, {"--version": "slurm"})
     answers = {"--version": "slurm", **({} if refusal else {"--test-only": "\n"})}
     write_tool(folder, "sbatch", answers, refusal=refusal or "no such question")
+
+
+def _list_limits(pools: str) -> str:
+    rows = [line.split("|") for line in pools.splitlines()]
+    return "".join(f"{fields[0]}|{fields[2]}\n" for fields in rows)

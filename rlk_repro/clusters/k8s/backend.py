@@ -14,14 +14,13 @@ from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, RlkReproError, SchedulerRefused
 from rlk_repro.base.files import dump_json, load_json, write_json, write_text
-from rlk_repro.base.findings import Finding, Level, sort_findings
+from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import format_bytes
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, describe_lost, join_words, require_ended, require_known
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.facts import Facts
 from rlk_repro.clusters.k8s.fetch import fetch_bundle, put_in_place
-from rlk_repro.clusters.k8s.kubectl import Target
 from rlk_repro.clusters.k8s.naming import OBJECTS
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects, time_limit_min
 from rlk_repro.clusters.k8s.overlay import find_remarks
@@ -32,9 +31,9 @@ from rlk_repro.clusters.k8s.states import Judged, judge
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.triallogs import read_logs
 from rlk_repro.plan import Plan
-from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import read_last_word
-from rlk_repro.spec import KubernetesSettings, Profile
+from rlk_repro.spec import Profile
 
 LOG_POLL_S: Final = 2.0
 GONE_TIMEOUT_S: Final = 300.0
@@ -156,29 +155,14 @@ def find_bound(plan: Plan) -> Bound | None:
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:
     from rlk_repro.clusters.k8s.propose import propose_kubernetes
-    from rlk_repro.clusters.k8s.site import probe_site
 
-    site = probe_site(kubectl.find_current_place())
-    origin = f"namespace {site.place.namespace}, Kubernetes {site.version}"
-    return propose_kubernetes(site, load_all_hardware(), ask), origin
+    return propose_kubernetes(kubectl.find_current_place(), load_all_hardware(), ask)
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
-    from rlk_repro.clusters.k8s.propose import judge_kubernetes
-    from rlk_repro.clusters.k8s.site import probe_site
+    from rlk_repro.clusters.k8s import check
 
-    settings = profile.kubernetes or KubernetesSettings()
-    site = probe_site(Target(namespace=settings.namespace, context=settings.context or ""))
-    found = judge_kubernetes(profile, site, load_all_hardware(), plan)
-    return sort_findings(found if plan is None else [*found, _ask_api_server(plan, site.place)])
-
-
-def _ask_api_server(plan: Plan, place: Target) -> Finding:
-    """Ask the server for a dry run, which checks admission, quotas and schemas."""
-    objects = render_objects(plan, RunDir(runs_root() / "check"))
-    done = place.send("apply", dump_objects(objects).encode(), "--dry-run=server")
-    level, answer = (Level.INFO, "accepted") if done.is_ok else (Level.BLOCKING, kubectl.quote_words(done))
-    return Finding(level, "kubectl apply --dry-run=server", "accepted", answer)
+    return check.check_profile(profile, plan)
 
 
 def _is_here(run_dir: RunDir) -> bool:

@@ -99,6 +99,16 @@ def probe_versions(place: Target) -> dict[str, str]:
     return {name: str(value[key]["gitVersion"]) for name, key in names.items() if isinstance(value.get(key), Mapping)}
 
 
+def require_server(place: Target) -> str:
+    """Return the server's version; raise EnvironmentMissing if no cluster answers."""
+    obstacle = find_obstacle()
+    versions = {} if obstacle else probe_versions(place)
+    if "server" not in versions:
+        words = obstacle or "no cluster answers"
+        raise EnvironmentMissing(Problem("kubernetes", words, hint="kubectl config get-contexts"))
+    return versions["server"]
+
+
 def explain(done: proc.Completed) -> SchedulerRefused:
     words = quote_words(done)
     # search stderr, because quote_words removes the server's reason, such as (ServiceUnavailable)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.errors import Problem
-from rlk_repro.clusters.asking import find_count_problems
+from rlk_repro.clusters.asking import NOT_WHOLE, find_count_problems
 from rlk_repro.clusters.k8s.naming import COLLECTOR, ID, ROLE
 from rlk_repro.plan import Plan
 from rlk_repro.spec import OCI_ARCHITECTURES, Hardware, KubernetesSettings
@@ -20,7 +20,6 @@ ARCH: Final = "kubernetes.io/arch"
 HOSTNAME: Final = "kubernetes.io/hostname"
 CLIQUE: Final = "nvidia.com/gpu.clique"
 GPU_RESOURCES: Final = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
-NOT_WHOLE: Final = "a partition or a share of a GPU is not comparable with a whole GPU"
 _PARTIAL: Final = frozenset({"MIG", "SHARED"})
 # NVIDIA products with a Grace processor (Arm): GB200, GB300, GH200
 _GRACE: Final = re.compile(r"G[BH]\d{3}")

@@ -137,11 +137,8 @@ def find_bound(plan: Plan) -> Bound | None:
 
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:
     from rlk_repro.clusters.slurm.propose import propose_slurm
-    from rlk_repro.clusters.slurm.site import probe_site
 
-    site = probe_site()
-    origin = f"cluster {site.cluster or 'without a name'}, Slurm {site.version}"
-    return propose_slurm(site, load_all_hardware(), home_dir() / "rlk-repro-images", ask), origin
+    return propose_slurm(load_all_hardware(), home_dir() / "rlk-repro-images", ask)
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:

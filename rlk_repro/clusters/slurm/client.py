@@ -41,6 +41,7 @@ SACCT_FIELDS: Final = (
 _KEPT: Final = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 _CLIENT_VARIABLES: Final = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
 _JOB_ID: Final = re.compile(r"([0-9]+)(?:;([A-Za-z0-9_.-]+))?")
+_SLICE: Final = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
 _AWAY: Final = "down,drain,fail,maint,no_respond,reboot,unk"
 _NOTHING: Final = frozenset({"", "None", "N/A", "(null)", "None assigned", "Unknown"})
 
@@ -119,6 +120,20 @@ def find_obstacle() -> str | None:
     except EnvironmentMissing as error:
         return str(error)
     return None
+
+
+def require_slurm() -> None:
+    """Raise EnvironmentMissing if nothing can be submitted from here."""
+    obstacle = find_obstacle()
+    if obstacle is not None:
+        copy = "rlk-repro profile show generic-h200 > my-site.yaml"
+        hint = f"log in to the cluster, or copy a shipped profile: {copy}"
+        raise EnvironmentMissing(Problem("slurm", obstacle, hint=hint))
+
+
+def is_slice(gres: str) -> bool:
+    """Whether GPUs of this type are slices, such as ``gpu:h200_3g.71gb``."""
+    return _SLICE.search(gres) is not None
 
 
 def probe_config() -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import Final
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.escapes import printable
 from rlk_repro.clusters.api import SURROUNDINGS_MIN
-from rlk_repro.clusters.asking import find_count_problems, list_secrets
+from rlk_repro.clusters.asking import NOT_WHOLE, find_count_problems, list_secrets
+from rlk_repro.clusters.slurm.client import is_slice
 from rlk_repro.plan import LIMIT_PER_ESTIMATE, Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import SlurmSettings
@@ -59,6 +60,9 @@ def find_option_problems(plan: Plan, nodes: Sequence[str]) -> Iterator[Problem]:
             got=settings.max_time_min,
             expected=f"at least {pair_min:g}",
         )
+    if is_slice(settings.gres):
+        where = f"profile {plan.profile.profile}: slurm.gres"
+        yield Problem(where, NOT_WHOLE, got=settings.gres, expected="whole GPUs")
     yield from find_count_problems(plan, nodes)
     for name in nodes:
         if _NODE.fullmatch(name) is None:

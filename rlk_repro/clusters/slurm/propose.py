@@ -1,93 +1,195 @@
-"""Propose a first profile for Slurm from the cluster's facts, with remarks about what the user should check."""
+"""Propose a first profile for Slurm from what the nodes say, with remarks about what the user should check."""
 
 from __future__ import annotations
 
+import getpass
+import re
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
-from rlk_repro.clusters.profiles import Ask, Proposal, find_hardware, make_name
-from rlk_repro.clusters.slurm.site import Pool, SlurmSite
+from rlk_repro.clusters.asking import NOT_WHOLE
+from rlk_repro.clusters.profiles import Ask, Proposal, make_name, name_hardware
+from rlk_repro.clusters.slurm.client import is_slice, probe_config, read_client, require_slurm
 from rlk_repro.images.importing import is_imported
 from rlk_repro.spec import Hardware
 from rlk_repro.spec.site import Runtime
 
+FIELDS: Final = "%P|%a|%l|%D|%T|%G|%f"
+UNUSABLE: Final = frozenset(
+    {"down", "drained", "draining", "fail", "failing", "maint", "unknown", "inval", "future", "error", "blocked"}
+)
+TOOLS: Final = {"apptainer": ("apptainer", "singularity"), "podman": ("podman",), "docker": ("docker",)}
+NONE: Final = "none of these"
+_TIME: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
-def propose_slurm(site: SlurmSite, hardware: Mapping[str, Hardware], images: Path, ask: Ask) -> Proposal:
-    """Propose a profile; ``images`` is a folder shared by nodes and this machine, for imported images."""
-    partition = _choose_partition(site, ask)
-    pools = site.pools_of(partition)
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """The equal GPUs that nodes of one partition have; ``hardware`` is None unless the nodes' own words name one."""
+
+    partition: str
+    is_default: bool
+    max_time_min: float | None
+    gres: str
+    gpus_per_node: int
+    hardware: str | None
+    num_nodes: int
+
+    def __str__(self) -> str:
+        return f"{self.gres} ({self.num_nodes} usable nodes with {self.gpus_per_node} GPUs)"
+
+
+def propose_slurm(hardware: Mapping[str, Hardware], images: Path, ask: Ask) -> tuple[Proposal, str]:
+    """Propose a profile; ``images`` is a folder shared by nodes and this machine, for imported images.
+
+    Raises:
+        EnvironmentMissing: no Slurm answers.
+    """
+    require_slurm()
+    config = probe_config()
+    cluster = config.get("ClusterName", "")
+    version = config.get("SLURM_VERSION") or read_client("sinfo", "--version").rpartition(" ")[2].strip()
     remarks: list[str] = []
-    name = _choose_hardware(pools, hardware, ask, remarks)
-    runtimes: list[str] = [runtime for runtime in get_args(Runtime) if runtime in site.runtimes]
-    runtime = ask("How is an image started on the nodes?", [*runtimes, "host"], (runtimes or ["host"])[0])
+    offers = parse_offers(read_client("sinfo", "--noheader", f"--format={FIELDS}"), hardware)
+    offer = _choose_offer(offers, ask, remarks)
+    runtime, container = _choose_container(images, ask, remarks)
     values: dict[str, Any] = {
         "schema": 1,
-        "profile": make_name(site.cluster),
+        "profile": make_name(cluster),
         "cluster": "slurm",
-        "purpose": f"Partition {partition} of cluster {site.cluster or 'without a name'}.",
-        "hardware": name,
-        "slurm": _slurm_values(site, pools, partition, ask, remarks),
-        "container": {"runtime": runtime},
+        "purpose": f"Partition {offer.partition} of cluster {cluster or 'without a name'}.",
+        "hardware": _choose_hardware(offer, hardware, ask, remarks),
+        "slurm": {
+            "account": _choose_account(offer.partition, ask),
+            "partition": offer.partition or None,
+            "gres": offer.gres,
+            "block_size": parse_block_size(read_client("scontrol", "show", "topology")),
+            "max_time_min": None if offer.max_time_min is None else int(offer.max_time_min),
+        },
+        "container": {"runtime": runtime, **container},
     }
-    if is_imported(runtime):
-        values["container"]["image_dir"] = str(images)
-        remarks.append(f"images are imported once into {images}, which must be on a file system that the nodes share")
-    values["container"]["python" if runtime == "host" else "host_python"] = sys.executable
-    remarks.append(f"without a container the nodes run {sys.executable}, which must exist on the nodes too")
-    return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks)
+    values["slurm"] = {key: value for key, value in values["slurm"].items() if value is not None}
+    origin = f"cluster {cluster or 'without a name'}, Slurm {version}"
+    return Proposal(values={key: value for key, value in values.items() if value is not None}, remarks=remarks), origin
 
 
-def _choose_partition(site: SlurmSite, ask: Ask) -> str:
-    """Choose a partition; prefer partitions with GPUs, then those with the most usable nodes, then the default."""
-    sizes: dict[str, tuple[int, int, bool]] = {}
-    for pool in (pool for pool in site.pools if pool.partition in site.visible):
-        has_gpus, num_nodes, _ = sizes.get(pool.partition, (0, 0, False))
-        usable = pool.num_nodes if pool.is_usable and pool.is_up else 0
-        sizes[pool.partition] = (max(has_gpus, int(pool.gpus_per_node > 0)), num_nodes + usable, pool.is_default)
-    ordered = sorted(sizes, key=lambda name: sizes[name], reverse=True)
-    if not ordered:
-        return ""
-    return ordered[0] if len(ordered) == 1 else ask("Which partition?", ordered, ordered[0])
+def parse_offers(text: str, hardware: Mapping[str, Hardware]) -> list[Offer]:
+    """Read rows of ``sinfo`` with the columns FIELDS; equal offers of several rows become one.
+
+    Each row stands alone: its GRES type names the hardware or, without a telling type, its own features do.
+    """
+    found: dict[Offer, int] = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) != FIELDS.count("|") + 1 or not fields[3].isdigit():
+            continue
+        name, is_up, limit, num_nodes, state, gres, words = fields
+        is_usable = is_up == "up" and re.sub(r"\W+$", "", state).lower() not in UNUSABLE
+        features = [word for word in re.split(r"[,&|]", words) if word != "(null)"]
+        for kind, count in parse_gres(gres) or [("none", 0)]:
+            offer = Offer(
+                partition=name.removesuffix("*"), is_default=name.endswith("*"), max_time_min=parse_time_min(limit),
+                gres=kind, gpus_per_node=count, num_nodes=0, hardware=name_hardware([kind], features, hardware),
+            )  # fmt: skip
+            found[offer] = found.get(offer, 0) + (int(num_nodes) if is_usable else 0)
+    return [replace(offer, num_nodes=number) for offer, number in found.items()]
 
 
-def _choose_hardware(
-    pools: Sequence[Pool], hardware: Mapping[str, Hardware], ask: Ask, remarks: list[str]
-) -> str | None:
-    words = [gpus.kind for pool in pools for gpus in pool.gpus] + [name for pool in pools for name in pool.features]
-    found = find_hardware(words, hardware)
-    if len(found) == 1:
-        return found[0]
-    none = "none of these"
-    answer = ask("Which hardware do the nodes have?", [*(found or hardware), none], found[0] if found else none)
-    if answer == none:
-        remarks.append("hardware: GRES and features name no known GPU; set this key, or submit with --hardware")
+def parse_gres(text: str) -> list[tuple[str, int]]:
+    """Read GPUs and their number from ``gpu:nvidia_h200:8(S:0-1),gpu:4090:2``; the list of sockets may hold commas."""
+    found = []
+    for item in re.split(r",(?![^(]*\))", text):
+        name, *parts = re.sub(r"\(.*\)", "", item.strip()).split(":")
+        if name != "gpu" or len(parts) > 2:
+            continue
+        # a type may be a number, such as 4090; no node has a hundred GPUs
+        has_count = parts and parts[-1].isdecimal() and (len(parts) == 2 or len(parts[-1]) < 3)
+        count = int(parts.pop()) if has_count else 1
+        found.append((":".join(["gpu", *parts]), count))
+    return found
+
+
+def parse_time_min(text: str) -> float | None:
+    """Read minutes from ``1-00:00:00`` or ``10:00``; None for ``infinite`` and similar words."""
+    match = _TIME.fullmatch(text)
+    if match is None:
         return None
-    return answer
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return (days * 24 + hours) * 60 + minutes + seconds / 60
 
 
-def _slurm_values(
-    site: SlurmSite, pools: Sequence[Pool], partition: str, ask: Ask, remarks: list[str]
-) -> dict[str, Any]:
-    gpus = list(dict.fromkeys(item.kind for pool in pools for item in pool.gpus))
-    if len(gpus) > 1:
-        remarks.append(f"gres: the partition has GPUs of several types: {', '.join(kind or 'none' for kind in gpus)}")
-    gres = "none" if not gpus else f"gpu:{gpus[0]}" if gpus[0] else "gpu"
-    limits = [pool.max_time_min for pool in pools if pool.max_time_min is not None]
-    values: dict[str, Any] = {
-        "account": _choose_account(site, partition, ask),
-        "partition": partition or None,
-        "gres": gres,
-        "block_size": site.block_size,
-        "max_time_min": int(min(limits)) if limits else None,
-    }
-    return {key: value for key, value in values.items() if value is not None}
+def parse_block_size(text: str) -> int | None:
+    """Return how many nodes the smallest block has; None if the topology has no blocks."""
+    return min((int(size) for size in re.findall(r"^BlockName=.*\bBlockSize=(\d+)", text, re.MULTILINE)), default=None)
 
 
-def _choose_account(site: SlurmSite, partition: str, ask: Ask) -> str | None:
-    usable = [item.account for item in site.associations if item.partition in {"", partition}]
-    accounts = list(dict.fromkeys(usable))
+def _choose_offer(offers: Sequence[Offer], ask: Ask, remarks: list[str]) -> Offer:
+    """Prefer known hardware, then GPUs, then whole nodes of it, then the most usable nodes."""
+    whole = [offer for offer in offers if not is_slice(offer.gres)]
+    if slices := sorted({offer.gres for offer in offers if is_slice(offer.gres)}):
+        remarks.append(f"gres: {', '.join(slices)} left out: {NOT_WHOLE}")
+    ordered = sorted(whole, key=_rank, reverse=True)
+    if not ordered:
+        return Offer(partition="", is_default=False, max_time_min=None, gres="none", gpus_per_node=0, hardware=None,
+                      num_nodes=0)  # fmt: skip
+    partitions = list(dict.fromkeys(offer.partition for offer in ordered))
+    partition = partitions[0] if len(partitions) == 1 else ask("Which partition?", partitions, partitions[0])
+    own = {str(offer): offer for offer in ordered if offer.partition == partition}
+    likeliest = next(iter(own))
+    if len(own) > 1:
+        remarks.append(f"gres: the partition has nodes of several kinds: {', '.join(own)}")
+        return own[ask("Which nodes?", list(own), likeliest)]
+    return own[likeliest]
+
+
+def _rank(offer: Offer) -> tuple[bool, bool, int, int, bool]:
+    has_gpus = offer.gpus_per_node > 0
+    return offer.hardware is not None, has_gpus, offer.gpus_per_node, offer.num_nodes, offer.is_default
+
+
+def _choose_hardware(offer: Offer, hardware: Mapping[str, Hardware], ask: Ask, remarks: list[str]) -> str | None:
+    if offer.hardware is not None:
+        return offer.hardware
+    answer = ask("Which hardware do the nodes have?", [*hardware, NONE], NONE)
+    if answer != NONE:
+        return answer
+    remarks.append("hardware: GRES and features name no known GPU; set this key, or submit with --hardware")
+    return None
+
+
+def _choose_container(images: Path, ask: Ask, remarks: list[str]) -> tuple[str, dict[str, str]]:
+    found = {name for name, tools in TOOLS.items() if any(shutil.which(tool) for tool in tools)}
+    if "--container-image" in read_client("srun", "--help"):
+        found.add("pyxis")
+    runtimes: list[str] = [runtime for runtime in get_args(Runtime) if runtime in found]
+    runtime = ask("How is an image started on the nodes?", [*runtimes, "host"], (runtimes or ["host"])[0])
+    values = {}
+    if is_imported(runtime):
+        values["image_dir"] = str(images)
+        remarks.append(f"images are imported once into {images}, which must be on a file system that the nodes share")
+    values["python" if runtime == "host" else "host_python"] = sys.executable
+    remarks.append(f"without a container the nodes run {sys.executable}, which must exist on the nodes too")
+    return runtime, values
+
+
+def _choose_account(partition: str, ask: Ask) -> str | None:
+    accounts = list(dict.fromkeys(_list_accounts(partition)))
     if len(accounts) < 2:
         return accounts[0] if accounts else None
     return ask("Which account?", accounts, accounts[0])
+
+
+def _list_accounts(partition: str) -> Iterator[str]:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        return
+    words = ("--noheader", "--parsable2", "show", "associations", f"user={user}", "format=account,partition")
+    for line in read_client("sacctmgr", *words).splitlines():
+        account, _, place = line.strip().partition("|")
+        if account and place in {"", partition}:
+            yield account

@@ -14,8 +14,8 @@ from typing import Final
 import yaml
 
 from rlk_repro.clusters.k8s.naming import ID
-from rlk_repro.clusters.k8s.sent import KINDS
-from rlk_repro.clusters.k8s.site import SECURITY_LABEL, list_permissions
+from rlk_repro.clusters.k8s.propose import SECURITY_LABEL
+from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS, KINDS, NETWORK_POLICIES
 from tests.support.kube.client import ApiStore, Client
 from tests.support.kube.cluster import Cluster, make_far_pod
 from tests.support.kube.kubelet import Faults, RunningPod
@@ -23,6 +23,15 @@ from tests.support.kube.plane import USER, ControlPlane, wait_until
 from tests.support.kube.store import Gone, Object, make_condition
 
 SPACE: Final = "default"
+# docs/kubernetes.md names these permissions
+PERMISSIONS: Final = {
+    "pods": ("create", "delete", "get", "list"),
+    "pods/exec": ("create",),
+    "configmaps": ("create", "delete", "list"),
+    "events": ("list",),
+}
+JOB_VERBS: Final = ("create", "delete", "get", "list")
+OWNED_VERBS: Final = (*JOB_VERBS, "patch")
 QUOTA: Final = "gpus"
 COUNTED: Final = {"RayJob": "count/rayjobs.ray.io", "ConfigMap": "configmaps"}
 ROOM: Final = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "110"}
@@ -154,10 +163,13 @@ class RealCluster(Cluster):
         self.kubeconfig.write_text(yaml.safe_dump(plane.make_kubeconfig(USER)))
 
     def _rules(self) -> list[Object]:
-        """Of each resource what ``profile check`` asks for, whatever the kind of job."""
+        """What a run needs, whatever the kind of job."""
+        wanted = {**PERMISSIONS, COMPUTE_DOMAINS: OWNED_VERBS, NETWORK_POLICIES: OWNED_VERBS}
+        wanted |= {resource: JOB_VERBS for _, resource in KINDS.values()}
         rules = []
-        for verb, resource, group in list_permissions({*KINDS}, has_domain=True):
-            rules.append({"apiGroups": [group], "resources": [resource], "verbs": [verb]})
+        for name, verbs in wanted.items():
+            resource, _, group = name.partition(".")
+            rules.append({"apiGroups": [group], "resources": [resource], "verbs": [*verbs]})
         return rules
 
     def _grant(self, rules: list[Object]) -> None:
