@@ -167,6 +167,28 @@ def test_slurms_states_map_to_job_states(
     assert answer.nodes == ("node-[0-1]" if "[0-1]" in row else "node-1" if state is JobState.RUNNING else "")
 
 
+@pytest.mark.parametrize(
+    ("row", "output", "reason"),
+    [
+        ("12|PENDING|BeginTime||N/A", "", "lost node node-1, BeginTime"),
+        ("12|FAILED|NonZeroExitCode|node-0|x", "srun: error: Node failure on node-2\n",
+         "Slurm says FAILED, lost node node-2, stopped by SIGTERM"),
+        ("12|FAILED|NonZeroExitCode|node-0|x",
+         "srun: error: node-1: task 1: Killed\nsrun: error: node-0: task 0: Exited with exit code 143\n",
+         "Slurm says FAILED, the agent of node-1 ended first (Killed), stopped by SIGTERM"),
+        ("12|FAILED|NonZeroExitCode|node-0|x", "srun: error: node-0: task 0: Exited with exit code 143\n",
+         "Slurm says FAILED, stopped by SIGTERM, which Slurm sends before the time limit"),
+    ],
+)  # fmt: skip
+def test_a_lost_node_or_agent_is_named(fake: FakeSlurm, run_dir: RunDir, row: str, output: str, reason: str) -> None:
+    fake.queue(row)
+    fake.answer("sinfo", "node-1\nnode-7\n")
+    say_last_word(run_dir, 143, "stopped by SIGTERM")
+    earlier = "allocation 12.0: node-7\nsrun: error: Node failure on node-7\n"
+    run_dir.job_output("12").write_text(f"{earlier}allocation 12.1: node-0,node-1\n{output}")
+    assert slurm.poll(SUBMISSION, run_dir).reason == reason
+
+
 def test_records_of_a_run_outrank_slurms_state_of_its_script(fake: FakeSlurm, run_dir: RunDir) -> None:
     fake.queue("12|FAILED|NonZeroExitCode|node-0|x")
     say_last_word(run_dir, 143, "stopped by SIGTERM")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,13 @@ SUBMIT_TIMEOUT_S: Final = 300.0
 CLUSTER_NAME: Final = "cluster_name"
 VERSION: Final = "slurm_version"
 _SCRIPT_FAILED: Final = "Slurm says FAILED"
+_NODE_FAILED: Final = "NODE_FAIL"
+# what the batch script and srun write into the job's output
+_ALLOCATION: Final = re.compile(r"^allocation \S+: (\S+)$", re.MULTILINE)
+_NODE_FAILURE: Final = re.compile(r"Node failure on ([\w.-]+)")
+_TASK_END: Final = re.compile(r"^srun: error: ([\w.-]+): tasks? [^:]+: (.+)$", re.MULTILINE)
+_AFTER_SIGTERM: Final = "Exited with exit code 143"
+MAX_OUTPUT_BYTES: Final = 64 << 10
 
 
 CLIENT: Final = "sbatch"
@@ -213,23 +221,56 @@ def _judge(submission: Submission, run_dir: RunDir, facts: JobFacts | None, else
         case JobState.PENDING:
             start = f"expected to start {facts.start}" if facts.start else ""
             word = "" if facts.word == "PENDING" else facts.word
-            return JobStatus(state=JobState.PENDING, reason=join_words(facts.reason or word, start))
+            lost = find_loss(submission, run_dir, is_fresh=True)
+            return JobStatus(state=JobState.PENDING, reason=join_words(lost, facts.reason or word, start))
         case JobState.RUNNING:
             word = "" if facts.word == "RUNNING" else facts.word
             return JobStatus(state=JobState.RUNNING, reason=join_words(word, f"on {facts.nodes}"), nodes=facts.nodes)
         case JobState.UNKNOWN:
             return JobStatus(state=JobState.UNKNOWN, reason=f"Slurm says {facts.word}")
         case _:
-            return _judge_end(run_dir, facts.state, f"Slurm says {facts.word}")
+            lost = find_loss(submission, run_dir, is_fresh=facts.word == _NODE_FAILED)
+            return _judge_end(run_dir, facts.state, f"Slurm says {facts.word}", lost)
 
 
-def _judge_end(run_dir: RunDir, state: JobState, word: str) -> JobStatus:
+def find_loss(submission: Submission, run_dir: RunDir, *, is_fresh: bool) -> str:
+    """Name the nodes or the agent that the job's last allocation lost; an empty text if none is known.
+
+    ``srun`` names a lost node in the job's output, unless it ran on that node itself.  If the loss ``is_fresh``, Slurm
+    still calls the node down.  An agent that was killed makes srun end the other agents by SIGTERM.
+    """
+    job = slurmctl.parse_job_id(submission.job_id)
+    text = "" if job is None else read_end(run_dir.job_output(job.number))
+    allocations = list(_ALLOCATION.finditer(text))
+    if not allocations:
+        return ""
+    lost = set(_NODE_FAILURE.findall(text, allocations[-1].end()))
+    if is_fresh:
+        lost |= slurmctl.find_down_nodes() & set(allocations[-1][1].split(","))
+    if lost:
+        return f"lost node {', '.join(sorted(lost))}"
+    ends = _TASK_END.findall(text, allocations[-1].end())
+    told = [f"the agent of {node} ended first ({how})" for node, how in ends if how != _AFTER_SIGTERM]
+    return told[0] if told and len(ends) > 1 else ""
+
+
+def read_end(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(path.stat().st_size - MAX_OUTPUT_BYTES, 0))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _judge_end(run_dir: RunDir, state: JobState, word: str, lost: str = "") -> JobStatus:
     last = read_last_word(run_dir)
     if run_dir.is_sealed:
         return JobStatus(state=JobState.DONE, reason=last.line)
     if run_dir.cancelled.exists():
         return JobStatus(state=JobState.CANCELLED, reason=last.line or word)
     said = last.line or ("" if last.exit_code is not None else NO_REPORT)
-    if word == _SCRIPT_FAILED and last.is_interrupted:
+    if word == _SCRIPT_FAILED and last.is_interrupted and not lost:
         said += ", which Slurm sends before the time limit"
-    return JobStatus(state=state if state is JobState.CANCELLED else JobState.FAILED, reason=join_words(word, said))
+    final = state if state is JobState.CANCELLED else JobState.FAILED
+    return JobStatus(state=final, reason=join_words(word, lost, said))

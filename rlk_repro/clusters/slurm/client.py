@@ -193,7 +193,15 @@ def dump_accounting(job: JobId) -> str:
 
 def has_missing_nodes() -> bool:
     """Whether nodes are down, drained, in maintenance or not responding: Slurm's own tests are then not reliable."""
-    return bool(read_client("sinfo", "--noheader", f"--states={_AWAY}", "--format=%n").strip())
+    return bool(_list_nodes(_AWAY))
+
+
+def find_down_nodes() -> set[str]:
+    return set(_list_nodes("down,fail,no_respond"))
+
+
+def _list_nodes(states: str) -> list[str]:
+    return read_client("sinfo", "--noheader", f"--states={states}", "--format=%n").split()
 
 
 def cancel(job: JobId, *, is_gentle: bool) -> proc.Completed:
