@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,7 @@ from rlk_repro.agent.journal import Journal
 from rlk_repro.agent.node import (
     describe_node,
     find_unlike_nodes,
-    has_ended,
     make_sampler,
-    mark_ended,
     read_preflight,
     wait_for,
     write_preflight,
@@ -31,13 +29,11 @@ from rlk_repro.agent.preflight.gpu import find_busy, wait_until_idle
 from rlk_repro.agent.preflight.parts import record_prepared
 from rlk_repro.agent.process import StopTimes
 from rlk_repro.agent.progress import ProgressWriter
-from rlk_repro.agent.pulse import Listener, Pulse
-from rlk_repro.agent.ray.cluster import RayClusters
-from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
-from rlk_repro.agent.ray.marks import Use
 from rlk_repro.agent.ray.member import RayMember
+from rlk_repro.agent.ray.steps import Steps
 from rlk_repro.agent.resume import find_open_trials, find_whole_pairs, set_aside
 from rlk_repro.agent.rollouts import count_stored, lay_out_rollouts, store_rollouts
+from rlk_repro.agent.step import Use, read_report
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current
 from rlk_repro.agent.trial import Outcome, TrialWatch, run_command, run_trial
@@ -62,55 +58,48 @@ MAX_FAILED_FIRST: Final = 4
 class Leader:
     """The leading agent: ``run`` is called once, in the main thread, while the run directory is locked."""
 
-    def __init__(self, plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts) -> None:
+    def __init__(
+        self, plan: Plan, run_dir: RunDir, place: NodePlace, parts: Parts, stop: Stop, progress: ProgressWriter
+    ) -> None:
         self._plan = plan
         self._run_dir = run_dir
         self._place = place
         self._parts = parts
-        self._stop = Stop()
+        self._stop = stop
         scrubber = Scrubber.from_environment(named=profile_env(plan)[1].values())
         self._journal = Journal(run_dir, place.allocation, place.node, scrubber.text)
-        self._progress = ProgressWriter(run_dir, len(plan.trials), plan.num_steps)
+        self._progress = progress
         self._limits = StopTimes(time_limit_s=plan.time_limit_min * 60, grace_s=parts.deadlines.grace_s)
         self._current = Current()
         self._budget = Budget(place.until)
         self._findings: list[Finding] = []
         self._lost_early: list[str] = []
-        self._dead: list[str] = []
-        member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=self._stop)
-        ray: type[RayClusters | GivenRay] = GivenRay if os.environ.get(ADDRESS_VARIABLE) else RayClusters
-        self._ray = ray(member, self._journal.record, self._note)
+        member = RayMember(plan=plan, run_dir=run_dir, place=place, parts=parts, stop=stop)
+        self._steps = Steps(member, self._journal.record, self._note)
 
     def run(self) -> int:
         """Run all steps and return the agent's exit code (docs/formats.md)."""
-        with self._stop.installed(), self._be_visible():
-            before = self._count_done()
-            code, message = self._run_steps()
-            if code and self._budget.is_over and self._count_done() > before:
-                write_text(self._run_dir.again, self._place.allocation)
-            if (self._ray.lost or self._lost_early or (code and self._dead)) and self._stop.signal is None:
-                write_text(self._run_dir.lost, self._place.allocation)
-            with self._journal.phase("pack") as phase:
-                self._parts.pack(self._run_dir)
-            is_told = phase.error is None or (code != 0 and isinstance(phase.error, Unwritable))
-            code = code or phase.exit_code
-            self._progress.end(code, message if is_told else f"not packed: {phase.error}")
-            self._journal.give_room()
+        self._steps.open()
+        before = self._count_done()
+        code, message = self._run_phases()
+        if code and self._budget.is_over and self._count_done() > before:
+            write_text(self._run_dir.again, self._place.allocation)
+        if (self._steps.lost or self._lost_early) and self._stop.signal is None:
+            write_text(self._run_dir.lost, self._place.allocation)
+        with self._journal.phase("pack") as phase:
+            self._parts.pack(self._run_dir)
+        is_told = phase.error is None or (code != 0 and isinstance(phase.error, Unwritable))
+        code = code or phase.exit_code
+        self._progress.end(code, message if is_told else f"not packed: {phase.error}")
+        self._journal.give_room()
         return code
 
     def _count_done(self) -> int:
         """Count the work that a later allocation does not repeat: complete pairs and sessions, stored rollouts."""
         return len(find_whole_pairs(self._plan, self._run_dir)) + count_stored(self._run_dir)
 
-    def _be_visible(self) -> AbstractContextManager[object]:
-        """Write a file by which followers check that they share the run directory; return this agent's ``Pulse``."""
-        if not self._place.followers:
-            return nullcontext()
-        write_text(self._run_dir.canary, self._place.allocation)
-        return Pulse(self._run_dir.pulse(self._place.node), self._parts.deadlines.pulse_s)
-
-    def _run_steps(self) -> tuple[int, str]:
-        steps: tuple[tuple[str, Callable[[], None]], ...] = (
+    def _run_phases(self) -> tuple[int, str]:
+        phases: tuple[tuple[str, Callable[[], None]], ...] = (
             ("scheduler records", self._clean_records),
             ("set aside", self._set_aside),
             ("preflight", self._check_fitness),
@@ -119,9 +108,9 @@ class Leader:
             ("analyse", self._analyse),
         )
         code, message = 0, ""
-        for name, step in steps:
+        for name, do in phases:
             with self._journal.phase(name) as phase:
-                step()
+                do()
             if self._stop.signal is not None:
                 code, message = code_after(self._stop.signal), f"stopped by {self._stop.signal.name}"
             elif phase.error is not None:
@@ -168,34 +157,23 @@ class Leader:
         return [finding for finding in (*others, *self._findings) if finding.level is Level.BLOCKING]
 
     def _list_ended(self) -> list[str]:
-        return [node for node in self._place.followers if has_ended(self._run_dir, node, self._place.allocation)]
+        return [node for node in self._place.followers if self._has_left(node)]
+
+    def _has_left(self, node: str) -> bool:
+        return read_report(self._run_dir, node, self._place.allocation).has_left
 
     def _collect_follower(self, node: str) -> list[Finding]:
         read = partial(read_preflight, self._run_dir, node, self._place.allocation)
-        deadlines = self._parts.deadlines
-        pulse = Listener(self._run_dir.pulse(node))
-
-        def is_silent() -> bool:
-            return pulse.measure_silence_s() > deadlines.lost_s and pulse.has_heard
-
-        def is_decided() -> bool:
-            return read() is not None or node in self._list_ended() or is_silent()
-
-        wait_for(is_decided, self._stop, deadlines.followers_s)
+        deadline_s = self._parts.deadlines.followers_s
+        wait_for(lambda: read() is not None or self._has_left(node), self._stop, deadline_s)
         if self._stop.signal is not None:
             return read() or []
-        # The end marker is read first: an agent writes its record before its marker.
-        has_left, found = node in self._list_ended(), read()
+        # whether the agent has left is read first: an agent writes its record before it leaves
+        has_left, found = self._has_left(node), read()
         if found is not None:
             return found
-        if has_left:
-            reason = "no record: the agent of this node has ended"
-        elif is_silent():
-            reason = f"no record, and no sign of life for {deadlines.lost_s:g} s: the agent of this node died"
-            self._dead.append(node)
-        else:
-            reason = "no record"
-        expected = f"a preflight record within {deadlines.followers_s:g} s"
+        reason = "no record: the agent of this node has ended" if has_left else "no record"
+        expected = f"a preflight record within {deadline_s:g} s"
         self._note([Finding(Level.BLOCKING, f"nodes.{node}", expected, reason)])
         return []
 
@@ -214,11 +192,11 @@ class Leader:
 
     @contextmanager
     def _serve(self, use: Use, command: Command) -> Iterator[TrialWatch]:
-        with self._ray.serve(use, command) as watch:
+        with self._steps.serve(use, command) as watch:
             yield watch
-        if self._ray.lost and self._stop.signal is None:
+        if self._steps.lost and self._stop.signal is None:
             raise EnvironmentMissing(
-                *(Problem(f"nodes.{node}", f"is lost: {reason}") for node, reason in self._ray.lost.items())
+                *(Problem(f"nodes.{node}", f"is lost: {reason}") for node, reason in self._steps.lost.items())
             )
 
     def _note(self, findings: list[Finding]) -> None:
@@ -314,10 +292,9 @@ class Leader:
 
     def _end_followers(self) -> None:
         """Wait until all followers have ended: no process may write while the directory is sealed or packed."""
-        mark_ended(self._run_dir, self._place)
+        self._steps.end()
         for node in self._place.followers:
-            is_there = partial(has_ended, self._run_dir, node, self._place.allocation)
-            if not wait_for(is_there, self._stop, self._parts.deadlines.followers_end_s):
+            if not wait_for(partial(self._has_left, node), self._stop, self._parts.deadlines.followers_end_s):
                 self._journal.record("no end marker", follower=node)
 
     def _seal(self) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Do the tasks of every node's agent, leader or follower: manifest, preflight record, telemetry, end marker."""
+"""Do the tasks of every node's agent, leader or follower: manifest, preflight record, telemetry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlk_repro.agent.resume import set_node_aside
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.telemetry import Current, Sampler
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.files import load_json, write_bytes, write_json, write_text
+from rlk_repro.base.files import load_json, write_bytes, write_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.secrets import Scrubber
 from rlk_repro.images.build import CONTEXT
@@ -119,17 +119,6 @@ def read_preflight(run_dir: RunDir, node: str, allocation: str) -> list[Finding]
 def make_sampler(plan: Plan, run_dir: RunDir, place: NodePlace, current: Callable[[], Current]) -> Sampler:
     sensors = open_sensors() if plan.num_gpus else None
     return Sampler(run_dir.node(place.node).telemetry, plan.profile.telemetry_interval_s, current, sensors)
-
-
-def mark_ended(run_dir: RunDir, place: NodePlace) -> None:
-    write_text(run_dir.end_marker(place.node), place.allocation)
-
-
-def has_ended(run_dir: RunDir, node: str, allocation: str) -> bool:
-    try:
-        return run_dir.end_marker(node).read_text() == allocation
-    except FileNotFoundError:
-        return False
 
 
 def wait_for(is_there: Callable[[], bool], stop: Stop, deadline_s: float) -> bool:

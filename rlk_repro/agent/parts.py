@@ -65,8 +65,9 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
 class Deadlines:
     """The agent's time limits in seconds.
 
-    An agent counts as lost if its pulse file does not change for ``lost_s``; shared file systems show a change within
-    one minute.
+    The leader changes its lock file every ``pulse_s``.  To another agent that wants to lead, it counts as ended after
+    ``silent_s`` without a change; to the other nodes of its job, as lost after ``lost_s``, since shared file systems
+    may show a change only after a minute.  ``handover_s``: how long an agent waits for one of an earlier allocation.
     """
 
     grace_s: float = 20.0
@@ -74,7 +75,9 @@ class Deadlines:
     followers_s: float = 1800.0
     followers_end_s: float = 60.0
     pulse_s: float = 5.0
+    silent_s: float = 30.0
     lost_s: float = 120.0
+    handover_s: float = 900.0
     ray_up_s: float = 300.0
     ray_retry_s: float = 10.0
     ray_down_s: float = 60.0

@@ -214,18 +214,14 @@ class RunDir:
         """Return the path of the file with the received part of the bundle with this checksum."""
         return self.root / f".bundle-{digest}.part"
 
-    canary = Within(".canary")
-    """The file names the leader's allocation; a node that sees this file shares the leader's file system."""
+    claim = Within(".claim")
+    """The file names an agent that waits for the lock: one of a later allocation of the same job."""
+    step = Within(".step.json")
+    """With this file the leading agent tells the other nodes which command runs now."""
 
-    def pulse(self, node: str) -> Path:
-        """Return the file that this node's agent updates regularly while it runs."""
-        return self.root / f".pulse-{node}"
-
-    ray_order = Within(".ray.json")
-    """With this file the leading agent tells all nodes to start or to stop Ray."""
-
-    def ray_report(self, node: str) -> Path:
-        return self.root / f".ray-{node}.json"
+    def report_of(self, node: str) -> Path:
+        """Return the file in which this node's agent tells the leading one how its step ended."""
+        return self.root / f".node-{node}.json"
 
     ray_token = Within(".ray-token")
     """The file holds the secret token by which processes of one Ray cluster recognize each other."""
@@ -234,10 +230,6 @@ class RunDir:
     """The file names an allocation whose time ran out after some pairs; the next one continues the run."""
     lost = Within(".lost")
     """The file names an allocation that ended because it lost nodes; another one may continue the run."""
-
-    def end_marker(self, node: str) -> Path:
-        """Return the file in which this node's agent names its allocation when the agent ends."""
-        return self.root / f".ended-{node}"
 
     @property
     def is_sealed(self) -> bool:

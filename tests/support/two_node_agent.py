@@ -59,8 +59,8 @@ def find_address(node: str, others: Sequence[str], interface: str | None) -> str
 
 def main() -> None:
     has_ray = sys.argv[1] == "--ray"
-    option, module, *arguments = sys.argv[1 + has_ray :]
-    assert option == "-m"
+    options = sys.argv[1 + has_ray :]
+    module, *arguments = options[options.index("-m") + 1 :]
     sys.argv[1:] = arguments
     with pytest.MonkeyPatch.context() as patch:
         allow_nodes(patch)

@@ -1,4 +1,4 @@
-"""Prepare Ray on a node, stop it and collect its logs; the leader and the followers do this in the same way."""
+"""Run one node's part of a step's Ray cluster; the leader and the other nodes do this in the same way."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from rlk_repro.agent.losses import Followers
 from rlk_repro.agent.parts import NodePlace, Parts
 from rlk_repro.agent.preflight.gpu import find_busy, wait_until_idle
 from rlk_repro.agent.preflight.host import read_free_memory
 from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, find_store_bytes, render_env
-from rlk_repro.agent.ray.marks import RayOrder, Use
 from rlk_repro.agent.ray.node import RayNode
+from rlk_repro.agent.step import Step, Use
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base.findings import Level
 from rlk_repro.base.secrets import Scrubber
@@ -43,37 +42,37 @@ class RayMember:
         trial = next(trial for trial in self.plan.trials if trial.name == use.trial)
         return workload.trainer_command(self.plan, trial, self.run_dir)
 
-    def make_seat(self, address: str, head: str) -> RaySeat:
-        return RaySeat(
+    def find_address(self, others: tuple[str, ...]) -> str:
+        return self.parts.find_address(self.place.node, others, self.plan.profile.ray.interface)
+
+    def make_node(self, step: Step) -> RayNode:
+        """Prepare Ray on this node without starting it; Ray's workers get the environment of the step's command."""
+        head = step.head.rpartition(":")[0]
+        address = head if self.place.is_leader else self.find_address((head,))
+        shm_bytes = shutil.disk_usage(SHARED_MEMORY).total
+        seat = RaySeat(
             index=self.place.nodes.index(self.place.node),
             node=self.place.node,
             address=address,
-            head=head,
+            head=step.head,
             num_gpus=self.plan.layout.gpus_per_node,
             first_port=self.plan.profile.ray.first_port,
             has_client=find_spec("grpc") is not None,
-            store_bytes=find_store_bytes(shutil.disk_usage(SHARED_MEMORY).total, read_free_memory() or 0),
+            store_bytes=find_store_bytes(shm_bytes, read_free_memory() or 0),
         )
-
-    def make_node(self, seat: RaySeat, use: Use) -> RayNode:
-        """Prepare Ray on this node without starting it; Ray's workers get the environment of the command of ``use``."""
-        command = self.find_command(use)
-        env = resolve_env(command, os.environ) | SETTINGS | self.make_env(seat, command)
+        command = self.find_command(step.use)
+        own = render_env(seat, str(self.run_dir.ray_token.absolute()), command.address_names)
+        env = resolve_env(command, os.environ) | SETTINGS | own
         deadlines = self.parts.deadlines
-        return RayNode(seat, env, retry_s=deadlines.ray_retry_s, grace_s=deadlines.grace_s)
+        return RayNode(seat, env, SETTINGS | own, deadlines.ray_retry_s, deadlines.grace_s)
 
-    def make_followers(self) -> Followers:
-        return Followers(self.run_dir, self.place, self.parts.deadlines.lost_s, self.stop)
-
-    def make_env(self, seat: RaySeat, command: Command) -> dict[str, str]:
-        return render_env(seat, str(self.run_dir.ray_token.absolute()), command.address_names)
-
-    def put_away(self, node: RayNode, order: RayOrder) -> tuple[str, ...]:
+    def put_away(self, node: RayNode, step: Step) -> tuple[str, ...]:
         """Stop Ray on this node, collect its logs if wanted, and return the GPUs that are busy after ``idle_s``."""
+        node.keep(is_joining=False)
         node.end()
-        if order.keeps_logs:
-            scrubber = Scrubber.from_environment(named=self.find_command(order.use).from_env.values())
-            node.collect(self.run_dir.node(self.place.node).ray_logs(str(order.use)), scrubber.bytes)
+        if step.keeps_logs:
+            scrubber = Scrubber.from_environment(named=self.find_command(step.use).from_env.values())
+            node.collect(self.run_dir.node(self.place.node).ray_logs(str(step.use)), scrubber.bytes)
         node.delete()
         if self.plan.num_gpus == 0:
             return ()

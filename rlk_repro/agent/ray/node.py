@@ -36,10 +36,18 @@ _LEFT_AFTER_S: Final = 60.0
 
 
 class RayNode:
-    """The process ``ray start --block`` and its guard."""
+    """The process ``ray start --block`` and its guard; its drivers need the variables of ``client_env``."""
 
-    def __init__(self, seat: RaySeat, env: Mapping[str, str], *, retry_s: float, grace_s: float) -> None:
+    def __init__(
+        self,
+        seat: RaySeat,
+        env: Mapping[str, str],
+        client_env: dict[str, str],
+        retry_s: float,
+        grace_s: float,
+    ) -> None:
         self.reason = ""
+        self.client_env = client_env
         self._seat = seat
         self._env = dict(env)
         self._retry_s = retry_s

@@ -201,7 +201,7 @@ def find_down_nodes() -> set[str]:
 
 
 def _list_nodes(states: str) -> list[str]:
-    return read_client("sinfo", "--noheader", f"--states={states}", "--format=%n").split()
+    return read_client("sinfo", "--noheader", "--Node", f"--states={states}", "--format=%N").split()
 
 
 def cancel(job: JobId, *, is_gentle: bool) -> proc.Completed:

@@ -18,7 +18,7 @@ import pytest
 
 from rlk_repro.agent.node import read_preflight
 from rlk_repro.agent.ray import node as ray_node
-from rlk_repro.agent.ray.census import parse_names
+from rlk_repro.agent.ray.members import parse_names
 from rlk_repro.base import proc, procfs
 from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
@@ -61,7 +61,15 @@ class Nodes:
                 )
 
     def wait(self) -> dict[str, int]:
+        """As ``srun --kill-on-bad-exit=1``: an agent that ends badly ends the others."""
+        self.wait_until(lambda: all(agent.poll() is not None for agent in self.agents.values()) or self.has_bad_end())
+        if self.has_bad_end():
+            for agent in self.agents.values():
+                agent.terminate()
         return {node: agent.wait(timeout=LIMIT_S) for node, agent in self.agents.items()}
+
+    def has_bad_end(self) -> bool:
+        return any(agent.poll() for agent in self.agents.values())
 
     def wait_until(self, is_there: Callable[[], object]) -> None:
         until = time.monotonic() + LIMIT_S
@@ -175,16 +183,18 @@ def test_ray_talks_around_the_names_of_its_nodes() -> None:
 
 
 @pytest.mark.real
-def test_a_node_whose_agent_is_killed_interrupts_the_trial_and_ends_the_run(make_nodes: Callable[..., Nodes]) -> None:
+@pytest.mark.parametrize("node", NODES)
+def test_a_killed_agent_interrupts_the_trial_and_leaves_no_process(make_nodes: Callable[..., Nodes], node: str) -> None:
     nodes = make_nodes(seconds=300)
     nodes.start()
     nodes.wait_for_steps()
-    nodes.kill("b")
-    assert nodes.wait() == {"a": 3, "b": -signal.SIGKILL}
-    assert statuses(nodes.run_dir) == {"00-p1-baseline": "interrupted"}
-    assert "node b is lost: no sign of life for " in exit_of(nodes.run_dir, "00-p1-baseline")["reason"]
-    assert "nodes.b: is lost: no sign of life for " in nodes.output.read_text()
-    assert not inspect_bundle(nodes.run_dir.bundle).is_sealed
+    nodes.kill(node)
+    assert nodes.wait() == {"a": 143, "b": 143} | {node: -signal.SIGKILL}
+    if node == "b":
+        assert statuses(nodes.run_dir) == {"00-p1-baseline": "interrupted"}
+        assert not inspect_bundle(nodes.run_dir.bundle).is_sealed
+    else:
+        assert statuses(nodes.run_dir) == {}
     nodes.require_nothing_left()
 
 
@@ -209,27 +219,14 @@ def test_ray_that_ends_on_a_node_fails_the_trial_and_the_next_one_gets_a_new_one
     nodes.require_nothing_left()
 
 
-@pytest.mark.real
-def test_a_follower_reports_a_killed_leader_and_leaves_no_process(make_nodes: Callable[..., Nodes]) -> None:
-    nodes = make_nodes(seconds=300)
-    nodes.start()
-    nodes.wait_for_steps()
-    nodes.kill("a")
-    assert nodes.wait() == {"a": -signal.SIGKILL, "b": 3}
-    assert statuses(nodes.run_dir) == {}
-    (found,) = find_blocking(nodes.run_dir, "b")
-    assert found.startswith("blocking: nodes.b.nodes.a: expected a living agent, found no sign of life for ")
-    nodes.require_nothing_left()
-
-
 @pytest.mark.long
 @pytest.mark.real
 def test_a_port_that_is_taken_is_named_on_the_node_that_needs_it(make_nodes: Callable[..., Nodes]) -> None:
     nodes = make_nodes()
     with socket.create_server(("127.0.0.1", nodes.port)):
         nodes.start()
-        assert nodes.wait() == {"a": 3, "b": 0}
-    expected = f"expected a node that joins Ray's head 127.0.0.2:{nodes.port} within 80 s"
+        assert nodes.wait()["a"] == 3
+    expected = f"expected a node that joins Ray's head 127.0.0.2:{nodes.port} within 150 s"
     taken = f"did not join: port {nodes.port} (port) is taken on 127.0.0.2"
     assert f"nodes.a: {taken}, {expected}\n" in nodes.output.read_text()
     assert find_blocking(nodes.run_dir, "a") == [
@@ -243,15 +240,13 @@ def test_a_port_that_is_taken_is_named_on_the_node_that_needs_it(make_nodes: Cal
 def test_a_node_that_does_not_join_is_named(make_nodes: Callable[..., Nodes]) -> None:
     """Its agent stands still after preflight, as on a node that hangs."""
     nodes = make_nodes()
-    nodes.start(["b"])
-    nodes.wait_until(lambda: nodes.run_dir.pulse("b").exists())
-    nodes.start(["a"])
+    nodes.start()
     nodes.wait_until(lambda: read_preflight(nodes.run_dir, "b", ALLOCATION) is not None)
     nodes.agents["b"].send_signal(signal.SIGSTOP)
     assert nodes.agents["a"].wait(timeout=LIMIT_S) == 3
-    assert "nodes.b: is lost: no sign of life for " in nodes.output.read_text()
+    assert "nodes.b: did not join: not known to Ray's head" in nodes.output.read_text()
     nodes.agents["b"].send_signal(signal.SIGCONT)
-    assert nodes.wait() == {"a": 3, "b": 0}
+    assert nodes.wait()["a"] == 3
     nodes.require_nothing_left()
 
 
@@ -262,6 +257,8 @@ def test_an_agent_that_is_asked_to_stop_takes_ray_down(make_nodes: Callable[...,
     nodes.start()
     nodes.wait_for_steps()
     nodes.agents[node].terminate()
-    assert nodes.wait() == ({"a": 143, "b": 0} if node == "a" else {"a": 3, "b": 143})
+    codes = nodes.wait()
+    assert codes[node] == 143
+    assert codes["a"] in {3, 143}
     assert statuses(nodes.run_dir) == {"00-p1-baseline": "interrupted"}
     nodes.require_nothing_left()

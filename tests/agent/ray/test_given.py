@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.node import mark_ended
-from rlk_repro.agent.parts import Deadlines, NodePlace, make_place
+from rlk_repro.agent.parts import Deadlines, NodePlace
 from rlk_repro.agent.process import Ended
-from rlk_repro.agent.pulse import Pulse
-from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
-from rlk_repro.agent.ray.marks import Use
+from rlk_repro.agent.ray import steps
 from rlk_repro.agent.ray.member import RayMember
+from rlk_repro.agent.ray.steps import ADDRESS_VARIABLE, Steps
+from rlk_repro.agent.step import Report, Use, write_report
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.trial import Outcome
 from rlk_repro.base import proc
@@ -35,6 +32,7 @@ from rlk_repro.workloads.environment import resolve_env
 from tests.support.job_examples import make_parts
 
 PORT = "6311"
+QUICK_END = {"grace_s": 0.5, "idle_s": 0.2, "ray_down_s": 0.3}
 DRIVER = """
 import json, os, sys
 import ray
@@ -49,7 +47,7 @@ print(json.dumps(ray.get(read.remote(sys.argv[1:]))))
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GivenRay]:
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Steps]:
     def make(
         *nodes: str,
         address: str = "127.0.0.1:6379",
@@ -57,12 +55,12 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GivenRay]:
         record: Callable[..., object] = lambda *_, **__: None,
         note: Callable[[list[Finding]], None] = lambda _: None,
         **deadlines: float,
-    ) -> GivenRay:
+    ) -> Steps:
         monkeypatch.setenv(ADDRESS_VARIABLE, address)
         place = NodePlace(node="node-0", nodes=nodes, allocation="a")
         parts = make_parts(deadlines=Deadlines(**deadlines))
         member = RayMember(plan=None, run_dir=RunDir(folder), place=place, parts=parts, stop=Stop())  # type: ignore[arg-type]
-        return GivenRay(member, record, note)
+        return Steps(member, record, note)
 
     return make
 
@@ -71,7 +69,7 @@ def make_command(**env: str) -> Command:
     return Command(argv=("true",), env=env, from_env={}, needs_ray=True)
 
 
-def test_a_command_that_needs_no_ray_gets_nothing(given: Callable[..., GivenRay]) -> None:
+def test_a_command_that_needs_no_ray_gets_nothing(given: Callable[..., Steps]) -> None:
     found: list[Finding] = []
     ray = given("node-0", note=found.extend)
     with ray.serve(Use(trial="00-p1-baseline"), Command(argv=("true",), env={}, from_env={})) as service:
@@ -79,55 +77,64 @@ def test_a_command_that_needs_no_ray_gets_nothing(given: Callable[..., GivenRay]
     assert found == []
 
 
-def test_a_lasting_ray_is_reported_once(given: Callable[..., GivenRay]) -> None:
+def test_a_lasting_ray_is_reported_once(given: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     found: list[Finding] = []
-    ray = given(record=lambda event, **_: told.append(event), note=found.extend)
+    monkeypatch.setattr(steps, "find_members", lambda *_: ("node-0",))
+    ray = given("node-0", record=lambda event, **_: told.append(event), note=found.extend)
     for number in range(2):
         with ray.serve(Use(trial=f"{number:02d}-p1-baseline"), make_command(VIME_RL_KERNEL=str(number))) as service:
             config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])
             assert config["runtime_env"]["env_vars"]["VIME_RL_KERNEL"] == str(number)
             assert service.env["RAY_ADDRESS"] == "127.0.0.1:6379"
-    assert told == ["ray given", "ray given"]
+    assert told == ["ray given", "ray left"] * 2
     assert [finding.where for finding in found] == ["ray"]
     assert ray.lost == {}
 
 
-def test_nodes_that_stay_away_are_an_error(given: Callable[..., GivenRay], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlk_repro.agent.ray.given.CENSUS_S", 0.1)
-    ray = given("node-0", "node-1", address="127.0.0.1:1", ray_up_s=0.2, lost_s=0.2)
+def test_nodes_that_stay_away_are_an_error(
+    given: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(steps, "find_members", lambda *_: ("node-0",))
+    ray = given("node-0", "node-1", address="127.0.0.1:1", folder=tmp_path, ray_up_s=0.2, **QUICK_END)
     with pytest.raises(EnvironmentMissing, match="expected 2 nodes"), ray.serve(Use(seed=1), make_command()):
         pass
 
 
-@pytest.mark.parametrize("loss", ["the node's agent has ended", r"no sign of life for \d+ s"])
+@pytest.mark.parametrize(
+    ("report", "loss"),
+    [
+        (Report(allocation="a", has_left=True), "the node's agent has ended"),
+        (Report(allocation="a", number=1), "its agent did not report the end of the step within 1 s"),
+        (Report(allocation="a", number=1, is_over=True), ""),
+    ],
+)
 def test_a_trial_that_lost_a_node_is_interrupted(
-    given: Callable[..., GivenRay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+    given: Callable[..., Steps], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Report, loss: str
 ) -> None:
-    monkeypatch.setattr(GivenRay, "_wait_for_nodes", lambda _: None)
-    run_dir, place = RunDir(tmp_path), make_place("node-0", ("node-0", "node-1"), "a")
-    run_dir.node("node-1").path.mkdir(parents=True)
-    run_dir.pulse("node-1").parent.mkdir(parents=True, exist_ok=True)
-    ray = given(*place.nodes, folder=tmp_path, lost_s=0.4)
+    monkeypatch.setattr(steps, "find_members", lambda *_: ("node-0", "node-1"))
+    run_dir = RunDir(tmp_path)
+    ray = given("node-0", "node-1", folder=tmp_path, **QUICK_END)
     ended = Ended(code=1, signal=None, cause=None, num_leftovers=0, duration_s=1.0)
     failed = Outcome(status=TrialStatus.FAILED, reason="exit code 1", ended=ended, started_unix_s=0.0)
     with ray.serve(Use(trial="00-p1-baseline"), make_command()) as service:
-        with Pulse(run_dir.pulse("node-1"), 0.05):
-            assert service.settle(failed) == failed
-            assert service.find_trouble() == ""
-        if "ended" in loss:
-            mark_ended(run_dir, replace(place, node="node-1"))
+        assert service.find_trouble() == ""
+        write_report(run_dir, "node-1", report)
         settled = service.settle(failed)
-    assert settled.status is TrialStatus.INTERRUPTED
-    assert re.fullmatch(f"node node-1 is lost: {loss}; exit code 1", settled.reason)
-    assert re.fullmatch(loss, ray.lost["node-1"])
+    if loss:
+        assert settled.status is TrialStatus.INTERRUPTED
+        assert settled.reason == f"node node-1 is lost: {loss}; exit code 1"
+        assert ray.lost == {"node-1": loss}
+    else:
+        assert (settled, ray.lost) == (failed, {})
 
 
 def test_what_a_command_asks_of_ray_s_workers_is_kept_beside_its_environment(
-    given: Callable[..., GivenRay],
+    given: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(steps, "find_members", lambda *_: ("node-0",))
     asked = json.dumps({"runtime_env": {"py_executable": "nsys profile python"}, "metadata": {}})
-    ray = given()
+    ray = given("node-0")
     with ray.serve(Use(trial="00-p1-baseline"), make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=asked, A="1")) as service:
         config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
     assert config["py_executable"] == "nsys profile python"
@@ -156,7 +163,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.real
 def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(
-    given: Callable[..., GivenRay], address: str
+    given: Callable[..., Steps], address: str
 ) -> None:
     ray = given("node-0", address=address, ray_up_s=120)
     for value in ("0", "1"):
@@ -173,7 +180,7 @@ def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(
 
 @pytest.mark.real
 def test_workers_of_a_ray_that_stays_start_under_what_the_command_asks(
-    given: Callable[..., GivenRay], address: str, tmp_path: Path
+    given: Callable[..., Steps], address: str, tmp_path: Path
 ) -> None:
     tool = tmp_path / "nsys"
     tool.write_text('#!/bin/sh\nshift 2\nexport VIME_RL_KERNEL=traced\nexec "$@"\n')

@@ -27,7 +27,7 @@ NODES = ("a", "b")
 ADDRESSES = {"a": "127.0.0.2", "b": "127.0.0.3"}
 ALLOCATION = "job-7"
 DEADLINES = Deadlines(
-    grace_s=5, idle_s=0.1, followers_s=20, followers_end_s=20, pulse_s=0.2, lost_s=8, ray_up_s=80, ray_retry_s=2,
+    grace_s=5, idle_s=0.1, followers_s=20, followers_end_s=20, pulse_s=0.2, lost_s=8, ray_up_s=150, ray_retry_s=2,
     ray_down_s=10,
 )  # fmt: skip
 
