@@ -83,17 +83,25 @@ def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
     return as_tensor(op(*inputs.leaves, inputs.tokens))
 
 
-def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None) -> Ready | Blocked:
+def _build_resolved(
+    inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None, is_newer: bool = False
+) -> Ready | Blocked:
+    """Take the operator of the case's name, or with ``is_newer`` RL-Kernel's ``batch_invariant_logp``."""
     case, operator = inputs.case, OPERATORS[inputs.case.operator]
     platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
     if platform not in operator.implementations:
         return Blocked(str(Refusal(Reason.PLATFORM, platform)))
-    loaded = load_operator(case.operator, platform)
+    loaded = load_batch_invariant(case.operator, platform) if is_newer else load_operator(case.operator, platform)
+    if loaded is None:
+        return Blocked(str(Refusal(Reason.GENERATION, BATCH_INVARIANT_LOGP)))
     if isinstance(loaded, Refusal):
         return Blocked(str(loaded))
+    if loaded.implementation == SM90_BATCH_INVARIANT and (refusal := find_sm90_refusal(inputs.leaves[0])):
+        return Blocked(str(refusal))
     accepted = operator.find_implementation(platform, loaded.implementation)
     is_native = accepted is not None and accepted.is_native
-    if not is_native and case.work == FORWARD_BACKWARD and operator.calls is Calls.NO_GRAD:
+    has_gradient = is_native or is_newer or operator.calls is not Calls.NO_GRAD
+    if case.work == FORWARD_BACKWARD and not has_gradient:
         return Blocked(f"{loaded.implementation} computes no gradient")
     if method is not None and not is_native and find_absent_symbols((method.symbol,)):
         return Blocked(f"{loaded.implementation}: its extension lacks {method.symbol}")
@@ -101,28 +109,6 @@ def _build_resolved(inputs: CaseTensors, *, use: Use, method: _LogpMethod | None
         forward=partial(use, loaded.op, inputs),
         kind=OperatorKind.NATIVE if is_native else OperatorKind.FUSED,
         class_name=loaded.implementation + (f".{method.name}" if method else ""),
-        version=loaded.version,
-    )
-
-
-def _build_batch_invariant(inputs: CaseTensors, *, use: Use) -> Ready | Blocked:
-    platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
-    name = inputs.case.operator
-    loaded = load_batch_invariant(name, platform)
-    if loaded is None:
-        return Blocked(str(Refusal(Reason.GENERATION, BATCH_INVARIANT_LOGP)))
-    if isinstance(loaded, Refusal):
-        return Blocked(str(loaded))
-    is_sm90 = loaded.implementation == SM90_BATCH_INVARIANT
-    refusal = find_sm90_refusal(inputs.leaves[0]) if is_sm90 else None
-    if refusal is not None:
-        return Blocked(str(refusal))
-    accepted = OPERATORS[name].find_implementation(platform, loaded.implementation)
-    is_native = accepted is not None and accepted.is_native
-    return Ready(
-        forward=partial(use, loaded.op, inputs),
-        kind=OperatorKind.NATIVE if is_native else OperatorKind.FUSED,
-        class_name=loaded.implementation,
         version=loaded.version,
     )
 
@@ -145,7 +131,7 @@ def list_operators() -> Iterator[BenchedImplementation]:
         yield BenchedImplementation(name=name, operator="logp", build=build, is_sparse=method.is_sparse)
     newer: dict[str, Use] = {"logp": _select_batch_invariant, "ratio_kl": _compute_batch_invariant_ratios}
     for operator, use in newer.items():
-        build = partial(_build_batch_invariant, use=use)
+        build = partial(_build_resolved, use=use, is_newer=True)
         yield BenchedImplementation(name=BATCH_INVARIANT, operator=operator, build=build)
     uses: dict[str, Use] = {
         "ratio_kl": _compute_ratios,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -52,7 +53,9 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
         return loaded
     operators, source = _find_operators(loaded, context.case.platform)
     loaded = replace(loaded, version=f"{loaded.version}, held against {source}")
-    warm_up = WarmUp(lambda rows, tokens: _select_by_ratio(operators, rows, tokens))
+    whole = Shard(0, 1, None)
+    select = functools.partial(log_probs.select_with_grad, operators, shard=whole, with_entropy=False)
+    warm_up = WarmUp(lambda rows, tokens: select(rows, tokens)[0])
     takes_hint = operators.logp_of_far is not None and context.case.context_parallel == 1
 
     def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -86,10 +89,6 @@ def _make_batch_invariant_route(name: str, context: RouteContext) -> Route | Ref
         return batch_invariant.select(loaded.op, logits, call["tokens"], shard, with_entropy=call["with_entropy"])
 
     return _make_route(name, loaded, context, run, check)
-
-
-def _select_by_ratio(operators: Operators, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return log_probs.select_with_grad(operators, logits, tokens, Shard(0, 1, None), with_entropy=False)[0]
 
 
 def _find_operators(ratio_kl: LoadedOperator, platform: str) -> tuple[Operators, str]:
