@@ -190,7 +190,7 @@ def _run_session(scenario: Scenario, number: int, source: random.Random, *, has_
     if has_stall:
         scored = [step for step, rollout in enumerate(schedule.rollouts) if rollout.is_scored]
         times[source.choice(scored)] *= 5
-    return make_session(trial, make_whole(trial, times, tokens), schedule, {}, lane=scenario.lane)
+    return make_session(trial, make_whole(trial, times, tokens), schedule, {}, lane=scenario.lane, rules=2)
 
 
 def _make_times(
@@ -215,6 +215,8 @@ def make_whole(trial: Trial, times: Sequence[float], tokens: Sequence[float]) ->
         "train_tokens_per_s": [number / value for number, value in zip(tokens, times, strict=True)],
         "train_rollout_logprob_abs_diff": [0.01] * len(times),
         "peak_memory_bytes": [6e10] * len(times),
+        "raw_reward": [0.5 + 0.01 * (step % 3) for step in range(len(times))],
+        "grad_norm": [1.0] * len(times),
     }
     shown = tuple(
         Series(metric=name, source="", values=tuple(values), lines=(None,) * len(values))

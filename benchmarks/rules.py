@@ -11,14 +11,14 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from rlk_repro.schedule import Schedule, make_schedule
+from rlk_repro.schedule import ORDERS, Schedule, make_schedule
 from rlk_repro.spec import Measure
 from rlk_repro.statistics.crossover import SD_PER_MAD
 
@@ -41,7 +41,7 @@ class Case:
 
     ``between`` is the spread of session effects, as a multiple of the error that blocks give a session.  ``lost``
     blocks of the first session are void, all of one order with ``lost_order``.  ``after_switch`` shortens the first
-    enabled step after each change of the variant.  With ``is_noisy``, sessions alone owe a part of their power to luck.
+    enabled step after each change of the variant.  With ``is_noisy``, sessions alone owe some of their power to luck.
     """
 
     name: str
@@ -81,6 +81,9 @@ CASES: Final = (
     Case(name="1 void block in a session", lost=1),
     Case(name="2 void blocks in a session", lost=2),
     Case(name="2 void blocks of one order in a session", lost=2, lost_order="ABBA"),
+    Case(name="periods of one step", period_steps=1, blocks=10),
+    *(Case(name=f"periods of one step, the first after a change {100 * size:g} % shorter", period_steps=1, blocks=10,
+           between=ratio, after_switch=size) for size in (0.02, 0.05) for ratio in (0, 1)),
     Case(name="10 blocks, steps vary by 1.7 %", blocks=10, step_sd=0.017, is_noisy=True),
 )  # fmt: skip
 
@@ -94,6 +97,18 @@ class Outcome:
     alone: Array
     widths: Array
     floors: Array
+    carried: Array | None = None
+    """The gaps (run, session) that the gate on carry-over judges; None without that gate."""
+
+    def pass_gate(self, gain: float) -> npt.NDArray[np.bool_]:
+        """Tell in which runs the gate on carry-over passes."""
+        if self.carried is None:
+            return np.ones(len(self.errors), dtype=bool)
+        number = self.carried.shape[1]
+        reach = stats.t.ppf(1 - ALPHA, number - 1) * self.carried.std(axis=1, ddof=1) / math.sqrt(number)
+        nearest = np.abs(self.errors - math.log1p(gain)) - self.alone
+        margin = np.maximum(math.log1p(SMALLEST), nearest)
+        return np.asarray(np.abs(self.carried.mean(axis=1)) + reach <= margin)
 
     def cover(self, widths: Array) -> Array:
         return np.abs(self.errors) <= widths
@@ -104,9 +119,13 @@ class Outcome:
 
     def find_faster(self, widths: Array, gain: float) -> float:
         """Return the share of runs whose interval lies wholly beyond the smallest effect, at a true gain."""
-        return float(np.mean(self.errors - math.log1p(gain) + widths < -math.log1p(SMALLEST)))
+        is_beyond = self.errors - math.log1p(gain) + widths < -math.log1p(SMALLEST)
+        return float(np.mean(is_beyond & self.pass_gate(gain)))
 
     def find_misses(self) -> list[str]:
+        if self.case.after_switch:
+            false = self.find_faster(self.widths, 0.0)
+            return [f"{self.case.name}: {false:.5f} of runs without a gain are faster"] if false else []
         found = {
             "coverage": (float(np.mean(self.cover(self.widths))), 0.94, 1.0),
             "false faster": (self.find_faster(self.widths, SMALLEST), 0.0, 0.028),
@@ -132,17 +151,21 @@ def hodges_lehmann(values: Array) -> Array:
 def simulate(case: Case, num_runs: int = NUM_RUNS, seed: int = SEED) -> Outcome:
     source = np.random.default_rng([seed, *case.name.encode(), case.sessions, round(10 * case.between)])
     schedules = [make_schedule(case.measure, number) for number in range(NUM_SCHEDULES)]
-    parts = []
+    parts, gaps = [], []
     for start in range(0, num_runs, CHUNK):
         number = min(CHUNK, num_runs - start)
         sessions = [
-            find_block_effects(case, schedules, draw_times(case, schedules, picks, source), picks, has_lost=place == 0)
+            (find_block_effects(case, schedules, times, picks, has_lost=place == 0), find_gaps(schedules, times, picks))
             for place in range(case.sessions)
             for picks in [source.integers(NUM_SCHEDULES, size=number)]
+            for times in [draw_times(case, schedules, picks, source)]
         ]
-        parts.append(estimate(sessions))
+        parts.append(estimate([effects for effects, _ in sessions]))
+        gaps.append(np.stack([gap for _, gap in sessions], axis=1))
     errors, alone, floors = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Outcome(case=case, errors=errors, alone=alone, widths=np.maximum(alone, floors), floors=floors)
+    carried = np.concatenate(gaps) if case.period_steps == 1 else None
+    widths = np.maximum(alone, floors)
+    return Outcome(case=case, errors=errors, alone=alone, widths=widths, floors=floors, carried=carried)
 
 
 def draw_times(
@@ -202,6 +225,21 @@ def find_block_effects(
     return np.asarray((found * sign).sum(axis=-1))
 
 
+def find_gaps(schedules: Sequence[Schedule], times: Array, picks: npt.NDArray[np.int64]) -> Array:
+    """Return how the second step of a block differs from its third, in ABBA minus in BAAB, of each run."""
+    sides = []
+    for order in ORDERS:
+        steps = [
+            [schedule.steps_of_blocks[number][1:3] for number in list_kept(Case(name=""), schedule)
+             if schedule.blocks[number].order == order]
+            for schedule in schedules
+        ]  # fmt: skip
+        index = np.array([rows[: min(map(len, steps))] for rows in steps])[picks]
+        found = np.take_along_axis(times, index.reshape(len(picks), -1), axis=1).reshape(index.shape)
+        sides.append(hodges_lehmann(found[..., 0] - found[..., 1]))
+    return np.asarray(sides[0] - sides[1])
+
+
 def list_kept(case: Case, schedule: Schedule) -> list[int]:
     """Return the comparing blocks that are not void."""
     blocks = [number for number, block in enumerate(schedule.blocks) if not block.is_control]
@@ -250,7 +288,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     outcomes = [simulate(case, options.runs, options.seed) for case in CASES]
     misses = [miss for outcome in outcomes for miss in outcome.find_misses()]
-    sys.stdout.write(render_table(outcomes) + "".join(f"missed: {miss}\n" for miss in misses))
+    planted = [outcome for outcome in outcomes if outcome.case.after_switch]
+    sys.stdout.write(render_table([outcome for outcome in outcomes if not outcome.case.after_switch]))
+    for item in planted:
+        old, new = (replace(item, carried=gaps).find_faster(item.widths, 0.0) for gaps in (None, item.carried))
+        shares = f"{100 * old:.1f} % of runs without the gate, {100 * new:.3f} % with it"
+        sys.stdout.write(f"{item.case.name}, spread {item.case.between:g} ×, no gain: faster in {shares}\n")
+    sys.stdout.write("".join(f"missed: {miss}\n" for miss in misses))
     return 1 if misses else 0
 
 

@@ -1,4 +1,6 @@
-"""Decide the gates, which are the conditions of a speed verdict: passed, failed, undecided or n/a.
+"""Decide the gates, which are the conditions of a speed verdict: passed, failed or undecided.
+
+A gate may also not apply to a run, or the run may have planned nothing that could decide it.
 
 A measured gate judges the mean degradation over scored pairs: how much worse enabled is than baseline.  The gate passes
 when the upper bound of the mean is within the margin, and fails when its lower bound is beyond the margin.
@@ -17,6 +19,7 @@ from rlk_repro.analysis.shadows import make_shadow_gate
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import count, format_number, group, name_some
 from rlk_repro.rundir.results import (
+    NO_CONTROL_BLOCK,
     BlockResult,
     Gate,
     GateStatus,
@@ -33,6 +36,8 @@ from rlk_repro.statistics.crossover import MIN_BLOCKS, BlockNoise, trimmed_inter
 from rlk_repro.statistics.power import pairs_to_decide
 from rlk_repro.statistics.stats import (
     ABS_DIFF,
+    CARRY_OVER,
+    GRADIENT,
     PEAK_MEMORY,
     RAW_REWARD,
     RESPONSE_LENGTH,
@@ -50,6 +55,10 @@ PAIRS: Final = "pairs"
 SESSIONS: Final = "sessions"
 BLOCKS: Final = "blocks"
 CONTROL_BLOCKS: Final = "control_blocks"
+CARRIED: Final = "carry_over"
+TRAINING: Final = "training_moved"
+STILL: Final = {RAW_REWARD: "the same in every scored step", GRADIENT: "zero in most scored steps"}
+LEAST_CONTROL_BLOCKS: Final = 2
 
 NUM_MEASURED_GATES: Final = 4
 RATIO: Final = "mean ratio enabled / baseline"
@@ -92,6 +101,10 @@ class Evidence:
         return self.measure.design == CROSSOVER
 
     @property
+    def not_planned(self) -> GateStatus:
+        return GateStatus.NOT_PLANNED if self.measure.rules > 1 else GateStatus.NOT_APPLICABLE
+
+    @property
     def unit(self) -> str:
         return "session" if self.is_crossover else "pair"
 
@@ -125,22 +138,27 @@ class Evidence:
 
 
 def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
-    measured = (
+    measured: tuple[Gate, ...] = (
         _reward_gate(evidence),
         _abs_diff_gate(evidence),
         _memory_gate(evidence),
         _length_gate(evidence),
         _manifests_gate(evidence),
     )
+    if evidence.measure.rules > 1:
+        measured = (*measured, _training_gate(evidence))
     last = (_active_gate(evidence), _units_gate(evidence))
     if evidence.is_crossover:
+        is_planned = evidence.measure.shadow_steps > 0 and not evidence.switch
         shadows = make_shadow_gate(
             evidence.shadows,
             sessions=[pair.pair for pair in evidence.scored],
-            is_planned=evidence.measure.shadow_steps > 0 and not evidence.switch,
+            unplanned=None if is_planned else GateStatus.NOT_APPLICABLE if evidence.switch else evidence.not_planned,
             margins=evidence.measure.margins,
             routes=evidence.served.routes,
         )
+        if evidence.measure.rules > 1 and evidence.measure.period_steps == 1:
+            measured = (*measured, _carry_over_gate(evidence))
         return (*measured, _blocks_gate(evidence), _control_blocks_gate(evidence), shadows, *last)
     return (*measured, _steps_gate(evidence), *last)
 
@@ -360,7 +378,7 @@ def _blocks_gate(evidence: Evidence) -> Gate:
 
 def _control_blocks_gate(evidence: Evidence) -> Gate:
     if not evidence.measure.control_blocks:
-        return _plain_gate(CONTROL_BLOCKS, GateStatus.NOT_APPLICABLE, "no control block was planned", 0)
+        return _plain_gate(CONTROL_BLOCKS, evidence.not_planned, NO_CONTROL_BLOCK, 0)
     found = evidence.blocks_of(is_control=True)
     values = [block.log_ratio for block in found if block.log_ratio is not None and not block.reason]
     if len(values) < MIN_BLOCKS:
@@ -369,6 +387,38 @@ def _control_blocks_gate(evidence: Evidence) -> Gate:
     margin = max(math.log1p(evidence.measure.smallest_effect_pct / 100), _nearest_end(evidence))
     what = "trimmed mean ratio B / A of the baseline's periods"
     return _two_sided(evidence, CONTROL_BLOCKS, values, margin, what, trimmed_interval)
+
+
+def _carry_over_gate(evidence: Evidence) -> Gate:
+    """Judge periods of one step, whose first step after a change of the variant is scored."""
+    if evidence.measure.control_blocks < LEAST_CONTROL_BLOCKS:
+        detail = f"periods of one step need {LEAST_CONTROL_BLOCKS} control blocks in a session"
+        return _plain_gate(CARRIED, GateStatus.UNDECIDED, detail, 0)
+    values = _readings(evidence, CARRY_OVER, lambda item: item.log_ratio)
+    margin = max(math.log1p(evidence.measure.smallest_effect_pct / 100), _nearest_end(evidence))
+    what = "mean ratio of a first step after a change to the next step, enabled / baseline"
+    return _two_sided(evidence, CARRIED, values, margin, what)
+
+
+def _training_gate(evidence: Evidence) -> Gate:
+    if evidence.workload in GIVEN_TO_BOTH:
+        return _plain_gate(TRAINING, GateStatus.NOT_APPLICABLE, "this workload updates no weights", 0)
+    names, n = [name for pair in evidence.scored for name in (pair.first, pair.second)], len(evidence.scored)
+    for metric, what in ((RAW_REWARD, "rewards"), (GRADIENT, "gradients")):
+        found = {name: summary for name in names if (summary := evidence.trials[name].summary(metric)) is not None}
+        if missing := [name for name in names if name not in found or found[name].n < 2]:
+            detail = f"fewer than 2 scored steps have {what} in {name_some(missing)}"
+            return _plain_gate(TRAINING, GateStatus.UNDECIDED, detail, n)
+        if metric == RAW_REWARD:
+            still = [name for name, summary in found.items() if summary.minimum == summary.maximum]
+        else:
+            still = [name for name, summary in found.items() if not summary.median > 0]
+        if still:
+            detail = f"training did not move: {what} are {STILL[metric]} in {name_some(still)}"
+            return _plain_gate(TRAINING, GateStatus.FAILED, detail, n)
+    if not n:
+        return _plain_gate(TRAINING, GateStatus.UNDECIDED, f"no scored {evidence.unit}", 0)
+    return _plain_gate(TRAINING, GateStatus.PASSED, "rewards differ between steps, and gradients are not zero", n)
 
 
 def _nearest_end(evidence: Evidence) -> float:

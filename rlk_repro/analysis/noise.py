@@ -42,6 +42,7 @@ def restore_noise(plan: Plan, analysis: Analysis) -> dict[str, BlockNoise]:
                 make_schedule(plan.run.measure, trial.seed),
                 {number: reason for number, reason in faults.items() if reason},
                 lane=plan.run.lane,
+                rules=plan.run.measure.rules,
             )
         )
     return find_noise(sessions, [pair.pair for pair in analysis.pairs if pair.is_counted])

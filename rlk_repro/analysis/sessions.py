@@ -30,22 +30,28 @@ from rlk_repro.rundir.results import (
     TrialResult,
     TrialStatus,
 )
-from rlk_repro.schedule import Schedule, make_schedule
+from rlk_repro.schedule import ORDERS, Schedule, make_schedule
 from rlk_repro.spec import Lane
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.statistics.crossover import block_effect, common_slope, hodges_lehmann
 from rlk_repro.statistics.stats import (
     CARRY_OVER,
     DIAGNOSTICS,
+    ENERGY,
     MEAN_STEP_TIME,
     STEP_TIME,
     UNADJUSTED,
     pair_metrics,
+    stdev,
     summarise,
 )
 
 ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
 """The times that depend on the number of tokens; they are adjusted where the variants train on different rollouts."""
+LEAST_TOKEN_SPREAD: Final = 0.01
+"""The standard deviation of the blocks' log ratios of tokens below which a slope on tokens is noise."""
+LEAST_ENERGY_TIME_S: Final = 1.0
+"""The shortest scored period whose energy counts: NVML's counter of energy advances in coarse steps."""
 _TOKENS: Final = "tokens"
 _RATE, _RATE_TIME = "train_tokens_per_s", "actor_train_time_s"
 _KERNELS: Final = "kernel_compilations"
@@ -69,6 +75,7 @@ class Session:
     faults: Mapping[int, str]
     arms: tuple[TrialResult, TrialResult]
     shadows: tuple[ShadowResult, ...] = ()
+    rules: int = 1
 
     @property
     def is_complete(self) -> bool:
@@ -113,19 +120,19 @@ def read_session(plan: Plan, trial: Trial, folder: TrialDir, throttled: float | 
         num_stages=plan.layout.pipeline_parallel,
     )
     whole = replace(result, proof=proof.status, proof_reason=proof.reason)
-    session = make_session(trial, whole, schedule, faults, lane=plan.run.lane)
+    session = make_session(trial, whole, schedule, faults, lane=plan.run.lane, rules=plan.run.measure.rules)
     serving = count_serving(ops, plan.layout.pipeline_parallel)
     return replace(session, shadows=tuple(summarise_shadows(trial.pair, ops, serving)))
 
 
 def make_session(
-    trial: Trial, whole: TrialResult, schedule: Schedule, faults: Mapping[int, str], *, lane: Lane
+    trial: Trial, whole: TrialResult, schedule: Schedule, faults: Mapping[int, str], *, lane: Lane, rules: int = 1
 ) -> Session:
     values: dict[str, Sequence[float | None]] = {item.metric: item.values for item in whole.series}
     if lane == "live" and (tokens := _count_tokens(values)):
         values[_TOKENS] = tokens
     first, second = (_make_arm(whole, variant, schedule, faults) for variant in (BASELINE, ENABLED))
-    return Session(trial=trial, schedule=schedule, values=values, faults=faults, arms=(first, second))
+    return Session(trial=trial, schedule=schedule, values=values, faults=faults, arms=(first, second), rules=rules)
 
 
 def _count_tokens(values: Values) -> list[float | None]:
@@ -217,9 +224,19 @@ def compare_sessions(sessions: Sequence[Session]) -> tuple[list[PairResult], lis
 
 
 def find_slopes(sessions: Sequence[Session]) -> dict[str, float]:
-    """Return the slope on tokens of each adjusted metric; a metric is absent if both variants use the same rollouts."""
+    """Return the slope on tokens of each adjusted metric; a metric is absent if both variants use the same rollouts.
+
+    Under rules 2 a slope is 0 to 1, because more tokens take more time but never more than in proportion, and no metric
+    has one if the variants' tokens differ too little to tell it.
+    """
     counting = [session for session in sessions if session.is_complete]
-    return {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
+    found = {metric: slope for metric in ADJUSTED if (slope := _find_slope(counting, metric)) is not None}
+    if not any(session.rules > 1 for session in counting):
+        return found
+    tokens = [value for session in counting for value in session.effects(_TOKENS) or ()]
+    if len(tokens) < 2 or stdev(tokens) < LEAST_TOKEN_SPREAD:
+        return {}
+    return {metric: min(1.0, max(0.0, slope)) for metric, slope in found.items()}
 
 
 def _find_slope(sessions: Sequence[Session], metric: str) -> float | None:
@@ -266,8 +283,12 @@ def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[
             found = effects.get(item.metric)
             yield replace(item, log_ratio=hodges_lehmann(found) if found else None)
     for name in DIAGNOSTICS:
-        if found := effects.get(name):
-            yield _make_metric(name, hodges_lehmann(found))
+        if values := effects.get(name):
+            yield _make_metric(name, hodges_lehmann(values))
+    if session.rules > 1 and session.schedule.period_steps == 1:
+        carried = _find_carry_over(session, slopes.get(STEP_TIME, 0.0))
+        if carried is not None:
+            yield _make_metric(CARRY_OVER, carried)
 
 
 def list_effects(session: Session, slopes: Mapping[str, float]) -> dict[str, list[float]]:
@@ -281,10 +302,40 @@ def list_effects(session: Session, slopes: Mapping[str, float]) -> dict[str, lis
             found[metric] = [effect - slopes[metric] * more for effect, more in pairs]
     if STEP_TIME in slopes and times:
         found[UNADJUSTED] = times
+    if session.rules > 1 and ENERGY in found and _find_shortest(session) < LEAST_ENERGY_TIME_S:
+        del found[ENERGY]
     firsts = session.effects(STEP_TIME, is_scored=False)
     if times and firsts and session.schedule.period_steps > 1:
         found[CARRY_OVER] = [first - scored for first, scored in zip(firsts, times, strict=True)]
     return found
+
+
+def _find_shortest(session: Session) -> float:
+    """Return the median time in seconds of a scored step, of the faster variant."""
+    found = [summary.median for arm in session.arms if (summary := arm.summary(STEP_TIME)) is not None]
+    return min(found, default=0.0)
+
+
+def _find_carry_over(session: Session, slope: float) -> float | None:
+    """Return how the first step after a change of the variant differs from the next one: in enabled minus in baseline.
+
+    In a block of four single steps the second follows a change and the third does not.  Both are enabled in ABBA and
+    baseline in BAAB, so linear drift cancels out.
+    """
+    gaps: dict[str, list[float]] = {order: [] for order in ORDERS}
+    for block, item in enumerate(session.schedule.blocks):
+        _, after, later, _ = session.schedule.steps_of_blocks[block]
+        gap, more = (_log_ratio(session, metric, after, later) for metric in (STEP_TIME, _TOKENS))
+        if gap is not None and (more is not None or not slope) and not item.is_control and block not in session.faults:
+            gaps[item.order].append(gap - slope * (more or 0.0))
+    enabled, baseline = (gaps[order] for order in ORDERS)
+    return hodges_lehmann(enabled) - hodges_lehmann(baseline) if enabled and baseline else None
+
+
+def _log_ratio(session: Session, metric: str, first: int, second: int) -> float | None:
+    """Return ln(first / second) of a metric in two steps, or None if a value is missing or 0."""
+    one, other = (session.values[metric][step] if metric in session.values else None for step in (first, second))
+    return math.log(one / other) if one and other else None
 
 
 def _make_metric(name: str, log_ratio: float) -> PairMetric:

@@ -7,7 +7,7 @@ from typing import Final
 
 from rlk_repro.base.units import format_number, group
 from rlk_repro.logs.ops import OpsLog
-from rlk_repro.rundir.results import Gate, GateStatus, ShadowResult
+from rlk_repro.rundir.results import NO_SHADOW_STEP, Gate, GateStatus, ShadowResult
 from rlk_repro.spec import Margins
 
 SHADOWS: Final = "same_numbers"
@@ -58,13 +58,14 @@ def make_shadow_gate(
     shadows: Sequence[ShadowResult],
     *,
     sessions: Sequence[str],
-    is_planned: bool,
+    unplanned: GateStatus | None,
     margins: Margins,
     routes: str = ROUTES,
 ) -> Gate:
+    """Return the gate on shadow steps; if none was planned, its status is ``unplanned``."""
     found = [item for item in shadows if item.session in sessions]
-    if not is_planned:
-        return _make(GateStatus.NOT_APPLICABLE, "no shadow step was planned", found)
+    if unplanned is not None:
+        return _make(unplanned, NO_SHADOW_STEP, found)
     beyond = [item for item in found if _is_beyond(item, margins)]
     if beyond:
         return _make(GateStatus.FAILED, f"{routes} differ beyond a margin: {_name(beyond[0], margins)}", found)

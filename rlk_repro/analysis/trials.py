@@ -17,7 +17,7 @@ from rlk_repro.rundir.exits import read_exit
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus, Series, Summary, TrialResult, TrialStatus
 from rlk_repro.spec.values import BASELINE, ENABLED
-from rlk_repro.statistics.stats import STEP_TIME, summarise
+from rlk_repro.statistics.stats import ENERGY, STEP_TIME, summarise
 
 IMPOSSIBLE: Final = "steps with an impossible time or another impossible number"
 # The records of peak memory, the preferred one first: the allocator's peak on a device; the process's peak on a CPU.
@@ -106,7 +106,7 @@ def _ops_series(plan: Plan, ops: OpsLog, folder: TrialDir) -> Iterable[Series]:
         columns |= {f"peak_memory{name.removeprefix(peak)}_bytes": samples for name, samples in ops.memory.items()
                     if name.startswith(peak)}  # fmt: skip
     if ops.energy:
-        columns["energy_j"] = ops.energy
+        columns[ENERGY] = ops.energy
     for name, by_step in columns.items():
         samples = [by_step.get(step) for step in range(plan.num_steps)]
         sources = {sample.source for sample in samples if sample is not None}

@@ -22,11 +22,13 @@ from rlk_repro.rundir.results import (
     TrialStatus,
     Verdict,
     VerdictWord,
+    count_gates,
 )
 from rlk_repro.statistics.crossover import MIN_SESSIONS, BlockNoise, randomisation_p
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import (
     DIAGNOSTICS,
+    ENERGY,
     MEAN_STEP_TIME,
     STEP_TIME,
     Place,
@@ -54,6 +56,7 @@ SHOWN: Final = (VerdictWord.FASTER, VerdictWord.SLOWER)
 NOTHING_COMPARED: Final = (
     "operators are measured one by one: no variants are compared, and nothing is said about a trainer's speed"
 )
+OVERRIDDEN: Final = "exploratory: flags of the submission override measurement rules of the run's file"
 TOO_NOISY: Final = "too noisy to tell whether the change is within or beyond"
 """How a headline begins, after its word, if nothing but the width of the interval prevents a verdict."""
 NO_TIME: Final = "an agreement run measures no time, so it does not compare the speed of the variants"
@@ -135,7 +138,8 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
         headline=evidence.served.open(is_exploratory=is_exploratory)
         + _headline(case, word)
         + _name_slow_steps(case, word)
-        + _name_lost(case),
+        + _name_lost(case)
+        + _name_gates(case),
         reasons=tuple(_reasons(case, is_exploratory=is_exploratory)),
         threshold=case.threshold,
         smallest_effect=case.smallest,
@@ -204,6 +208,8 @@ def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
     effect = paired_effect(metric, log_ratios, role=role, alpha=evidence.measure.alpha, note=note)
     if not evidence.is_crossover:
         return effect
+    if metric == ENERGY and evidence.measure.rules > 1 and not log_ratios:
+        effect = replace(effect, note="a scored period lasts less than the 1 s that the counter of energy needs")
     # The sign-flip p assumes a random order within each pair.  A session has a random order of blocks instead.
     return _widen(replace(effect, p_value=None, p_floor=None), log_ratios, evidence.noise.get(metric))
 
@@ -372,8 +378,14 @@ def _name_lost(case: _Case) -> str:
     return text + (f"; {len(fallen)} of {planned} fell back" if fallen and not case.never_ran else "")
 
 
+def _name_gates(case: _Case) -> str:
+    return f"; {count_gates(case.gates)}" if case.evidence.measure.rules > 1 and case.evidence.scored else ""
+
+
 def _reasons(case: _Case, *, is_exploratory: bool) -> Iterator[str]:
-    if is_exploratory:
+    if is_exploratory and case.evidence.measure.rules > 1:
+        yield OVERRIDDEN
+    elif is_exploratory:
         yield "exploratory: the measurement plan was changed after it was fixed"
     yield from _reasons_from_gates(case)
     if case.evidence.scored and case.primary.n < case.least:
@@ -396,8 +408,11 @@ def _reasons_from_gates(case: _Case) -> Iterator[str]:
         yield f"no {case.unit} was scored, so nothing else could be measured"
         return
     yield from (f"undecided: {_show_gate(gate, case.unit)}" for gate in undecided)
-    if not failed and not undecided:
+    if case.evidence.measure.rules > 1:
+        yield count_gates(case.gates)
+    elif not failed and not undecided:
         yield "every gate that applies passed"
+    yield from (f"{gate.name} was not planned: {gate.detail}" for gate in case.gates_that(GateStatus.NOT_PLANNED))
     yield from (f"{gate.name} does not apply: {gate.detail}" for gate in case.gates_that(GateStatus.NOT_APPLICABLE))
 
 

@@ -76,9 +76,21 @@ def describe_baseline(view: View) -> str:
     entropy = setting.get("entropy metric", "")
     trainer = find_words(view.analysis.workload).baseline_trainer
     if trainer and entropy:
-        frozen = ", with Python's objects frozen (gc.freeze)" if FROZEN[0] in setting else ""
-        return f"{trainer} {'with' if entropy.startswith('computed') else 'without'} its entropy metric{frozen}"
+        changes = [] if entropy.startswith("computed") else ["entropy metric removed"]
+        changes += ["garbage collection frozen"] if FROZEN[0] in setting else []
+        return f"{trainer} with its {' and '.join(changes)}" if changes else trainer
     return "baseline"
+
+
+def describe_machines(view: View) -> str:
+    """Return how many devices were measured, like ``1 NVIDIA H200``; empty if the plan is unknown."""
+    plan, gpu = view.context.plan, view.analysis.facts.get("GPU", "")
+    if plan is None or not plan.num_gpus:
+        return "" if plan is None else count(plan.layout.num_nodes, "machine")
+    used = {gpu for allocation, _ in view.allocations for gpu in allocation.gpus}
+    if len(view.allocations) > 1 and not used:
+        return f"{gpu or view.analysis.hardware} in {len(view.allocations)} allocations"
+    return f"{len(used) or plan.num_gpus} {gpu or view.analysis.hardware}"
 
 
 def describe_word(analysis: Analysis) -> str:
@@ -108,15 +120,21 @@ def describe_answer(view: View) -> str:
     if word is VerdictWord.NOT_COMPARABLE:
         return f"Result: the variants are not comparable. {_first(analysis)}"
     what, subject = find_words(analysis.workload).takes, analysis.switch or "RL-Kernel"
+    if view.context.own_work:
+        subject += " and rlk-repro's own pass over the logits"
+    machines = describe_machines(view)
+    where = f"Result: on {machines}, " if machines else "Result: "
     share = format_number(100 * analysis.verdict.smallest_effect, 3)
     if word is VerdictWord.INCONCLUSIVE:
         side = _find_side(analysis, effect)
         same = f"or the same within {share} %: the run was too noisy to tell which"
-        found = f"with {subject} {what} {side} time, {same}." if side else f"no answer yet. {_first(analysis)}"
-        return f"Result: {found}{_range(effect)}"
+        found = f"no answer yet. {_first(analysis)}"
+        if side:
+            found = f"with {subject} {what} {side} time{_than(view)}, {same}."
+        return f"{where}{found}{_range(effect)}"
     same = f"the same time within {share} %: " if word is VerdictWord.EQUIVALENT else ""
     rest = f"{MEMORY[judge_memory(analysis).word]}.{_name_slow_steps(analysis, effect)}"
-    return f"Result: with {subject} {what} {same}{_size(view, effect)}{rest}"
+    return f"{where}with {subject} {what} {same}{_size(view, effect)}{rest}"
 
 
 def _name_slow_steps(analysis: Analysis, effect: Effect) -> str:
@@ -174,7 +192,12 @@ def _size(view: View, effect: Effect) -> str:
         interval += f"; the noise of its blocks alone gives {_show_ends(wider, sign)}"
     times = f", {1 / effect.ratio:.2f} times as fast" if effect.ratio < 1 / TWICE else ""
     values = _apply(view, effect.metric, effect.ratio)
-    return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{times}{values} ({interval})"
+    return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{_than(view)}{times}{values} ({interval})"
+
+
+def _than(view: View) -> str:
+    baseline = describe_baseline(view)
+    return "" if baseline == BASELINE else f" than in {baseline}"
 
 
 def _show_ends(effect: Effect, sign: int) -> str:
@@ -201,9 +224,14 @@ def describe_ground(view: View) -> str:
     layout = dict(view.context.setting).get("layout", ONE_GPU)
     if gpu and not layout.startswith(ONE_GPU):
         gpu += f" ({layout})"
+    machines = describe_machines(view)
+    if gpu and machines:
+        gpu = gpu.replace(analysis.facts["GPU"], machines, 1)
     place = ", ".join(filter(None, (gpu, driver and f"driver {driver}"))) or analysis.hardware
     if len(view.allocations) > 1:
         place += f", in {count(len(view.allocations), 'allocation')}"
+    elif view.is_comparison and machines:
+        place += "; other machines were not measured"
     number = f"{count(analysis.verdict.num_pairs, analysis.unit)} on " if analysis.verdict.num_pairs else ""
     return f"{number}{place}"
 

@@ -11,7 +11,7 @@ from rlk_repro.base.units import count, format_percent
 from rlk_repro.report.labels import NOT_RECORDED, start_sentence
 from rlk_repro.report.operators import make_operator_basis
 from rlk_repro.report.view import View
-from rlk_repro.rundir.results import Analysis, Effect, Gate, GateStatus, PairStatus, ProofStatus
+from rlk_repro.rundir.results import Analysis, Effect, PairStatus, ProofStatus, count_gates
 from rlk_repro.sources import CITED
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
@@ -75,7 +75,7 @@ def _make_speed_basis(view: View) -> Iterator[tuple[str, str]]:
         yield "sensitivity", seen
     yield "memory", judge_memory(analysis).sentence
     yield f"{analysis.unit}s", describe_pairs(analysis)
-    yield "gates", _describe_gates(analysis.gates)
+    yield "gates", count_gates(analysis.gates)
 
 
 def describe_effect(effect: Effect | None, unit: str) -> str:
@@ -131,16 +131,6 @@ def describe_pairs(analysis: Analysis) -> str:
     counts.append(f"{sum(pair.is_control for pair in analysis.pairs)} control")
     num_planned, num_control = analysis.num_pairs_planned, analysis.num_control_pairs_planned
     return f"{', '.join(counts)} (planned pairs: {num_planned} to compare variants, {num_control} as control)"
-
-
-def _describe_gates(gates: tuple[Gate, ...]) -> str:
-    by_status = {status: [gate.name for gate in gates if gate.status is status] for status in GateStatus}
-    parts = []
-    for status in (GateStatus.FAILED, GateStatus.UNDECIDED):
-        if names := by_status[status]:
-            parts.append(f"{len(names)} {status} ({', '.join(names)})")
-    parts += [f"{len(by_status[s])} {s}" for s in (GateStatus.PASSED, GateStatus.NOT_APPLICABLE) if by_status[s]]
-    return ", ".join(parts) or "none"
 
 
 def _describe_proof(analysis: Analysis) -> str:

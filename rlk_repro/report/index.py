@@ -74,7 +74,7 @@ def _make_table(entries: Iterable[Entry]) -> Table:
 
 def _list_doubts(context: Context) -> Iterator[str]:
     if context.rule_changes:
-        yield "measurement rules were changed"
+        yield "other measurement rules than the shipped run's"
     if has_blocking(context.findings):
         yield "records contradict each other"
 

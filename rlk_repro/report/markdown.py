@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base.units import count
 from rlk_repro.report.answer import (
     describe_answer,
     describe_ground,
@@ -30,7 +29,7 @@ from rlk_repro.report.labels import clean
 from rlk_repro.report.sections import make_effects
 from rlk_repro.report.surroundings import make_cautions, make_sections
 from rlk_repro.report.view import Context, View, make_view
-from rlk_repro.rundir.results import Analysis, GateStatus
+from rlk_repro.rundir.results import Analysis, GateStatus, count_gates
 
 MOST_CAUTIONS: Final = 6
 MOST_EFFECTS: Final = 12
@@ -64,9 +63,8 @@ def _render_summary(view: View) -> Iterator[str]:
     if view.is_comparison:
         yield from (*_cut(make_effects(view), MOST_EFFECTS), "")
         open_gates = [gate for gate in analysis.gates if gate.status in {GateStatus.FAILED, GateStatus.UNDECIDED}]
-        held = f"{count(len(analysis.gates) - len(open_gates), 'gate')} passed or not applicable"
         yield from (f"- {escape_markdown(f'{gate.name}: {gate.status}: {gate.detail}')}" for gate in open_gates)
-        yield from (f"- {held}", "")
+        yield from (f"- {escape_markdown(count_gates(analysis.gates))}", "")
     if context.may_not_claim:
         yield "What this result does not show:"
         yield from (f"- {escape_markdown(text)}" for text in context.may_not_claim[:MOST_LIMITS])

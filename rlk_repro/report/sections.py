@@ -47,6 +47,7 @@ GATE_TONES: Final = {
     GateStatus.FAILED: Tone.BAD,
     GateStatus.UNDECIDED: Tone.OPEN,
     GateStatus.NOT_APPLICABLE: Tone.FAINT,
+    GateStatus.NOT_PLANNED: Tone.OPEN,
 }
 PROOF_TONES: Final = {
     ProofStatus.PROVED: Tone.GOOD,
@@ -146,7 +147,7 @@ def _gate_row(view: View, gate: Gate) -> tuple[TableCell, ...]:
     name = view.metric_cell(gate.name, gate.name) if gate.name in view.metrics else TableCell(text=gate.name)
     return make_row(
         name,
-        TableCell(text=gate.status.value, tone=GATE_TONES[gate.status]),
+        TableCell(text=gate.shown.word, tone=GATE_TONES[gate.shown]),
         number_or_dash(gate.estimate),
         " to ".join(ends) or "–",
         number_or_dash(gate.margin),

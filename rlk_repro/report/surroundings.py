@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from rlk_repro.analysis.verdict import OVERRIDDEN
 from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level, has_blocking, sort_findings
 from rlk_repro.base.units import name_some
 from rlk_repro.report.agreement import make_agreement
+from rlk_repro.report.answer import describe_baseline, describe_machines
 from rlk_repro.report.basis import make_identity
 from rlk_repro.report.blocks import (
     Block,
@@ -24,7 +26,7 @@ from rlk_repro.report.blocks import (
     make_row,
 )
 from rlk_repro.report.checks import make_checks
-from rlk_repro.report.labels import NOT_RECORDED, headline_value
+from rlk_repro.report.labels import NOT_RECORDED, headline_value, start_sentence
 from rlk_repro.report.microbatch import make_microbatches
 from rlk_repro.report.operators import make_cells
 from rlk_repro.report.sections import (
@@ -205,7 +207,9 @@ def make_findings(view: View) -> Section:
 def make_claims(view: View) -> Section:
     """Say what may be claimed according to the run's definition."""
     analysis, context = view.analysis, view.context
-    scope = f"hardware {analysis.hardware}, stack {analysis.stack}, lane {analysis.lane}, run {analysis.run}"
+    machines = describe_machines(view)
+    scope = f"against {describe_baseline(view)}, on {machines}, " if machines else ""
+    scope += f"hardware {analysis.hardware}, stack {analysis.stack}, lane {analysis.lane}, run {analysis.run}"
     blocks: list[Block] = [Text(text=caution) for caution in make_cautions(view)]
     blocks += [
         Text(text="This report may be cited for:"),
@@ -276,7 +280,7 @@ def make_cautions(view: View) -> tuple[str, ...]:
     if view.is_comparison and analysis.verdict.num_pairs:
         cautions += view.context.own_work
     if analysis.verdict.is_exploratory:
-        cautions.append("Exploratory: the measurement plan was changed after it was fixed.")
+        cautions.append(f"{start_sentence(OVERRIDDEN)}.")
     if view.context.rule_changes:
         cautions.append(view.context.rule_changes)
     if has_blocking(view.context.findings):

@@ -30,7 +30,7 @@ from rlk_repro.report.sections import GATE_TONES, choose_tone, describe_floor, m
 from rlk_repro.report.surroundings import describe_range, list_unrecorded, make_cautions, make_commands
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.operator_results import OperatorResult
-from rlk_repro.rundir.results import Analysis, TrialResult, TrialStatus
+from rlk_repro.rundir.results import Analysis, TrialResult, TrialStatus, count_gates
 
 STYLES: Final = {
     Tone.PLAIN: "",
@@ -71,6 +71,7 @@ def print_answer(
     place = bundle or view.context.bundle
     rows = (
         ("rests on", describe_ground(view)),
+        ("gates", count_gates(analysis.gates) if analysis.gates else ""),
         ("replay", replay),
         ("bundle", bundle),
         ("report", report),
@@ -154,7 +155,7 @@ def _print_gates(view: View, console: Console) -> None:
     _print_heading(console, "Gates", "if one failed, the run is not comparable; if one is undecided, inconclusive")
     table = _make_table("gate", "status", "what")
     for gate in view.analysis.gates:
-        table.add_row(_text(gate.name), _text(gate.status.value, STYLES[GATE_TONES[gate.status]]), _text(gate.detail))
+        table.add_row(_text(gate.name), _text(gate.shown.word, STYLES[GATE_TONES[gate.shown]]), _text(gate.detail))
     console.print(table)
 
 

@@ -7,6 +7,7 @@ is None, never 0.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
@@ -15,12 +16,16 @@ from typing import Any, Final
 from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema, dump_json
 from rlk_repro.base.findings import Finding
+from rlk_repro.base.units import count
 from rlk_repro.operators import is_of_other, name_implementations
 from rlk_repro.rundir.agreement import AgreementCheck, AgreementResult
 from rlk_repro.rundir.microbatch import MicrobatchResult
 from rlk_repro.rundir.operator_results import OperatorResult
 
 SCHEMA: Final = 1
+NO_CONTROL_BLOCK: Final = "no control block was planned"
+NO_SHADOW_STEP: Final = "no shadow step was planned"
+NOTHING_PLANNED: Final = frozenset({NO_CONTROL_BLOCK, NO_SHADOW_STEP})
 
 
 class TrialStatus(StrEnum):
@@ -50,6 +55,11 @@ class GateStatus(StrEnum):
     FAILED = "failed"
     UNDECIDED = "undecided"
     NOT_APPLICABLE = "n/a"
+    NOT_PLANNED = "not planned"
+
+    @property
+    def word(self) -> str:
+        return "does not apply" if self is GateStatus.NOT_APPLICABLE else self.value
 
 
 class VerdictWord(StrEnum):
@@ -263,6 +273,27 @@ class Gate:
     high: float | None
     margin: float | None
     n: int
+
+    @property
+    def shown(self) -> GateStatus:
+        """The status; rules 1 call a gate of which nothing was planned n/a too."""
+        is_unplanned = self.status is GateStatus.NOT_APPLICABLE and self.detail in NOTHING_PLANNED
+        return GateStatus.NOT_PLANNED if is_unplanned else self.status
+
+
+def count_gates(gates: Sequence[Gate]) -> str:
+    """Return a text like ``7 of 10 gates passed, 3 do not apply``, with the names of open gates."""
+    names = {status: [gate.name for gate in gates if gate.shown is status] for status in GateStatus}
+    num_other, num_unplanned = (len(names[item]) for item in (GateStatus.NOT_APPLICABLE, GateStatus.NOT_PLANNED))
+    parts = [f"{len(names[GateStatus.PASSED])} of {count(len(gates), 'gate')} passed"]
+    for status in (GateStatus.FAILED, GateStatus.UNDECIDED):
+        if found := names[status]:
+            parts.append(f"{len(found)} {status} ({', '.join(found)})")
+    if num_other:
+        parts.append(f"{num_other} {'does' if num_other == 1 else 'do'} not apply")
+    if num_unplanned:
+        parts.append(f"{num_unplanned} not planned ({', '.join(names[GateStatus.NOT_PLANNED])})")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

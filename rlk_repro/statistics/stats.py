@@ -23,6 +23,8 @@ GATED: Final = frozenset({RAW_REWARD, ABS_DIFF, PEAK_MEMORY, RESPONSE_LENGTH})
 """Metrics on which a verdict depends: a trial must record them in every step, or records could be left out."""
 STEP_TIME: Final = "step_time_s"
 MEAN_STEP_TIME: Final = "mean_step_time_s"
+ENERGY: Final = "energy_j"
+GRADIENT: Final = "grad_norm"
 UNADJUSTED: Final = "unadjusted_step_time_s"
 CARRY_OVER: Final = "carry_over_step_time_s"
 DIAGNOSTICS: Final = (UNADJUSTED, CARRY_OVER)

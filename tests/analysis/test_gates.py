@@ -14,7 +14,7 @@ from rlk_repro.rundir.results import Gate, GateStatus, PairStatus, ProofStatus
 from rlk_repro.spec import Margins, Measure
 from tests.support.judged_pairs import MEASURE, MadePair, around, change, judge_pairs, make_pair, make_pairs
 
-PASSED, FAILED, UNDECIDED, NOT_APPLICABLE = GateStatus
+PASSED, FAILED, UNDECIDED, NOT_APPLICABLE, NOT_PLANNED = GateStatus
 OFFSETS = (-0.002, 0.002, -0.001, 0.001, -0.003, 0.003)
 
 
