@@ -88,7 +88,11 @@ def make_effects(view: View) -> Section:
         "number of secondary metrics."
     )
     if view.analysis.is_crossover:
-        note += f" '{exact}' is given for the primary metric only, if its orders are few enough to count."
+        note += (
+            f" '{exact}' is given for the primary metric only, if its orders are few enough to count. It is exact for "
+            "the hypothesis that RL-Kernel changes no block of any session; where sessions differ, only the interval "
+            "tells of their mean."
+        )
     if view.noise:
         note += (
             f" The column '{BY_BLOCKS}' is the half width that the noise of single blocks alone gives. An interval "
