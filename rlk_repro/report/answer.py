@@ -106,7 +106,7 @@ def describe_words(analysis: Analysis) -> str:
 
 
 def describe_answer(view: View) -> str:
-    """Return a line like ``Result: with RL-Kernel a step takes 4.37 % less time (95 % interval 4.24 to 4.50 %).``"""
+    """Return a line like ``Result: on 1 NVIDIA H200, with RL-Kernel a step takes 4.37 % less time than in vime …``."""
     analysis = view.analysis
     word, effect = analysis.verdict.word, analysis.effect(view.primary)
     if analysis.checks:
