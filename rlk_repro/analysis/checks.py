@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rlk_repro.analysis.hashes import compare_hashes
 from rlk_repro.analysis.routing import compare_routing
+from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.units import count, format_number
 from rlk_repro.logs.engines import (
     EngineLog,
@@ -24,6 +25,7 @@ from rlk_repro.logs.engines import (
     SampleInput,
     Skipped,
     Weights,
+    read_contract,
     read_engines,
 )
 from rlk_repro.plan import Plan
@@ -41,6 +43,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.agreement import DTYPES, AgreementContract, load_contract
 
 BOTH: Final = "both"
+MAX_CHECKS: Final = 20_000
 NO_RECORD: Final = "the trial left no record of its engines"
 
 Place = tuple[str, str, int]
@@ -48,16 +51,34 @@ Place = tuple[str, str, int]
 
 
 def check_agreement(plan: Plan, run_dir: RunDir) -> Iterator[AgreementCheck]:
+    """Judge every pair by this version's contract.
+
+    Raises:
+        BundleUnreadable: a record holds steps that the plan lacks, or the records give more checks than any run.
+    """
+    contract, number = load_contract(), 0
     for pair, trials in plan.pairs().items() if plan.run.workload.compares_engines else ():
-        logs = {trial.name: read_engines(run_dir.trial(trial.name)) for trial in trials}
-        yield from check_pair(pair, [(trial.variant, logs[trial.name]) for trial in trials], range(plan.num_steps))
+        logs = []
+        for trial in trials:
+            log = read_engines(run_dir.trial(trial.name))
+            if log is not None and log.steps and log.steps[-1] >= plan.num_steps:
+                expected = f"steps below {plan.num_steps}"
+                what = "records steps that the plan lacks"
+                raise BundleUnreadable(Problem(trial.name, what, got=log.steps[-1], expected=expected))
+            logs.append((trial.variant, log and replace(log, contract=contract)))
+        for check in check_pair(pair, logs, range(plan.num_steps)):
+            number += 1
+            if number > MAX_CHECKS:
+                raise BundleUnreadable(Problem("records of engines", f"give more than {MAX_CHECKS} checks"))
+            yield check
 
 
 def has_other_contract(plan: Plan, run_dir: RunDir) -> bool:
     """Tell whether a trial's recorded contract differs from that of this version of rlk-repro."""
-    shipped = load_contract()
-    logs = (read_engines(run_dir.trial(trial.name)) for trial in plan.trials)
-    return any(log is not None and log.contract != shipped for log in logs)
+    if not plan.run.workload.compares_engines:
+        return False
+    recorded = [read_contract(run_dir.trial(trial.name)) for trial in plan.trials]
+    return any(contract not in {None, load_contract()} for contract in recorded)
 
 
 def check_pair(
@@ -351,7 +372,7 @@ def _compare_layers(
     points = [point for point in one if point in other]
     if not points:
         return _skip(CheckKind.LAYERS, place, *names, "the engines recorded no layer in common")
-    odd = next((point for point in points if _find_shape(one[point]) != _find_shape(other[point])), None)
+    odd = next((point for point in points if not _have_one_shape(one[point], other[point])), None)
     if odd is not None:
         found = f"{odd}: the engines recorded different numbers of rows or columns"
         return _make(CheckKind.LAYERS, place, names, CheckWord.FAIL, found)
@@ -372,6 +393,10 @@ def _compare_layers(
         CheckKind.LAYERS, place, names, word, found, num=len(points), num_unequal=sum(size > 0 for size in sizes),
         largest=largest, dtype=dtype, bound=bound, points=tuple(points), curve=tuple(curve),
     )  # fmt: skip
+
+
+def _have_one_shape(one: Layer, other: Layer) -> bool:
+    return _find_shape(one) == _find_shape(other) and len(one.norms) == len(one.values)
 
 
 def _find_shape(layer: Layer) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ def agreement(
     else:
         say_text(render_checks(analysis, context))
         if is_other_contract:
-            say("the results were judged by the bundle's own contract, which differs from this version's contract")
+            say("the bundle records another contract than this version's, by which the results were judged")
         say(summary)
     is_doubtful = has_blocking(context.findings) or not (context.is_sealed or is_unsealed_fine)
     found = {item.word.value for item in checks} or {"not measured"}

@@ -14,6 +14,7 @@ from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import check_schema
 from rlk_repro.logs.lines import open_log
 from rlk_repro.logs.ops_lines import RECORD, Count
+from rlk_repro.rundir.agreement import ENGINES
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.spec.agreement import AgreementContract, parse_contract
 
@@ -21,7 +22,7 @@ SCHEMA: Final = 1
 MAX_LINE_BYTES: Final = 8 << 20
 MAX_LINES: Final = 20_000
 MAX_BYTES: Final = 256 << 20
-LIMITS: Final = {"engine": 8, "case": 16, "step": 1_000, "point": 2_000}
+LIMITS: Final = {"case": 16, "step": 1_000, "point": 2_000}
 
 Name: TypeAlias = Annotated[str, Field(max_length=200)]
 Token: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -156,8 +157,10 @@ class EngineLog:
         """Add a line.
 
         Raises:
-            BundleUnreadable: the record has more engines, cases, steps or points than a trainer writes.
+            BundleUnreadable: the record has other engines, or more cases, steps or points than a trainer writes.
         """
+        if line.engine not in ENGINES:
+            raise BundleUnreadable(Problem("record of engines", "names an unknown engine", got=line.engine))
         for name, limit in LIMITS.items():
             seen = self.names.setdefault(name, set())
             seen.update([getattr(line, name)] if hasattr(line, name) else [])
@@ -200,6 +203,14 @@ def read_engines(folder: TrialDir) -> EngineLog | None:
         elif log is not None and line is not None and not isinstance(line, Begin):
             log.add(line)
     return log and replace(log, num_dropped=num_dropped)
+
+
+def read_contract(folder: TrialDir) -> AgreementContract | None:
+    """Return the contract that a trial's first rank recorded, or None if the trial has no such record."""
+    path = next(iter(folder.engines_files().values()), None)
+    lines = iter(()) if path is None else _read_lines(path)
+    begin = next((line for line in lines if isinstance(line, Begin)), None)
+    return None if begin is None else parse_contract("contract", begin.contract)
 
 
 def _read_lines(path: Path) -> Iterator[Line | None]:

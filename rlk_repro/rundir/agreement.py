@@ -70,6 +70,7 @@ GENERATED: Final = "rollout, generated"
 PROMPTS: Final = "rollout, prompts"
 TRAINING: Final = "training"
 REFERENCE: Final = "reference"
+ENGINES: Final = frozenset({ROLLOUT, GENERATED, PROMPTS, TRAINING, REFERENCE})
 AS_RUN: Final = ""
 ALONE: Final = "alone"
 EMPTY_CACHE: Final = "empty prefix cache"
@@ -156,13 +157,21 @@ def describe_checks(checks: Sequence[AgreementCheck]) -> str:
 
 
 def choose_word(checks: Sequence[AgreementCheck]) -> CheckWord:
-    """Return the result of a run; ``pass`` requires a passed check of log-probs in both variants at every step."""
+    """Return the result of a run.
+
+    ``pass`` requires that inputs, weights and log-probs pass in both variants at every step, and layers at the first.
+    """
     if any(item.word is CheckWord.FAIL for item in checks):
         return CheckWord.FAIL
-    of_log_probs = [item for item in checks if item.kind is CheckKind.LOG_PROBS]
-    passed = {(item.variant, item.step) for item in of_log_probs if item.word is CheckWord.PASS}
-    wanted = {(variant, item.step) for variant in (BASELINE, ENABLED) for item in of_log_probs}
-    return CheckWord.PASS if wanted and wanted <= passed else CheckWord.NOT_MEASURED
+    passed = {(item.kind, item.variant, item.step) for item in checks if item.word is CheckWord.PASS}
+    steps = sorted({item.step for item in checks if item.kind is CheckKind.LOG_PROBS})
+    for variant in (BASELINE, ENABLED):
+        wanted = {(CheckKind.LAYERS, variant, step) for step in steps[:1]}
+        for kind in (CheckKind.INPUTS, CheckKind.WEIGHTS, CheckKind.LOG_PROBS):
+            wanted |= {(kind, variant, step) for step in steps}
+        if not wanted or not wanted <= passed:
+            return CheckWord.NOT_MEASURED
+    return CheckWord.PASS
 
 
 def compare_checks(recorded: Iterable[AgreementCheck], new: Iterable[AgreementCheck]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
+from rlk_repro.analysis.checks import has_other_contract
 from rlk_repro.base.errors import BundleUnreadable, SpecError
 from rlk_repro.base.files import read_start
 from rlk_repro.base.findings import Finding, Level, diff_values
@@ -37,6 +38,8 @@ AMOUNTS: Final = frozenset({"warmup_steps", "scored_steps", "seed", "blocks", "c
 def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
     """Return a blocking finding for each plan value that comes neither from a bundled file nor from a recorded flag."""
     found = list(_find_rewritten(plan, run_dir))
+    if has_other_contract(plan, run_dir):
+        found.append(Finding(Level.BLOCKING, "engines: contract", "this version's agreement contract", "another one"))
     rest = found[MAX_FINDINGS:]
     differing = f"{len(rest)} more values that differ"
     more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", differing)]

@@ -143,7 +143,7 @@ def test_training_of_two_trials_is_compared_only_with_known_equal_weights(read: 
 
 def test_a_record_beyond_what_a_trainer_writes_is_refused(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     line = make_lines()[4]
-    for name, values in (("engine", map(str, range(9))), ("case", map(str, range(17))), ("step", range(1001))):
+    for name, values in (("case", map(str, range(17))), ("step", range(1001))):
         with pytest.raises(BundleUnreadable, match=f"too many {name}s"):
             read([line | {name: value} for value in values])
     with pytest.raises(BundleUnreadable, match="too many points"):
@@ -284,3 +284,23 @@ def test_one_other_expert_fails_where_the_training_replays_the_generation(read: 
     item = next(item for item in checks if item.kind is CheckKind.ROUTING)
     assert (item.word, item.bound) == (CheckWord.FAIL, 0)
     assert item.found == "7 of 8 choices of experts equal; first at layer 1, sample 0, row 3: expert 4 against 5"
+
+
+@pytest.mark.parametrize("kind", ["inputs", "weights", "layer", "log_probs"])
+def test_engines_agree_only_if_every_kind_of_record_was_compared(read: Any, kind: str) -> None:
+    whole = make_lines()
+    assert choose_word(check(read(whole))) is CheckWord.PASS
+    for engine in ("training", "rollout", "rollout, generated", "reference"):
+        left = [line for line in whole if (line["event"], line["engine"]) != (kind, engine)]
+        if left != whole:
+            assert choose_word(check(read(left))) is CheckWord.NOT_MEASURED
+
+
+def test_layers_without_norms_are_no_agreement(read: Any) -> None:
+    lines = [{**line, "norms": []} if line["event"] == "layer" else line for line in make_lines(layer=[9.0, 0.0])]
+    assert choose_word(check(read(lines))) is CheckWord.FAIL
+
+
+def test_an_unknown_engine_is_refused(read: Any) -> None:
+    with pytest.raises(BundleUnreadable, match="names an unknown engine"):
+        read([{**make_lines()[0], "engine": "another"}])

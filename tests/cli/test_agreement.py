@@ -64,11 +64,16 @@ def test_stored_rollouts_record_the_weights_of_training_and_another_contract_is_
     for path in run_dir.glob("trials/*/engines/0.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert {line["engine"] for line in lines if line["event"] == "weights"} == {"training"}
-    told = "judged by the bundle's own contract"
+    told = "the bundle records another contract than this version's"
     assert told not in call("agreement", str(run_dir))[1]
     shipped = parse_contract("agreement.yaml", "bounds: []")
     monkeypatch.setattr("rlk_repro.analysis.checks.load_contract", lambda: shipped)
-    assert told in call("agreement", str(run_dir))[1]
+    code, out, _ = call("agreement", str(run_dir))
+    assert (code, told in out) == (1, True)
+    for command in ("report", "index"):
+        assert call(command, str(run_dir), "-o", str(run_dir / "report"))[0] == 1
+    assert call("diff", str(run_dir), str(run_dir))[0] == 1
+    assert call("replay", str(run_dir), "--analyze-only")[0] == 1
 
 
 def test_a_run_that_compares_no_engines_says_how_one_does(call: Call, tmp_path: Path) -> None:
