@@ -24,7 +24,7 @@ from rlk_repro.replay.recorded import find_difference, has_same_bytes, refuse_bl
 from rlk_repro.rundir.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
-from rlk_repro.rundir.store import recall
+from rlk_repro.rundir.store import has_submitted
 from rlk_repro.sources import RL_KERNEL
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import Loaded
@@ -105,7 +105,7 @@ def reanalyse(bundle: Path) -> Recorded:
             manifests=load_manifests(run_dir),
             identity=read_identity(run_dir, plan),
             parts=load_parts(run_dir.prepared),
-            is_own=recall(run_dir) is not None,
+            is_own=has_submitted(run_dir),
             is_reworded=not has_same_bytes(run_dir, analysis),
         )
 

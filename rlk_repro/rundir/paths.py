@@ -171,6 +171,8 @@ class RunDir:
     lock = Within(".lock")
     reserve = Within(".reserve")
     """The file reserves disk space: on a full disk the leading agent removes it to write its last message."""
+    token = Within(".token")
+    """The file holds random text by which its user recognises the run directory."""
     state = Within(".state.json")
     agent_output = Within(".agent.log")
     """The file holds the output of the agent on the cluster ``local``; empty unless the agent crashes."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError
-from rlk_repro.base.files import MAX_PLAN_BYTES, load_json, sha256_file, write_json
+from rlk_repro.base.files import MAX_PLAN_BYTES, load_json, sha256_file, write_json, write_text
 from rlk_repro.base.resources import suggest, user_state_dir
 from rlk_repro.rundir.paths import FIND_BUNDLE, RUNS_VARIABLE, RunDir, runs_root
 
@@ -22,18 +23,33 @@ SCHEMA: Final = 1
 
 
 def remember(run_dir: RunDir, submission: Mapping[str, Any] | None = None) -> None:
-    """Record that this user staged a run directory; ``submission`` describes the job after the cluster accepts it."""
+    """Record that this user staged a run directory; ``submission`` describes the job after the cluster accepts it.
+
+    The run directory gets a random token, which is never packed: anyone may copy a plan from a published bundle.
+    """
     path = _state_file(run_dir)
+    if not run_dir.token.is_file():
+        write_text(run_dir.token, secrets.token_hex(32))
     with writing(path.parent, hint="export XDG_STATE_HOME=/a/folder/with/room"):
-        write_json(path, {"schema": SCHEMA, "submission": submission})
+        write_json(path, {"schema": SCHEMA, "submission": submission, "token": sha256_file(run_dir.token)})
 
 
 def recall(run_dir: RunDir) -> dict[str, Any] | None:
-    """Return what ``remember`` recorded for a run directory, or None if this user did not stage it."""
-    if not run_dir.plan.is_file() or not (path := _state_file(run_dir)).is_file():
+    """Return what ``remember`` recorded for a run directory, or None if this user did not stage it.
+
+    Records of earlier versions hold no token's hash, so there the plan alone decides.
+    """
+    if not has_submitted(run_dir):
         return None
-    value: dict[str, Any] = load_json(path, schema=SCHEMA)
-    return value
+    value: dict[str, Any] = load_json(_state_file(run_dir), schema=SCHEMA)
+    token = value.get("token")
+    is_own = token is None or (run_dir.token.is_file() and sha256_file(run_dir.token) == token)
+    return value if is_own else None
+
+
+def has_submitted(run_dir: RunDir) -> bool:
+    """Tell whether this user submitted the plan of a run directory, which may be another person's copy."""
+    return run_dir.plan.is_file() and _state_file(run_dir).is_file()
 
 
 def _state_file(run_dir: RunDir) -> Path:

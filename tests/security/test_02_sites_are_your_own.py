@@ -151,6 +151,18 @@ def test_what_i_submitted_is_not_redirected_by_its_own_folder(call, fake: FakeSl
     assert not fake.count("scancel")
 
 
+def test_a_copy_of_my_published_plan_is_not_mine(call, tmp_path: Path) -> None:
+    mine = make_staged(Path(os.environ["RLK_REPRO_RUNS"]) / "smoke" / "mine")[1]
+    assert not mine.is_packed(mine.token.name)
+    theirs = RunDir(shutil.copytree(mine.root, mine.root.parent / "theirs"))
+    for forge in (theirs.token.unlink, lambda: theirs.token.write_text("0" * 64)):
+        forge()
+        for command in (("cancel",), ("collect",), ("submit", "--resume")):
+            code, _, err = call(*command, "theirs")
+            assert (code, "was not submitted by you" in err) == (1, True), command
+    assert call("status", "mine")[1] == "mine: staged but not submitted\n"
+
+
 def test_a_moved_run_directory_is_still_mine(call, tmp_path: Path) -> None:
     run_dir = make_staged(tmp_path / "somewhere")[1]
     moved = Path(shutil.move(run_dir.root, tmp_path / "else where"))
