@@ -21,6 +21,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json, write_bytes, write_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.secrets import Scrubber
+from rlk_repro.base.units import name_some
 from rlk_repro.images.build import CONTEXT
 from rlk_repro.plan import Plan
 from rlk_repro.probes import folder
@@ -144,15 +145,17 @@ def with_own_patch(manifest: Manifest, run_dir: RunDir, scrubber: Scrubber) -> M
 
 
 def _write_patch(run_dir: RunDir, scrubber: Scrubber) -> Fact:
-    patch = make_patch(Path(rlk_repro.__file__).parent, CONTEXT)
-    if isinstance(patch, Unknown):
-        return patch
+    made = make_patch(Path(rlk_repro.__file__).parent, CONTEXT)
+    if isinstance(made, Unknown):
+        return made
+    patch, untracked = made
+    lacking = f", which lacks files outside the commit: {name_some(untracked)}" if untracked else ""
     if not patch:
-        return Unknown("no patch, because no changed file belongs to the package")
+        return Unknown(f"no patch{lacking or ', because no changed file belongs to the package'}")
     if len(patch) > MAX_PATCH_BYTES:
         return Unknown(f"the patch is larger than {MAX_PATCH_BYTES >> 20} MiB")
     if _BINARY in patch:
         return Unknown("the changes include binary files, which may hide secrets")
     clean = scrubber.bytes(patch)
     write_bytes(run_dir.own_patch, clean)
-    return PATCH_IS_WHOLE if clean == patch else PATCH_IS_SCRUBBED
+    return (PATCH_IS_WHOLE if clean == patch else PATCH_IS_SCRUBBED) + lacking

@@ -189,8 +189,11 @@ def _borrow_objects(top: Path, common: Path, commit: str) -> Iterator[dict[str, 
         }
 
 
-def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
-    """Return a patch from the commit to the present state of ``names`` (files and folders)."""
+def make_patch(folder: Path, names: Sequence[str]) -> tuple[bytes, list[str]] | Unknown:
+    """Return a patch from the commit to the present state of its files in ``names`` (files and folders).
+
+    Files that the commit lacks may be private, so they are only named, in the second part of the result.
+    """
     found = read_checkout(folder)
     if isinstance(found, Unknown):
         return found
@@ -204,16 +207,13 @@ def make_patch(folder: Path, names: Sequence[str]) -> bytes | Unknown:
         if isinstance(listed, Unknown):
             return listed
         others = found.names - set(map(os.fsdecode, listed.split(b"\0")))
-        added = b"\0".join(os.fsencode(name) for name in others if name.startswith(tuple(f"{item}/" for item in names)))
+        untracked = sorted(name for name in others if name.startswith(tuple(f"{item}/" for item in names)))
+        answer = _git(found.top, places, *_LITERAL, "read-tree", found.commit)
+        if isinstance(answer, Unknown):
+            return answer
         diff = ("diff", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", found.commit)
-        steps: list[tuple[tuple[str, ...], bytes]] = [(("read-tree", found.commit), b"")]
-        if added:
-            steps.append((("add", "--intent-to-add", "--force", *_NAMES_ON_STDIN), added))
-        for words, stdin in steps:
-            answer = _git(found.top, places, *_LITERAL, *words, stdin=stdin)
-            if isinstance(answer, Unknown):
-                return answer
-        return _git(found.top, places, *_LITERAL, *diff, "--", *names)
+        patch = _git(found.top, places, *_LITERAL, *diff, "--", *names)
+        return patch if isinstance(patch, Unknown) else (patch, untracked)
 
 
 def _split_entries(listed: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:

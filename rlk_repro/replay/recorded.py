@@ -58,8 +58,11 @@ def describe_own_patch(bundle: Path, manifests: Sequence[Manifest]) -> list[str]
     name = RunDir(Path()).own_patch.name
     held = f"rlk-repro had uncommitted changes to commit {commit}; {name} in {printable(str(bundle))} holds them"
     lines = [f"{held}: code of the bundle's author, to be read before it is applied"]
-    if patch != PATCH_IS_WHOLE:
+    kept, _, lacking = str(patch).partition(", ")
+    if kept != PATCH_IS_WHOLE:
         lines.append("  secrets were removed from this patch: it may not apply, or may not give the code that ran")
+    if lacking:
+        lines.append(f"  {printable(lacking)[:200]}")
     return lines
 
 

@@ -23,9 +23,12 @@ def make_manifest(*, is_dirty: bool) -> Manifest:
     return Manifest(node="a", sections={"code": {"rlk_repro": {"commit": COMMIT, "is_dirty": is_dirty}}})
 
 
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes | Unknown) -> tuple[Manifest, RunDir]:
+def record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: bytes | Unknown, untracked: list[str] | None = None
+) -> tuple[Manifest, RunDir]:
     run_dir = RunDir(tmp_path)
-    monkeypatch.setattr(node, "make_patch", lambda *_: patch)
+    made = patch if isinstance(patch, Unknown) else (patch, untracked or [])
+    monkeypatch.setattr(node, "make_patch", lambda *_: made)
     return with_own_patch(make_manifest(is_dirty=True), run_dir, Scrubber()), run_dir
 
 
@@ -69,6 +72,13 @@ def test_secrets_are_taken_out_and_that_is_said(tmp_path: Path, monkeypatch: pyt
     assert TOKEN.encode() not in run_dir.own_patch.read_bytes()
     assert read_fact(manifest) == "without secrets"
     assert describe_own_patch(Path("b.tgz"), [manifest])[1].startswith("  secrets were removed from this patch")
+
+
+def test_files_outside_the_commit_are_named_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, _ = record(tmp_path, monkeypatch, PATCH, ["k8s/kubeconfig"])
+    assert read_fact(manifest) == "whole, which lacks files outside the commit: k8s/kubeconfig"
+    lines = describe_own_patch(Path("b.tgz"), [manifest])
+    assert lines[1:] == ["  which lacks files outside the commit: k8s/kubeconfig"]
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,15 @@ def test_variables_of_an_outer_git_do_not_mislead(checkout, monkeypatch):
 def test_changes_are_a_patch_that_makes_the_same_files_of_the_commit(checkout, tmp_path):
     clone = tmp_path / "clone"
     assert proc.run(["git", "clone", "-q", str(checkout), str(clone)]).is_ok
-    assert make_patch(checkout, ["rl_engine", "README"]) == b""
+    assert make_patch(checkout, ["rl_engine", "README"]) == (b"", [])
     objects = sorted((checkout / ".git/objects").rglob("*"))
-    (checkout / "README").write_text("y\n")
+    (checkout / "README").write_bytes(bytes(range(256)))
     (checkout / "rl_engine/__init__.py").unlink()
-    (checkout / "rl_engine/new name.py").write_text("a = 1\n")
-    (checkout / "rl_engine/data").write_bytes(bytes(range(256)))
     (checkout / "rl_engine/built.so").write_text("")
-    patch = make_patch(checkout / "rl_engine", ["rl_engine", "README"])
-    assert isinstance(patch, bytes)
+    made = make_patch(checkout / "rl_engine", ["rl_engine", "README"])
+    assert not isinstance(made, Unknown)
+    patch, untracked = made
+    assert untracked == []
     done = proc.run(["git", "apply", "-"], cwd=clone, stdin=patch)
     assert done.is_ok, done.stderr
     assert probe_checkout(clone)["tree"] == probe_checkout(checkout)["tree"]
@@ -101,10 +101,13 @@ def test_a_patch_has_only_what_is_asked_for_and_runs_no_filter(checkout, tmp_pat
     (checkout / ".gitattributes").write_text("* filter=trap diff=trap\n")
     (checkout / "private.txt").write_text("mine")
     (checkout / "README").write_text("y\n")
-    patch = make_patch(checkout, ["README", "rl_engine"])
-    assert isinstance(patch, bytes)
+    (checkout / "rl_engine/kubeconfig").write_text("client-key-data: mine")
+    made = make_patch(checkout, ["README", "rl_engine"])
+    assert not isinstance(made, Unknown)
+    patch, untracked = made
     assert b"+y\n" in patch
-    assert b"private" not in patch
+    assert b"mine" not in patch
+    assert untracked == ["rl_engine/kubeconfig"]
     assert not list(checkout.rglob("trapped"))
     assert make_patch(tmp_path / "absent", ["README"]) == Unknown("its folder is absent")
 

@@ -220,3 +220,7 @@ def test_slurms_text_about_a_job_is_scrubbed_before_sealing(tmp_path: Path, monk
         b"JobId=12 Comment=<redacted:known-value>\n SubmitLine=sbatch --export=A=<redacted:huggingface-token>\n"
         b" WorkDir={run_dir}\n Odd=\xff\n"
     )
+
+
+def test_a_password_on_a_line_of_its_own_is_taken_out_of_a_netrc() -> None:
+    assert scrub("+  password tulips9roses") == "+  password <redacted:password>"
