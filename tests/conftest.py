@@ -46,7 +46,7 @@ WEIRD_NAMES = (
 
 
 # Files whose heavy tests would count each other's mounts or want the same ports.
-_CONTAINERS = ("test_images_build", "test_replay_between", "test_slurm_golden", "test_slurm_podman", "test_slurm_ray")
+_CONTAINERS = ("test_images_build", "test_slurm_golden", "test_slurm_podman", "test_slurm_ray")
 
 
 class OneFileAtATime(LoadScopeScheduling):  # type: ignore[misc]

@@ -20,22 +20,6 @@ def test_the_same_bytes_give_the_same_analysis_wherever_they_lie(tmp_path: Path,
     assert first == second
 
 
-def test_a_renamed_run_directory_gives_the_same_analysis(tmp_path: Path, weird_name: str) -> None:
-    run_dir = make_run(tmp_path / "id")
-    first = dump_json(analyse(run_dir).to_json())
-    renamed = RunDir(run_dir.root.rename(tmp_path / weird_name))
-    assert dump_json(analyse(renamed).to_json()) == first
-    assert analyse(renamed).run_id == "id"
-
-
-def test_without_a_recorded_run_id_the_folder_gives_it(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "id")
-    record = load_json(run_dir.plan)
-    del record["run_id"]
-    write_json(run_dir.plan, record)
-    assert analyse(run_dir).run_id == "id"
-
-
 def test_an_analysis_survives_a_round_trip(tmp_path: Path) -> None:
     analysis = analyse(make_run(tmp_path / "id"))
     assert Analysis.from_json(json.loads(dump_json(analysis.to_json()))) == analysis
@@ -165,15 +149,3 @@ def test_nodes_without_records_become_findings(tmp_path: Path) -> None:
         "a preflight record",
         "manifest and preflight record of 1 node",
     ]
-
-
-def test_lines_of_telemetry_that_cannot_be_read_are_a_finding(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "id")
-    assert not [item for item in analyse(run_dir).findings if "telemetry" in item.where]
-    telemetry = run_dir.node("node0").telemetry
-    telemetry.parent.mkdir(parents=True, exist_ok=True)
-    telemetry.write_text('{"t": 1.0, "trial": null}\nnot a sample\n{"t": 2.0, "tri')
-    found = [(item.level, item.found) for item in analyse(run_dir).findings if item.where.endswith("telemetry.jsonl")]
-    assert found == [(Level.WARNING, "1 line: not JSON"), (Level.WARNING, "1 line: the last line is cut off")]
-    run_dir.node("node1").telemetry.parent.mkdir()
-    assert [item.found for item in analyse(run_dir).findings if "node1/telemetry.jsonl" in item.where] == ["missing"]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json_line
-from rlk_repro.logs import operators
 from rlk_repro.logs.operators import OperatorLog, parse_operators
 from rlk_repro.rundir.operator_results import OperatorKind, OperatorStatus
 
@@ -114,42 +113,6 @@ def test_an_invalid_record_is_refused(changes: dict[str, Any]) -> None:
     log = read("chatter", PREFIX + json.dumps(TIME | changes))
     assert log.num_rejects == {"not an operator record": 1}
     assert log.times == {}
-
-
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
-def test_invalid_numbers_are_refused(text: str) -> None:
-    line = (PREFIX + json.dumps(TIME)).replace("0.0017", text)
-    assert read(line).num_rejects == {"not an operator record": 1}
-
-
-def test_every_cut_of_a_record_is_refused_as_cut_off() -> None:
-    whole = record(TIME)
-    for end in range(len(PREFIX) + 1, len(whole)):
-        log = read(whole[:end], record(TIME))
-        assert sum(log.num_rejects.values()) == 1, whole[:end]
-        assert len(log.times) == 1
-
-
-def test_records_without_the_logging_prefix_are_ignored() -> None:
-    log = read(f" - operator {json.dumps(TIME)}", f"operator {json.dumps(TIME)}")
-    assert (log.times, log.num_rejects) == ({}, {})
-
-
-def test_a_record_that_is_too_long_is_not_even_parsed() -> None:
-    log = read(record(TIME, samples_s=[0.1] * 300_000))
-    assert log.num_rejects == {"the record is too long": 1}
-
-
-def test_more_records_than_are_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "MAX_TIMES", 3)
-    log = read(*(record(TIME, sweep=sweep) for sweep in range(10)))
-    assert len(next(iter(log.times.values()))) == 3
-    assert log.num_rejects == {"too many records": 7}
-
-
-def test_deep_nesting_is_refused() -> None:
-    log = read(PREFIX + '{"event":' + "[" * 5000)
-    assert log.num_rejects == {"the record is cut off": 1}
 
 
 def test_a_missing_log_is_an_error(tmp_path: Path) -> None:

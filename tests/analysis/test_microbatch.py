@@ -114,15 +114,6 @@ def test_a_trial_without_proof_gives_no_number(tmp_path: Path, end: End, reason:
     assert any(item.startswith(f"01-p1-enabled: {reason}") for item in analysis.verdict.reasons)
 
 
-def test_several_pairs_give_a_range(tmp_path: Path) -> None:
-    analysis = make_memory_run(tmp_path, {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(8)})
-    first, second = analysis.microbatches
-    again = make_memory_run(tmp_path / "again", {BASELINE_TRIAL: End(7), ENABLED_TRIAL: End(8)}).microbatches
-    assert describe_microbatches([first, second, *again]) == (
-        "largest microbatch that trained: 46,080 to 47,104 tokens in baseline, 48,128 tokens in enabled"
-    )
-
-
 def test_a_replay_reproduces_equal_limits(tmp_path: Path) -> None:
     recorded = make_memory_run(tmp_path / "a", {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(8)})
     again = make_memory_run(tmp_path / "b", {BASELINE_TRIAL: End(6), ENABLED_TRIAL: End(8)})
@@ -165,7 +156,3 @@ def test_out_of_memory_is_a_good_end_only_where_the_run_fills_the_memory(
     run: str, status: TrialStatus, is_good: bool
 ) -> None:
     assert is_good_end(make_run_plan(run, "h200"), status) is is_good
-
-
-def test_running_out_of_memory_on_purpose_is_no_warning() -> None:
-    assert VIME.find_warnings(make_run_plan("qwen3-4b-memory", "h200")) == []

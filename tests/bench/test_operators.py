@@ -15,16 +15,14 @@ import pytest
 import torch
 
 from rlk_repro.base.errors import SpecError
-from rlk_repro.bench import rl_kernel
-from rlk_repro.bench.cases import CaseTensors, estimate_bytes, expand_grids, find_floor_s, make_inputs
+from rlk_repro.bench.cases import CaseTensors, expand_grids, find_floor_s, make_inputs
 from rlk_repro.bench.harness import Harness
 from rlk_repro.bench.implementation import BenchedImplementation, Blocked, Ready, make_call
 from rlk_repro.bench.measure import Rates
 from rlk_repro.bench.operators import list_implementations, parse_args
 from rlk_repro.bench.peers import list_peers
-from rlk_repro.bench.references import Truth, check_call, compute_truth
+from rlk_repro.bench.references import check_call, compute_truth
 from rlk_repro.logs.operators import parse_operators
-from rlk_repro.operators import Reason, Refusal
 from rlk_repro.rundir.operator_results import OperatorCase, OperatorKind, OperatorStatus
 from rlk_repro.spec import OperatorsWorkload
 from rlk_repro.spec.workloads import Grid
@@ -133,22 +131,6 @@ def test_only_tensors_that_need_a_gradient_are_marked() -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("work", ["forward", "forward_backward"])
-@pytest.mark.parametrize("density", [1.0, 0.5])
-def test_plain_torch_agrees_with_float64(operator: str, work: str, density: float) -> None:
-    inputs = make_inputs(make_case(operator, work=work, density=density), CPU, 3)
-    call = make_call(inputs, ready(lambda: selected(inputs)))
-    check = check_call(call, compute_truth(inputs, 8))
-    assert check.error < 3e-6
-    assert check.is_repeatable
-    if work == "forward":
-        assert check.gradient_error is None
-    else:
-        assert check.gradient_error is not None
-        assert check.gradient_error < 3e-6
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
 def test_a_wrong_gradient_is_seen(operator: str) -> None:
     inputs = make_inputs(make_case(operator), CPU, 3)
 
@@ -195,79 +177,10 @@ def test_running_out_of_memory_is_a_result_and_the_next_one_is_measured(caplog: 
     assert [item["implementation"] for item in found if item["event"] == "check"] == ["small"]
 
 
-def test_tensors_that_cannot_be_made_are_every_implementation_s_status(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_out(*_: object) -> CaseTensors:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
-
-    monkeypatch.setattr("rlk_repro.bench.harness.make_inputs", run_out)
-    (record,) = put_through(caplog, make_implementation(lambda inputs: ready(lambda: selected(inputs))))
-    assert record["status"] == OperatorStatus.OOM
-    assert record["reason"].startswith("inputs: RuntimeError: [enforce fail] DefaultCPUAllocator")
-
-
-@pytest.mark.parametrize("error", [ValueError("bad"), TypeError("bad"), AssertionError("bad"), OSError("bad")])
-def test_an_error_of_an_implementation_is_its_own(caplog: pytest.LogCaptureFixture, error: Exception) -> None:
-    def fail() -> torch.Tensor:
-        raise error
-
-    (record,) = put_through(caplog, make_implementation(lambda _: ready(fail)))
-    assert (record["status"], record["reason"]) == (OperatorStatus.FAILED, f"{type(error).__name__}: bad")
-    assert record["samples_s"] == []
-
-
 def test_values_that_are_not_numbers_fail_the_check(caplog: pytest.LogCaptureFixture) -> None:
     found = put_through(caplog, make_implementation(lambda inputs: ready(lambda: selected(inputs) * float("nan"))))
     assert found[-1]["event"] == "check"
     assert (found[-1]["status"], found[-1]["reason"]) == ("failed", "returned values that are not finite")
-
-
-def test_where_float64_does_not_fit_the_times_stand_and_no_error_is_claimed(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_out(*_: object) -> Truth:
-        raise RuntimeError("CUDA out of memory.")
-
-    monkeypatch.setattr("rlk_repro.bench.harness.compute_truth", run_out)
-    check = put_through(caplog, make_implementation(lambda inputs: ready(lambda: selected(inputs))))[-1]
-    assert (check["event"], check["status"], check["error"]) == ("check", "pass", None)
-    assert check["reason"] == "not checked: RuntimeError: CUDA out of memory."
-
-
-def test_only_the_run_s_own_limit_blocks_a_case_beforehand(caplog: pytest.LogCaptureFixture) -> None:
-    suite = make_suite(memory_limit_gib=1e-6)
-    built: list[CaseTensors] = []
-
-    def build(inputs: CaseTensors) -> Ready:
-        built.append(inputs)
-        return ready(lambda: selected(inputs))
-
-    (record,) = put_through(caplog, make_implementation(build), suite=suite)
-    assert built == []
-    assert record["status"] == OperatorStatus.BLOCKED
-    assert estimate_bytes(make_case(work="forward")) == 2 * 24 * 40 * 4
-    assert record["reason"] == "the case needs about 7.5 KiB; the run's memory limit is 1e-06 GiB"
-
-
-def test_every_other_sweep_is_in_reverse_order(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    names = ("one", "two", "three")
-    implementations = tuple(make_implementation(lambda inputs: ready(lambda: selected(inputs)), name) for name in names)
-    harness = Harness(make_suite(), implementations, CPU, RATES, seed=1)
-    for sweep in range(2):
-        harness.time_case(make_case(work="forward"), sweep)
-    assert [item["implementation"] for item in records(caplog)] == [*names, *reversed(names)]
-
-
-def test_operators_that_rl_kernel_lacks_are_blocked_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusal = Refusal(Reason.NOT_IMPORTABLE)
-    monkeypatch.setattr(rl_kernel, "load_operator", lambda _name, _platform: refusal)
-    inputs = make_inputs(make_case("ratio_kl"), CPU, 1)
-    (build,) = [
-        item.build for item in rl_kernel.list_operators() if (item.name, item.operator) == ("rl-kernel", "ratio_kl")
-    ]
-    assert build(inputs) == Blocked("RL-Kernel cannot be imported")
 
 
 def test_a_missing_peer_is_blocked_and_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,19 +188,6 @@ def test_a_missing_peer_is_blocked_and_names_what_is_missing(monkeypatch: pytest
     (apple,) = [item for item in list_peers() if item.name == "cut-cross-entropy"]
     found = apple.build(make_inputs(make_case("linear_logp"), CPU, 1))
     assert found == Blocked("cut_cross_entropy needs the module cut_cross_entropy, which is not installed")
-
-
-def test_liger_is_never_given_logits_that_it_would_overwrite() -> None:
-    (liger,) = [item for item in list_peers() if (item.name, item.operator) == ("liger", "logp")]
-    found = liger.build(make_inputs(make_case(), CPU, 1))
-    assert isinstance(found, Blocked)
-    assert found.reason.startswith("Liger overwrites the logits with their gradient")
-
-
-def test_nothing_passes_for_compiled_that_is_not() -> None:
-    for item in list_peers():
-        if item.name == "torch-compile":
-            assert isinstance(item.build(make_inputs(make_case(item.operator), CPU, 1)), Blocked)
 
 
 def test_a_suite_may_choose_its_implementations_and_unknown_names_are_refused() -> None:
@@ -300,15 +200,6 @@ def test_a_suite_may_choose_its_implementations_and_unknown_names_are_refused() 
         "rl-kernel-fp32, rl-kernel-online, rl-kernel-indexed, rl-kernel-online-indexed, rl-kernel-batch-invariant, "
         "rl-kernel-native, torch-compile, liger"
     )
-
-
-def test_indexed_kernels_are_measured_only_where_rows_can_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    sparse = BenchedImplementation(
-        name="sparse", operator="logp", kind=OperatorKind.PEER, build=lambda _: Blocked("no"), is_sparse=True
-    )
-    grid = {"operator": "logp", "num_tokens": [24], "vocab_size": [40], "densities": [1.0, 0.5]}
-    found = put_through(caplog, sparse, suite=make_suite(grids=[grid]))
-    assert [item["case"]["density"] for item in found] == [0.5]
 
 
 def test_an_invalid_suite_is_an_argument_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from rlk_repro.rundir.paths import runs_root
 from rlk_repro.spec.agreement import parse_contract
-from tests.support.make_run import finish_run, make_run
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -74,20 +73,6 @@ def test_stored_rollouts_record_the_weights_of_training_and_another_contract_is_
         assert call(command, str(run_dir), "-o", str(run_dir / "report"))[0] == 1
     assert call("diff", str(run_dir), str(run_dir))[0] == 1
     assert call("replay", str(run_dir), "--analyze-only")[0] == 1
-
-
-def test_a_run_that_compares_no_engines_says_how_one_does(call: Call, tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "id")
-    finish_run(run_dir)
-    code, out, _ = call("agreement", str(run_dir.root), "--unsealed")
-    assert (code, "--set workload.what_for=agreement" in out) == (0, True)
-    assert call("agreement", str(run_dir.root), "--unsealed", "--fail-on", "not-measured")[0] == 1
-
-
-def test_an_unknown_word_lists_the_known_ones(call: Call) -> None:
-    code, _, error = call("agreement", "bundle.tgz", "--fail-on", "inside")
-    assert code == 2
-    assert "--fail-on: no such word, got 'inside', expected any of outside, not-measured" in error
 
 
 def test_a_run_with_sessions_or_many_pairs_cannot_be_one(call: Call) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from rlk_repro.base.resources import user_profiles_dir
-from rlk_repro.cli.completion import FOLDERS
 from tests import ROOT
 from tests.submit.test_sending import make_submitted
-
-Call = Callable[..., tuple[int, str, str]]
 
 
 def press_tab(line: str) -> list[str]:
@@ -45,16 +39,3 @@ def test_tab_completes_names(line: str, expected: list[str]) -> None:
 def test_tab_completes_ids_of_submissions(line: str) -> None:
     run_dir = make_submitted()
     assert press_tab(line) == [run_dir.run_id]
-
-
-def test_list_names_what_other_commands_take(call: Call) -> None:
-    user_profiles_dir().mkdir(parents=True)
-    (user_profiles_dir() / "mine.yaml").write_text("broken: [")
-    code, out, _ = call("list", "--json")
-    found = json.loads(out)
-    assert (code, sorted(found)) == (0, sorted(FOLDERS))
-    assert found["runs"]["smoke"] == "jobs/smoke.yaml"
-    assert found["profiles"]["mine"] == str(user_profiles_dir() / "mine.yaml")
-    assert call("list", "hardware")[1].splitlines()[0] == "hardware:"
-    code, _, err = call("list", "profile")
-    assert (code, "did you mean 'profiles'?" in err) == (2, True)

@@ -6,27 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.rundir.results import VerdictWord
-
 
 @pytest.fixture
 def without_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-
-
-@pytest.mark.usefixtures("without_clients")
-@pytest.mark.parametrize(("cluster", "client"), [("slurm", "sbatch"), ("k8s", "kubectl")])
-def test_a_dry_run_away_from_the_cluster_shows_a_generic_profile_and_says_so(call, cluster: str, client: str) -> None:
-    stack = ("--stack", "example")
-    code, out, err = call("submit", "--cluster", cluster, "--run", "qwen3-30b-a3b", *stack, "--dry-run")
-    assert code == 0, err
-    assert (
-        f"this machine has no {client}: the job uses the shipped profile generic-h200, whose paths are examples" in err
-    )
-    assert f"where            {cluster} · profile generic-h200 · NVIDIA H200" in out
-    code, out, err = call("submit", "qwen3-30b-a3b", "--cluster", cluster, "--hardware", "a100", *stack, "--dry-run")
-    assert code == 0, err
-    assert "profile generic-a100" in out
 
 
 @pytest.mark.usefixtures("without_clients")
@@ -62,17 +45,6 @@ def test_an_unknown_name_is_answered_with_a_similar_one(call, arguments: tuple[s
     code, _, err = call("submit", *arguments, "--dry-run")
     assert code == 2
     assert hint in err
-
-
-def test_what_was_submitted_is_listed_under_a_header_with_run_and_verdict(call, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("RLK_REPRO_RUNS", str(tmp_path / "runs"))
-    small = ("workload.grpo.rollout_batch_size=2", "workload.grpo.n_samples_per_prompt=2", "measure.pairs=1")
-    settings = [word for item in small for word in ("--set", item)]
-    assert call("submit", "smoke", *settings, "--wait")[0] == 0
-    header, row = call("runs", "list", "--submitted")[1].splitlines()
-    assert header.split()[:5] == ["id", "run", "cluster", "job", "state"]
-    assert row.split()[1:3] == ["smoke", "local"]
-    assert any(word.value in row for word in VerdictWord)
 
 
 def test_a_run_that_ended_without_its_agent_shows_the_end_of_its_output(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from rlk_repro.clusters import local
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.state import Phase, Progress
-from rlk_repro.submit import sending
 from tests.submit.test_sending import GONE, make_submitted
 from tests.support.job_examples import make_staged
 
@@ -45,23 +44,6 @@ def test_flags_that_a_resumption_would_ignore_are_refused_by_name(call: Call) ->
     assert err.splitlines() == [
         f"rlk-repro: {name}: {expected}" for name in ("--run", "--pairs", "--set", "--exploratory")
     ]
-
-
-def test_a_resumed_run_has_no_second_name(call) -> None:
-    code, _, err = call("submit", "smoke", "--resume", "20261120T000000Z-made")
-    assert code == 2
-    assert err.startswith("rlk-repro: RUN: cannot change a run that is resumed")
-
-
-def test_a_flag_with_the_value_of_its_default_is_refused_too(call: Call) -> None:
-    code, _, err = call("submit", "--resume", "x", "--variants", "baseline,enabled")
-    assert (code, err.startswith("rlk-repro: --variants: cannot change")) == (2, True)
-
-
-def test_spaces_between_variants_mean_nothing(call: Call) -> None:
-    plain = call("submit", "--run", "smoke", "--dry-run", "--json")[1]
-    spaced = call("submit", "--run", "smoke", "--dry-run", "--json", "--variants", " baseline, enabled ")[1]
-    assert json.loads(spaced)["plan"] == json.loads(plain)["plan"]
 
 
 def test_a_staged_run_has_a_state_of_null(call: Call) -> None:
@@ -146,17 +128,6 @@ def test_logs_name_their_trial_once_or_on_every_json_line(call: Call) -> None:
         ("00-p1-baseline", "two"),
         ("01-p1-enabled", "three"),
     ]
-
-
-def test_cancel_reports_its_result(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = staged()
-    assert call("cancel")[1] == f"{run_dir.run_id}: staged but not submitted\n"
-    sending.record_submission(run_dir, GONE)
-    assert call("cancel")[1] == f"{run_dir.run_id}: the run has already ended\n"
-    monkeypatch.setattr(local, "cancel", lambda *_: True)
-    assert call("cancel")[1] == f"{run_dir.run_id}: the run was asked to stop\n"
-    answer = {"id": run_dir.run_id, "is_submitted": True, "is_stopping": True}
-    assert json.loads(call("cancel", "--json")[1]) == answer
 
 
 @pytest.mark.parametrize("command", [("cancel",), ("collect",), ("submit", "--resume", "20261120T")])

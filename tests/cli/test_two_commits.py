@@ -83,27 +83,8 @@ def test_the_variants_differ_in_the_commit_and_in_nothing_else(result: dict[str,
     assert gates["manifests"] == "passed"
 
 
-@pytest.mark.real
-def test_the_report_names_both_commits(result: dict[str, Any]) -> None:
-    page = Path(result["report"]).read_text()
-    assert f"RL-Kernel {NEW[:12]} enabled against RL-Kernel {OLD[:12]}" in page
-    assert "off in both variants" not in page
-    assert str(result["cwd"] / "commits") not in page
-
-
 def _read_analysis(result: dict[str, Any]) -> Any:
     return json.loads((Path(result["bundle"]).parent / "analysis" / "analysis.json").read_text())
-
-
-@pytest.mark.real
-def test_a_folder_that_holds_another_commit_than_its_name_says_starts_no_trial(tmp_path: Path) -> None:
-    install(tmp_path / "commits", OLD, OLD)
-    install(tmp_path / "commits", NEW, OLD)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLK_COMMITS", str(tmp_path / "commits"))
-        run_command("submit", write_run(tmp_path), *TINY, "--wait", cwd=tmp_path, code=1)
-    logs = "".join(path.read_text() for path in (tmp_path / "runs").glob("two/*/trials/*enabled/stdout.log"))
-    assert f"RLK_COMMITS/{NEW}: is not an installed RL-Kernel of this commit" in logs
 
 
 @pytest.mark.real
@@ -117,16 +98,6 @@ def test_a_missing_commit_is_named_before_the_first_trial(result: dict[str, Any]
     assert (finding.where, finding.level) == (f"RLK_COMMITS/{NEW}", Level.BLOCKING)
     assert code == 3
     assert f"RLK_COMMITS/{NEW}: missing, expected a folder with rl_engine/" in " ".join(err.split())
-
-
-@pytest.mark.real
-def test_a_replay_asks_for_the_commits_and_for_no_installed_rl_kernel(result: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLK_COMMITS", str(tmp_path))
-        out = run_command("replay", result["bundle"], "--dry-run", "--json", cwd=result["cwd"])
-    wheres = {need["where"] for need in json.loads(out)["rerun"]["needs"]}
-    assert {f"RLK_COMMITS/{commit}" for commit in (OLD, NEW)} <= wheres
-    assert "python module rl_engine" not in wheres
 
 
 @pytest.mark.real

@@ -57,21 +57,3 @@ def test_they_are_the_rollout_s_where_the_loss_takes_those() -> None:
 )
 def test_an_unknown_layout_gives_no_old_log_probs(changes: dict[str, Any]) -> None:
     assert find(make_batch(**changes)) is None
-
-
-def test_outside_a_loss_there_are_no_old_log_probs() -> None:
-    current = CurrentBatch()
-    with pytest.raises(ZeroDivisionError), current.hold(argparse.Namespace(), make_batch()):
-        raise ZeroDivisionError
-    assert current.find_old_log_probs(NUM_ROWS) is None
-
-
-def test_the_first_rows_of_a_microbatch_have_those_of_the_whole() -> None:
-    whole, current = find(make_batch()), CurrentBatch()
-    assert whole is not None
-    with current.hold(argparse.Namespace(), make_batch(), NUM_ROWS):
-        first = current.find_old_log_probs(5)
-    assert first is not None
-    assert first.tolist() == whole.tolist()[:5]
-    with current.hold(argparse.Namespace(), make_batch()):
-        assert current.find_old_log_probs(5) is None

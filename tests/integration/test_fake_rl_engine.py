@@ -103,39 +103,3 @@ def test_the_double_computes_what_rl_kernel_computes(real: Path, compute: Any, s
     assert [item.dtype for item in found] == [item.dtype for item in expected]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6)
-
-
-def test_names_lead_to_the_same_classes(real: Path) -> None:
-    def names(get_op: Callable[[str], Any]) -> list[str]:
-        found = [type(get_op(name)) for name in ("logp", "ratio_kl", "grpo_loss", "linear_logp", "kl", "nonsense")]
-        return [f"{item.__module__}.{item.__name__}" for item in found]
-
-    assert results(DOUBLE, names) == results(real, names)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda get_op: get_op("logp").apply_fp32(draw(0, 3, VOCAB), draw_ids(0, 4)),
-        lambda get_op: get_op("logp").indexed_fp32(draw(0, 3, VOCAB), draw_ids(0, 3), torch.tensor([3])),
-        lambda get_op: get_op("logp").out(draw(0, 3, VOCAB), draw_ids(0, 3), torch.zeros(4)),
-        lambda get_op: get_op("ratio_kl")(
-            draw(0, 3, VOCAB), draw(1, 3, VOCAB), torch.full((3,), VOCAB), torch.ones(3), draw(2, 3)
-        ),
-        lambda get_op: get_op("grpo_loss").group_advantages(draw(0, 4)),
-        lambda get_op: get_op("grpo_loss").group_advantages(draw(0, 4), samples_per_prompt=3),
-        lambda get_op: get_op("linear_logp")(
-            draw(0, 3, HIDDEN), draw(1, VOCAB, HIDDEN), draw_ids(0, 3), vocab_start_index=1
-        ),
-    ],
-)
-def test_both_refuse_the_same_inputs(real: Path, call: Any) -> None:
-    for folder in (real, DOUBLE):
-        with pytest.raises(ValueError, match=r"."):
-            results(folder, call)
-
-
-def test_an_unknown_operator_is_answered_with_the_native_log_prob() -> None:
-    with importing_from(DOUBLE) as get_op:
-        assert type(get_op("nonsense")).__name__ == "NativeLogpOp"
-        assert get_op("logp") is get_op("nonsense")

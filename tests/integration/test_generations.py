@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rlk_repro.integration.route import rl_kernel
 from rlk_repro.integration.route.rl_kernel import LoadedOperator, Provenance, load_contracts, load_operator
-from rlk_repro.integration.route.vocab_parallel import Shape, VocabParallelLogp
+from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
 from rlk_repro.operators import Case, Reason, Refusal
 from tests.support.later_rl_kernel import (
     CPU,
@@ -84,13 +83,6 @@ def test_a_newer_one_that_is_half_installed_is_not_passed_over_for_an_older(
         assert found.detail == f"rl_engine.runtime.registry: import of {absent} halted; None in sys.modules"
 
 
-def test_a_registry_without_its_contracts_is_refused(double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, rl_kernel.CONTRACTS, None)
-    found = load_contracts()
-    assert isinstance(found, Refusal)
-    assert str(found).startswith(f"RL-Kernel cannot be imported ({rl_kernel.CONTRACTS}: ")
-
-
 def test_ratio_kl_needs_no_logp_where_that_is_not_offered(double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on ROCm."""
     triton = type("TritonRatioKLOp", (), {})()
@@ -138,29 +130,6 @@ def test_kernels_are_asked_for_where_there_are_any_and_recorded(double: Any) -> 
     )
 
 
-def test_without_kernels_rl_kernels_message_is_the_refusal(double: Any) -> None:
-    double.platform = "cuda"
-    del double.backends["cuda"][0]
-    assert VocabParallelLogp.find(Case(platform="cuda")) == Refusal(
-        Reason.NOT_DISPATCHED,
-        "PYTORCH_VOCAB_PARALLEL_LOGP: is not production | PYTORCH_BATCH_INVARIANT_LOGP: is not production",
-    )
-
-
-def test_long_messages_are_cut(double: Any) -> None:
-    double.backends["cpu"].clear()
-    double.get_logprob_op = lambda *_, **__: raise_error("No backend. Rejections: " + "x" * 5000)
-    found = VocabParallelLogp.find(CPU)
-    assert isinstance(found, Refusal)
-    assert found.detail == "x" * 300
-    said = Provenance.read({"actual_backend": "y" * 5000, "prior_rejections": ["z" * 5000] * 50})
-    assert (said.actual_backend, said.prior_rejections) == ("y" * 300, ("z" * 300,) * 8)
-
-
-def raise_error(text: str) -> Any:
-    raise RuntimeError(text)
-
-
 def test_a_class_that_does_not_count_is_refused_whatever_it_calls_itself(double: Any) -> None:
     real = double.get_logprob_op
 
@@ -196,23 +165,3 @@ def test_a_shape_that_its_implementation_does_not_serve_is_refused_before_the_ca
         "RL-Kernel's own dispatch refuses the operator (PYTORCH_VOCAB_PARALLEL_LOGP: serves no bf16 logits | "
     )
     assert route.refuse(make_call(logits, tokens)) is None
-
-
-@pytest.mark.parametrize(
-    ("columns", "size", "expected"),
-    [
-        (151936, 1, 64),
-        (76032, 2, 64),
-        (38016, 4, 64),
-        (19072, 8, 64),
-        (11, 1, 1),
-        (24, 2, 16),
-        (9, 3, 9),
-        (40, 128, 128),
-    ],
-)
-def test_tiles_are_equal_and_none_lies_on_two_ranks(columns: int, size: int, expected: int) -> None:
-    shape = Shape(num_rows=1, num_columns=columns, dtype=torch.float32, rank=0, size=size)
-    assert shape.num_tiles == expected
-    tile, rest = divmod(columns * size, expected)
-    assert (rest, columns % tile) == (0, 0)

@@ -22,11 +22,11 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
 from rlk_repro.integration.measure.installation import Installation, find_installation
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.route.errors import RouteFailed
-from rlk_repro.integration.route.linear_logp import SM90, Head, HiddenStates, find_weight_refusal
+from rlk_repro.integration.route.linear_logp import Head, HiddenStates
 from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
 from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.loss_options import LossOptions
-from rlk_repro.operators import Case, Reason, Refusal
+from rlk_repro.operators import Case
 from rlk_repro.refengine import core
 from rlk_repro.refengine.__main__ import main
 from tests import SUPPORT
@@ -103,48 +103,6 @@ def test_on_a_trainer_s_way_they_keep_every_bit_their_head_and_their_gradient(dt
     assert torch.equal(gradient, 2 * hidden)
 
 
-COMPUTATIONS: tuple[Callable[[Any], Any], ...] = (
-    lambda x: x / 0.7,
-    lambda x: x * 1.0,
-    lambda x: x @ torch.zeros(4, 2),
-    lambda x: torch.zeros(2, 6) @ x,
-    lambda x: x[1:3],
-    lambda x: x.max(dim=-1),
-    lambda x: x.log_softmax(dim=-1),
-    lambda x: torch.nn.functional.cross_entropy(x, torch.zeros(6, dtype=torch.long)),
-    lambda x: x.gather(1, torch.zeros(6, 1, dtype=torch.long)),
-    lambda x: x.sub_(1),
-    lambda x: torch.cat([torch.zeros(1, 4), x]),
-    lambda x: torch.split(x, 2),
-    lambda x: x.clone(),
-    lambda x: x.to(torch.float64),
-    lambda x: x.numpy(),
-    lambda x: x.tolist(),
-    lambda x: core.calculate_log_probs_and_entropy(x, torch.zeros(6, dtype=torch.long), None),
-)
-
-
-@pytest.mark.parametrize("compute", COMPUTATIONS)
-def test_code_that_uses_hidden_states_as_logits_raises(compute: Callable[[Any], Any]) -> None:
-    hidden = HiddenStates.of(torch.randn(6, 4), Head(torch.randn(4, 4)))
-    with pytest.raises(RouteFailed, match="linear_logp: hidden states were used as logits, got '"):
-        compute(hidden)
-
-
-def test_the_sum_that_keeps_a_graph_connected_is_an_ordinary_zero() -> None:
-    hidden = torch.randn(6, 4, requires_grad=True)
-    zero = 0 * HiddenStates.of(hidden, Head(torch.randn(4, 4))).sum()
-    assert type(zero) is torch.Tensor
-    (gradient,) = torch.autograd.grad(zero, hidden)
-    assert not gradient.any()
-
-
-def test_a_cast_on_the_way_must_be_exact() -> None:
-    expected = "hidden states: have another dtype than the output layer's weight, got 'torch.float32', expected torch"
-    with pytest.raises(RouteFailed, match=expected):
-        HiddenStates.of(torch.randn(2, 4), Head(torch.randn(7, 4).bfloat16()))
-
-
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.REQUIRE])
 @pytest.mark.parametrize(
     ("options", "expected"),
@@ -174,21 +132,6 @@ def test_a_temperature_stops_before_it_could_round_anything(mode: Mode) -> None:
         train(module, hand_over, rollout_temperature=0.7)
 
 
-def test_ordinary_logits_go_to_the_trainer_where_the_mode_allows_it() -> None:
-    module = load_loss_module()
-    expected = train(module, nn.functional.linear)
-    with install(module, Mode.AUTO) as installation:
-        found = train(module, nn.functional.linear)
-        reasons = [item.reason for item in installation.ledger.decisions]
-    assert reasons == ["", "needs hidden states, and this call has logits"]
-    assert all(torch.equal(one, other) for one, other in zip(found[:3], expected[:3], strict=True))
-    with (
-        install(module),
-        pytest.raises(CheckFailed, match=r"needs hidden states, and this call has logits, expected no"),
-    ):
-        train(module, nn.functional.linear)
-
-
 @pytest.mark.parametrize(
     ("case", "settings", "reason"),
     [
@@ -203,56 +146,6 @@ def test_impossible_options_are_refused_at_the_start(case: Case, settings: dict[
     with pytest.raises(EnvironmentMissing) as caught:
         install(load_loss_module(), case=case, **settings)
     assert caught.value.problems[0].what == f"linear_logp: {reason}"
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda result: result.detach(), "linear_logp: returned a result without gradient"),
-        (lambda result: result[:-1], "linear_logp: RL-Kernel's result is not as documented, got"),
-        (lambda result: result.double(), "linear_logp: RL-Kernel's result is not as documented, got"),
-    ],
-)
-def test_an_answer_of_another_form_stops(
-    rl_kernel: Any, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], expected: str
-) -> None:
-    original = type(rl_kernel.get_op("linear_logp"))
-
-    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original.apply(self, *args, **kwargs)
-        return change(result) if torch.is_grad_enabled() else result
-
-    monkeypatch.setattr(original, "__call__", answer)
-    module = load_loss_module()
-    with install(module, Mode.AUTO), pytest.raises(RouteFailed, match=expected):
-        train(module, hand_over)
-
-
-def test_an_answer_that_is_not_a_log_prob_is_reported_at_the_end_of_the_step(
-    rl_kernel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = type(rl_kernel.get_op("linear_logp"))
-    monkeypatch.setattr(original, "__call__", lambda self, *args, **rest: -original.apply(self, *args, **rest))
-    module = load_loss_module()
-    with install(module) as installation:
-        train(module, hand_over)
-        with pytest.raises(CheckFailed, match=r"linear_logp, step 0: RL-Kernel returned [\d.]+, expected a value"):
-            installation.end_step(0)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "columns", "detail"),
-    [
-        (torch.bfloat16, 64, None),
-        (torch.float32, 64, f"{SM90} passes torch.float32 weights of hidden size 64 to another class of RL-Kernel"),
-        (torch.bfloat16, 40, f"{SM90} passes torch.bfloat16 weights of hidden size 40 to another class of RL-Kernel"),
-    ],
-)
-def test_a_class_that_would_delegate_in_silence_is_refused(dtype: torch.dtype, columns: int, detail: str) -> None:
-    weight = torch.empty(7, columns, dtype=dtype)
-    expected = Refusal(Reason.NOT_ACCEPTED, detail) if detail else None
-    assert find_weight_refusal(weight, SM90) == expected
-    assert find_weight_refusal(weight, "TritonLinearLogpOp") is None
 
 
 class ColumnParallelLinear(nn.Module):
@@ -320,13 +213,6 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
     assert torch.equal(layer(hidden, weight)[0], expected)
 
 
-def test_without_the_operator_output_layers_stay_as_they_are() -> None:
-    layer = ColumnParallelLinear()
-    with install_into(load_loss_module(), Settings(has_entropy_metric=False), trainer="example", case=CPU) as none:
-        defer_output_layers(none, [Model(layer)], NEWEST)
-        assert "forward" not in vars(layer)
-
-
 @pytest.mark.parametrize(
     ("chunk", "detail"),
     [
@@ -349,19 +235,6 @@ def test_an_output_layer_that_is_not_understood_leaves_all_of_them_alone(chunk: 
         assert "forward" not in vars(sound)
     with install(load_loss_module()) as installation, pytest.raises(CheckFailed, match=re.escape(reason)):
         defer_output_layers(installation, [Model(sound), chunk], NEWEST)
-
-
-def test_the_output_layer_of_another_megatron_stops() -> None:
-    class Later(ColumnParallelLinear):
-        def forward(self, input_: torch.Tensor, scale: float) -> Any:  # type: ignore[override]
-            """A later Megatron's."""
-
-    Later.__name__ = "ColumnParallelLinear"
-    with (
-        install(load_loss_module(), Mode.AUTO) as installation,
-        pytest.raises(EnvironmentMissing, match=r"ColumnParallelLinear\.forward: takes other arguments \(lacks weight"),
-    ):
-        defer_output_layers(installation, [Model(Later())], NEWEST)
 
 
 RUN = (

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import (
     PROBED_COLUMNS,
-    FirstCallCheck,
     Operators,
     Shard,
     can_mend,
@@ -157,43 +156,11 @@ def test_a_token_of_no_vocabulary_is_refused(token: int) -> None:
     assert find_value_refusal(logits, tokens, WHOLE) == Refusal(Reason.FOREIGN_ID)
 
 
-def test_a_first_look_saves_nothing_that_a_recomputed_loss_would_miss() -> None:
-    logits, tokens, _ = make_problem(1)
-    saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: saved[0]):
-        assert FirstCallCheck().find_refusal(logits.requires_grad_(), tokens, WHOLE) is None
-    assert saved == []
-
-
-def test_no_rows_are_nothing_to_refuse() -> None:
-    assert find_value_refusal(torch.empty(0, 5), torch.empty(0, dtype=torch.long), WHOLE) is None
-
-
 @pytest.mark.parametrize("wrong", [lambda x: x.unsqueeze(1), lambda x: x.double(), lambda x: x[:-1], lambda x: [x]])
 def test_an_answer_of_another_form_stops(wrong: Any) -> None:
     logits, tokens, _ = make_problem(1)
     with pytest.raises(RouteFailed, match="logp: RL-Kernel's result is not as documented, got"):
         select_no_grad(lambda rows, ids: wrong(logp(rows, ids)), logits, tokens, WHOLE, with_entropy=False)
-
-
-def test_a_detached_ratio_stops() -> None:
-    def detached(*args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ratio, kl = ratio_kl(*args)
-        return ratio.detach(), kl
-
-    logits, tokens, _ = make_problem(1)
-    with pytest.raises(RouteFailed, match="ratio_kl: returned a result without gradient"):
-        select_with_grad(
-            Operators(ratio_kl=detached, logp=logp), logits.requires_grad_(), tokens, WHOLE, with_entropy=False
-        )
-
-
-def test_a_graph_can_be_walked_once() -> None:
-    logits, tokens, _ = make_problem(1)
-    values, _ = select_with_grad(OPERATORS, logits.requires_grad_(), tokens, WHOLE, with_entropy=False)
-    values.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    with pytest.raises(RuntimeError, match="an earlier backward pass"):
-        values.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def run_shard(rank: int, folder: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,71 +110,6 @@ def test_a_call_without_gradient_has_a_timer_of_its_own() -> None:
     assert end_step(profile) == {"optimizer": 1.0}
 
 
-def test_a_backward_pass_that_never_comes_is_not_counted() -> None:
-    profile = make_profile(is_counting=True)
-    leaf = torch.ones(2, requires_grad=True)
-    profile.time_function(lambda x: x * 2, TIMERS)(leaf)
-    profile.time_function(lambda x: x.detach(), TIMERS)(leaf)
-    assert end_step(profile) == {"forward": 2.0}
-    assert end_step(profile) == {}
-
-
-def test_an_input_without_gradient_stays_without_and_does_not_hold_up_the_others() -> None:
-    profile = make_profile()
-    used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    profile.time_function(lambda x, other: x * other.detach(), TIMERS)(used, other=unused).sum().backward()
-    assert used.grad is not None
-    assert unused.grad is None
-    assert set(end_step(profile)) == {"forward", "backward"}
-
-
-def test_a_graph_walked_twice_counts_twice() -> None:
-    profile = make_profile(is_counting=True)
-    leaf = torch.ones(2, requires_grad=True)
-    loss = profile.time_function(lambda x: x.square().sum(), TIMERS)(leaf)
-    torch.autograd.grad(loss, leaf, retain_graph=True)
-    torch.autograd.grad(loss, leaf)
-    assert end_step(profile) == {"forward": 1.0, "backward": 2.0}
-
-
-def test_a_backward_pass_after_the_step_counts_in_the_next() -> None:
-    profile = make_profile(is_counting=True)
-    leaf = torch.ones(2, requires_grad=True)
-    loss = profile.time_function(lambda x: x.square().sum(), TIMERS)(leaf)
-    assert end_step(profile) == {"forward": 1.0}
-    torch.autograd.grad(loss, leaf)
-    assert end_step(profile) == {"backward": 1.0}
-
-
-def test_callers_and_functions_may_write_in_place_as_before() -> None:
-    def shift(x: torch.Tensor) -> torch.Tensor:
-        return x.mul_(3).add(1)
-
-    def compute(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-        leaf = torch.arange(3.0, requires_grad=True)
-        value = leaf * 2
-        result = function(value)
-        result += 1
-        (gradient,) = torch.autograd.grad(result.square().sum() + value.sum(), leaf)
-        return [result.detach(), value.detach(), gradient]
-
-    timed = make_profile().time_function(shift, TIMERS)
-    assert all(torch.equal(one, other) for one, other in zip(compute(timed), compute(shift), strict=True))
-
-
-def test_an_exception_keeps_its_place_and_is_not_counted() -> None:
-    profile = make_profile(is_counting=True)
-
-    def divide(x: torch.Tensor) -> torch.Tensor:
-        raise ZeroDivisionError("in the function")
-
-    timed = profile.time_function(divide, TIMERS)
-    with pytest.raises(ZeroDivisionError, match="in the function") as caught:
-        timed(torch.ones(2, requires_grad=True))
-    assert caught.traceback[-1].name == "divide"
-    assert end_step(profile) == {}
-
-
 def test_a_recomputed_loss_is_computed_as_before() -> None:
     """vime's --recompute-loss-function runs the function again in the backward pass and may stop it midway."""
     args, batch = make_args(), make_batch()
@@ -195,32 +129,6 @@ def test_a_recomputed_loss_is_computed_as_before() -> None:
         timers = end_step(installation.profile)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert timers["grpo_loss_backward"] > timers["log_probs_backward"] > 0
-
-
-def test_the_period_of_a_step_starts_where_the_last_one_ended() -> None:
-    profile = make_profile()
-    began = time.perf_counter()
-    first, _ = profile.end_step()
-    time.sleep(0.02)
-    second, _ = profile.end_step()
-    assert 0 < first["step"] < second["step"] <= time.perf_counter() - began + 0.01
-    assert second["step"] >= 0.02
-
-
-def test_a_wrapped_call_costs_less_than_fifty_microseconds() -> None:
-    leaf = torch.ones(4, requires_grad=True)
-
-    def identity(logits: torch.Tensor, tokens: None, *, with_entropy: bool) -> torch.Tensor:
-        return logits
-
-    def seconds_per_call(function: Callable[..., torch.Tensor], *, count: int = 1000) -> float:
-        began = time.process_time()  # others on this machine do not count
-        for _ in range(count):
-            function(leaf, None, with_entropy=True)
-        return (time.process_time() - began) / count
-
-    timed = make_profile().time_function(identity, TIMERS)
-    assert min(seconds_per_call(timed) for _ in range(10)) < 50e-6
 
 
 class FakeMemory:
@@ -259,16 +167,6 @@ def test_peak_memory_is_that_of_the_step() -> None:
     del block
     memory.reset()
     assert memory.read_peaks()["peak_rss_bytes"] < peak - (32 << 20)
-
-
-def test_a_peak_that_cannot_be_reset_is_marked_as_the_processs(tmp_path: Path) -> None:
-    (tmp_path / "status").write_text("VmPeak:\t  900 kB\nVmHWM:\t  512 kB\nVmRSS:\t  400 kB\n")
-    (tmp_path / "clear_refs").mkdir()
-    memory = HostMemory(tmp_path)
-    memory.reset()
-    assert not memory.is_per_step
-    assert memory.read_peaks() == {"peak_rss_bytes": 512 * 1024}
-    assert HostMemory(tmp_path / "nowhere").read_peaks() == {}
 
 
 @pytest.mark.gpu

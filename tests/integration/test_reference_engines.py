@@ -77,20 +77,6 @@ def test_a_sum_that_depends_on_the_batch_is_told_from_another_layer(
     assert ("rollout, prompts", "reference") not in failed
 
 
-def test_rollout_and_reference_are_not_blamed_for_training(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    DEFECTS["bfloat16 layer"][0](monkeypatch, False)
-    layers = {
-        (item.first, item.second): item.word
-        for item in check(record())
-        if item.kind is CheckKind.LAYERS and item.variant == "baseline" and "alone" not in item.second
-    }
-    assert layers == {
-        ("training", "rollout, prompts"): CheckWord.FAIL,
-        ("training", "reference"): CheckWord.FAIL,
-        ("rollout, prompts", "reference"): CheckWord.PASS,
-    }
-
-
 def test_a_clean_run_measures_every_engine_and_says_what_it_cannot(record: Record) -> None:
     checks = check(record())
     assert {item.word for item in checks} == {CheckWord.PASS, CheckWord.NOT_MEASURED}
@@ -130,15 +116,3 @@ def test_other_tokens_are_not_compared_between_trials(record: Record) -> None:
     both = [item for item in checks if item.variant == "both"]
     assert {item.word for item in both} == {CheckWord.NOT_MEASURED}
     assert both[0].found == "the trials have other tokens at this step"
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("seed", range(20))
-def test_a_clean_seed_raises_no_alarm(seed: int, record: Record) -> None:
-    assert list_failures(check(record(f"--seed {seed}"))) == []
-
-
-def test_bfloat16_is_held_to_its_own_bounds(record: Record) -> None:
-    checks = check(record("--dtype bfloat16"))
-    assert list_failures(checks) == []
-    assert {item.dtype for item in checks if item.bound is not None} == {"bfloat16"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -182,22 +181,6 @@ def test_a_switch_that_did_not_happen_shows(tmp_path: Path, kind: str, reason: s
     assert judge(log) == (ProofStatus.MISSING, f"logp: {reason}; ratio_kl: {reason}")
 
 
-def test_a_file_without_variants_reads_as_before(tmp_path: Path) -> None:
-    completed = run_trainer(tmp_path, f"{SMALL} --num-rollout 2", VIME_RL_KERNEL="1")
-    assert completed.is_ok, completed.stderr
-    assert '"variant"' not in (tmp_path / "ops" / "0.jsonl").read_text()
-    log = read_ops(TrialDir(tmp_path))
-    assert log.variant_of(0) is None
-    assert prove(log, variant="enabled", requested_ops=OPS, platform="cpu").status is ProofStatus.NATIVE
-
-
-def test_a_rollout_beyond_the_schedule_stops(tmp_path: Path) -> None:
-    switches = {"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": "be"}
-    completed = run_trainer(tmp_path, f"{SMALL} --num-rollout 3", **switches)
-    assert not completed.is_ok
-    assert "rollout: is not in the schedule, got 2, expected 0 to 1" in completed.stderr
-
-
 def test_an_invalid_schedule_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         Settings.from_env({"VIME_RL_KERNEL": "1", "VIME_RL_KERNEL_SCHEDULE": "bxe"})
@@ -234,25 +217,6 @@ def test_losses_and_gradients_of_a_baseline_step_are_bitwise_the_trainer_s_own(t
             assert all(map(torch.equal, found, expected)) is is_same
 
 
-def test_what_torch_counts_is_written_with_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._dynamo
-    from torch._dynamo.utils import counters
-
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
-    counters.clear()
-    compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
-    _, installation = make_session(tmp_path, "bebe")
-    with installation:
-        for step, sizes in enumerate(((3, 4), (3,), (5,), (6,))):
-            installation.begin_step(step)
-            for size in sizes:
-                compiled(torch.ones(size))
-            installation.end_step(step)
-    log = read_ops(TrialDir(tmp_path))
-    assert [log.counts_in(step)["compilations"] for step in range(4)] == [2, 0, 1, 0]
-    assert [log.counts_in(step)["recompile_limit_hits"] for step in range(4)] == [0, 0, 1, 0]
-
-
 def run_rank(rank: int, folder: Path, schedules: tuple[str, str], steps: tuple[str, str]) -> None:
     """Begin steps until the ranks disagree, and write down which were begun and what was said."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
@@ -285,15 +249,3 @@ def test_ranks_that_disagree_are_refused_before_the_step(
     for rank, beginning in enumerate(expected):
         said = (tmp_path / f"said-{rank}").read_text()
         assert said.startswith(beginning), said
-
-
-def test_a_session_s_step_must_have_begun(tmp_path: Path) -> None:
-    _, installation = make_session(tmp_path)
-    with installation:
-        installation.begin_step(0)
-        with pytest.raises(CheckFailed, match="rollout: differs from the rollout that began, got 1, expected 0"):
-            installation.end_step(1)
-        with pytest.raises(CheckFailed, match="is not in the schedule"):
-            installation.begin_step(3)
-    (step,) = [json.loads(line) for line in (tmp_path / "ops" / "0.jsonl").read_text().splitlines()[2:-1]]
-    assert step["variant"] is None

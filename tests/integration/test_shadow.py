@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
 
 from rlk_repro.integration.measure import shadow
 from rlk_repro.integration.route.api import Route, RouteContext, RouteFactory
@@ -130,28 +129,6 @@ def test_a_session_trains_to_the_same_bits_without_its_shadow_steps(tmp_path: Pa
     assert found["bbebbeb"] == ()
 
 
-def train_recomputing(module: ModuleType, args: argparse.Namespace) -> list[torch.Tensor]:
-    """As vime with ``--recompute-loss-function``: nothing but the loss's arguments is kept for the backward pass."""
-    batch, leaf = make_batch(), make_logits().requires_grad_()
-    reducer = module.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
-    loss, _ = checkpoint(module.policy_loss_function, args, batch, leaf * 1.5, reducer, use_reentrant=False)
-    loss.backward()
-    assert leaf.grad is not None
-    return [loss.detach(), leaf.grad]
-
-
-@pytest.mark.parametrize("train", [train_once, train_recomputing])
-def test_gradients_and_the_generator_are_untouched(tmp_path: Path, train: Callable[..., list[torch.Tensor]]) -> None:
-    expected = train(load_loss_module(), make_args())
-    state = torch.get_rng_state()
-    (found, after), log = run_steps(tmp_path, "sb", train=train)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(map(torch.equal, found, expected))
-    assert all(map(torch.equal, after, expected))
-    assert [shadow.case for shadow in log.ranks[0].shadows] == CASES
-    assert all(shadow.error == "" for shadow in log.ranks[0].shadows)
-
-
 def test_an_error_of_an_operator_shows_in_its_numbers(tmp_path: Path) -> None:
     _, log = run_steps(tmp_path / "ratio_kl", "s", routes=change("ratio_kl", lambda answer: answer + 0.01))
     for record in read_shadows(log).values():
@@ -167,13 +144,6 @@ def test_an_error_of_an_operator_shows_in_its_numbers(tmp_path: Path) -> None:
         assert record.loss.baseline == pytest.approx(record.loss.enabled, rel=1e-5)
 
 
-def test_a_wrong_gradient_shows_where_the_log_probs_are_right(tmp_path: Path) -> None:
-    routes = change("ratio_kl", lambda answer: answer.detach() + (answer - answer.detach()) * 1.01)
-    for record in read_shadows(run_steps(tmp_path, "s", routes=routes)[1]).values():
-        assert record.log_probs.max_abs < 1e-5
-        assert record.logits_grad.max_abs == pytest.approx(0.01 * record.logits_grad.max_abs_baseline, rel=0.05)
-
-
 def test_the_peaked_case_finds_what_near_uniform_logits_hide(tmp_path: Path) -> None:
     records = read_shadows(run_steps(tmp_path, "s", routes=change("ratio_kl", lambda answer: answer.clamp_min(-20)))[1])
     trained, peaked = (records[case] for case in CASES)
@@ -181,14 +151,6 @@ def test_the_peaked_case_finds_what_near_uniform_logits_hide(tmp_path: Path) -> 
     assert trained.logits_grad.max_abs < 1e-5
     assert peaked.log_probs.max_abs > 1
     assert peaked.logits_grad.max_abs > 0.1
-
-
-def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
-    records = read_shadows(run_steps(tmp_path, "s", routes=change("ratio_kl", lambda answer: answer * torch.nan))[1])
-    for record in records.values():
-        assert record.log_probs.max_abs is record.log_probs.mean_abs is record.loss.enabled is None
-        assert record.log_probs.max_abs_baseline > 0
-        assert record.loss.baseline is not None
 
 
 def test_some_rows_stand_for_all_and_the_loss_is_still_the_microbatch_s(
@@ -203,21 +165,6 @@ def test_some_rows_stand_for_all_and_the_loss_is_still_the_microbatch_s(
         assert record.logits_grad.max_abs < 1e-5 < record.logits_grad.max_abs_baseline
 
 
-def test_an_operator_of_the_whole_loss_takes_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = make_args(use_kl_loss=False, eps_clip_high=0.2, use_rollout_logprobs=False)
-    _, log = run_steps(tmp_path / "small", "s", ops=("logp", "grpo_loss"), args=args)
-    for record in read_shadows(log).values():
-        assert {op: count.calls for op, count in record.calls.items()} == {"logp": 2, "grpo_loss": 1}
-        assert record.logits_grad.n == NUM_ROWS * VOCABULARY
-        assert record.logits_grad.max_abs < 1e-5
-        assert record.loss.name == "policy loss"
-    monkeypatch.setattr(shadow, "MAX_WHOLE_BYTES", 100)
-    _, log = run_steps(tmp_path / "large", "s", ops=("logp", "grpo_loss"), args=args)
-    size = 4 * NUM_ROWS * VOCABULARY
-    expected = [f"an operator that serves the whole loss needs {size} bytes of logits, limit 100"] * 2
-    assert [shadow.error for shadow in log.ranks[0].shadows] == expected
-
-
 def test_a_failed_comparison_is_recorded_and_the_training_continues(tmp_path: Path) -> None:
     def fail(answer: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate much.")
@@ -227,40 +174,6 @@ def test_a_failed_comparison_is_recorded_and_the_training_continues(tmp_path: Pa
     assert all(all(map(torch.equal, numbers, expected)) for numbers in found)
     assert [shadow.error for shadow in log.ranks[0].shadows] == ["OutOfMemoryError: CUDA out of memory."] * 2
     assert [shadow.log_probs for shadow in log.ranks[0].shadows] == [None, None]
-
-
-def test_where_no_comparison_can_be_made_the_reason_is_recorded(tmp_path: Path) -> None:
-    _, log = run_steps(tmp_path, "s", case=Case(platform="cpu", context_parallel=2))
-    expected = ["context parallel size 2: a rank that stops would leave the other ranks waiting"] * 2
-    assert [shadow.error for shadow in log.ranks[0].shadows] == expected
-    session = tmp_path / "session"
-    session.mkdir()
-    log = run_session(session, VIME_RL_KERNEL_OPS="linear_logp", RLK_REPRO_ENTROPY_METRIC="0")
-    expected = ["linear_logp takes hidden states, but a baseline step has only logits"] * 2
-    assert [shadow.error for shadow in log.ranks[0].shadows] == expected
-
-
-def test_a_shadow_step_changes_neither_timers_nor_watched_answers(tmp_path: Path) -> None:
-    def make(context: RouteContext) -> Any:
-        route = ROUTES["ratio_kl"](context)
-        assert isinstance(route, Route)
-        run = route.run
-
-        def run_late(call: Any) -> Any:
-            torch.linalg.inv(torch.eye(2000) * 2)
-            context.watch.add("ratio_kl", call["tokens"], VOCABULARY, torch.ones(1))  # no log-prob is above 0
-            return run(call)
-
-        return replace(route, run=run_late)
-
-    _, log = run_steps(tmp_path, "bs", routes={**ROUTES, "ratio_kl": make})
-    assert [shadow.error for shadow in log.ranks[0].shadows] == ["", ""]
-    steps = [log.ranks[0].steps[step][1] for step in range(2)]
-    assert steps[1].odd == {}
-    assert steps[1].timers.keys() == steps[0].timers.keys()
-    assert steps[1].memory.keys() == steps[0].memory.keys()
-    spent = sum(seconds for name, seconds in steps[1].timers.items() if name != "step")
-    assert spent < steps[1].timers["step"] / 2
 
 
 def split_vocabulary(module: ModuleType, rank: int) -> None:

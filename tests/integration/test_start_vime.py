@@ -50,11 +50,6 @@ def test_train_py_runs_as_a_script_of_its_own_folder(checkout: Path) -> None:
     assert start(checkout, "--code", "9").returncode == 9
 
 
-def test_memory_snapshots_find_their_folder(checkout: Path) -> None:
-    assert start(checkout, "--memory-snapshot-dir", str(checkout / "trial" / "traces")).is_ok
-    assert (checkout / "trial" / "traces").is_dir()
-
-
 def test_a_missing_rollout_stops_it(checkout: Path) -> None:
     template = checkout / "{rollout_id}.pt"
     (checkout / "0.pt").write_bytes(b"x")
@@ -80,14 +75,6 @@ def test_experts_that_no_router_chose_are_not_replayed(checkout: Path, routes: A
     done = start(checkout, *load, "--use-rollout-routing-replay")
     assert (done.returncode == 0) is not bool(said)
     assert said in done.stderr
-
-
-def test_no_vime_and_one_without_its_scripts(checkout: Path, tmp_path: Path) -> None:
-    done = start(tmp_path / "nowhere")
-    assert done.returncode == 3
-    assert "python module vime: missing" in done.stderr
-    (checkout / "train.py").unlink()
-    assert "python module vime: has no train.py beside it" in start(checkout).stderr
 
 
 @pytest.mark.parametrize(("tokens", "length", "reward"), [([1, 2, 4, 5, 6], 4, 0.75), ([1, 2], 0, 0.0), ([2], 1, 1.0)])

@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SpecError
-from rlk_repro.integration import switch
 from rlk_repro.integration.measure.installation import Installation
-from rlk_repro.integration.measure.ranks import find_rank
 from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFactory, resolve
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
@@ -130,53 +128,6 @@ def test_every_replacement_is_logged_once_and_undone(tmp_path: Path, caplog: pyt
         assert again is not installation
 
 
-def test_a_function_with_other_parameters_is_named_and_nothing_is_replaced(tmp_path: Path) -> None:
-    module = load_loss_module()
-
-    def compute_approx_kl(
-        log_probs: Any, log_probs_base: Any, kl_type: str, *, importance_ratio: Any = None
-    ) -> None: ...
-
-    def compute_policy_loss(
-        advantages: Any, ppo_kl: Any, eps_clip: Any, eps_clip_high: Any, eps_clip_c: Any
-    ) -> None: ...
-
-    module.compute_approx_kl = compute_approx_kl  # type: ignore[attr-defined]
-    module.compute_policy_loss = compute_policy_loss  # type: ignore[attr-defined]
-    del module.policy_loss_function
-    with pytest.raises(EnvironmentMissing) as caught:
-        install(module, make_settings(tmp_path))
-    hint = "\n  hint: use the trainer at the commit that the stack pins"
-    assert str(caught.value) == "\n".join(
-        [
-            "loss_example.compute_approx_kl: takes other arguments (lacks kl_loss_type; adds kl_type), got "
-            "'(log_probs, log_probs_base, kl_type, *, importance_ratio)', expected "
-            f"(log_probs, log_probs_base, kl_loss_type, importance_ratio){hint}",
-            "loss_example.compute_policy_loss: takes other arguments (the order or kind of parameters differs), got "
-            "'(advantages, ppo_kl, eps_clip, eps_clip_high, eps_clip_c)', expected "
-            f"(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c){hint}",
-            "loss_example.policy_loss_function: no such function, expected "
-            f"(args, batch, logits, sum_of_sample_mean){hint}",
-        ]
-    )
-    assert module.compute_approx_kl is compute_approx_kl
-    assert not (tmp_path / "trial").exists()
-
-
-def test_require_without_rl_kernel_refuses_in_two_lines(tmp_path: Path) -> None:
-    module = load_loss_module()
-    before = module.policy_loss_function
-    with pytest.raises(EnvironmentMissing) as caught:
-        install(module, make_settings(tmp_path, Mode.REQUIRE, "logp", "ratio_kl"))
-    assert caught.value.exit_code == 3
-    assert str(caught.value) == (
-        "VIME_RL_KERNEL_MODE=require: logp, ratio_kl: RL-Kernel cannot be imported, expected no fallback\n"
-        "  hint: repair the cause, remove the operator from VIME_RL_KERNEL_OPS, or set VIME_RL_KERNEL_MODE=auto"
-    )
-    assert module.policy_loss_function is before
-    assert not (tmp_path / "trial").exists()
-
-
 def test_require_names_every_reason(tmp_path: Path) -> None:
     case = Case(
         platform="rocm", loss=LossOptions(has_entropy_gradient=True), commit=next(iter(HAS_BATCH_INVARIANT_LOGP))
@@ -232,16 +183,6 @@ def test_auto_without_rl_kernel_warns_once_and_counts_every_fallback(
     assert [event["calls"] for event in events[2:4]] == [{"logp": two, "ratio_kl": two}] * 2
     four = two | {"fallbacks": 4}
     assert events[4] == {"event": "end", "num_steps": 2, "calls": {"logp": four, "ratio_kl": four}}
-
-
-def test_ranks_compare_what_each_has_chosen_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    choices: list[str] = []
-    monkeypatch.setattr(switch, "check_ranks_agree", lambda _rank, _size, choice: choices.append(choice))
-    settings = make_settings(tmp_path, Mode.AUTO, "logp", "ratio_kl")
-    install(load_loss_module(), settings, routes={**ROUTES, "logp": make_route}).undo()
-    assert choices == [
-        "mode auto, entropy metric True, logp: NativeLogpOp 0.1.0; ratio_kl: RL-Kernel cannot be imported"
-    ]
 
 
 def test_a_route_serves_its_calls_and_no_others(tmp_path: Path) -> None:
@@ -333,17 +274,6 @@ def test_the_baseline_writes_timers_and_asks_for_nothing(tmp_path: Path) -> None
     assert set(step["memory"]) <= {"peak_rss_bytes"}
 
 
-def test_libraries_are_written_after_the_first_step_and_only_then(tmp_path: Path) -> None:
-    path = tmp_path / "trial" / "libraries" / "0.json"
-    with install(load_loss_module(), make_settings(tmp_path, Mode.OFF)) as installation:
-        assert not path.exists()
-        installation.end_step(0)
-        assert json.loads(path.read_text())["torch"] == torch.__version__
-        path.unlink()
-        installation.end_step(1)
-        assert not path.exists()
-
-
 def test_an_ops_file_that_is_there_already_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "trial" / "ops" / "0.jsonl"
     path.parent.mkdir(parents=True)
@@ -358,12 +288,3 @@ def test_an_ops_file_that_is_there_already_is_refused_and_left_alone(tmp_path: P
     )
     assert path.read_text() == "another trial's\n"
     assert module.policy_loss_function is before
-
-
-def test_without_torch_distributed_the_rank_is_the_launcher_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert find_rank() == (3, 8)
-    monkeypatch.delenv("RANK")
-    monkeypatch.delenv("WORLD_SIZE")
-    assert find_rank() == (0, 1)

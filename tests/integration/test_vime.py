@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlk_repro.base import proc
-from rlk_repro.base.errors import CheckFailed, EnvironmentMissing
+from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.integration import vime
 from rlk_repro.integration.vime_abi import NEWEST
 from tests import ROOT
@@ -154,36 +154,6 @@ def test_a_schedule_switches_before_the_actor_trains_a_rollout(
     assert [step["calls"]["logp"]["fallbacks"] > 0 for step in steps] == [False, True, False]
 
 
-def test_a_session_that_vime_does_not_begin_at_rollout_0_stops(
-    fake_vime: FakeVime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_SCHEDULE", "beb")):
-        monkeypatch.setenv(name, value)
-    installation = vime.install(make_vime_args())
-    assert installation is not None
-    with installation:
-        fake_vime.actor.get_data_iterator("data")
-        with pytest.raises(CheckFailed, match="rollout: differs from the rollout that began, got 1, expected 0"):
-            fake_vime.actor.log_perf_data(1, make_vime_args())
-
-
-def test_an_actor_that_trains_otherwise_is_refused_where_there_is_a_schedule(
-    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
-    del fake_vime.actor.get_data_iterator
-    installation = vime.install(make_vime_args())
-    assert installation is not None
-    installation.undo()
-    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_MODE", "auto"), ("VIME_RL_KERNEL_SCHEDULE", "be"),
-                        ("RLK_REPRO_OPS_DIR", str(tmp_path / "again"))):  # fmt: skip
-        monkeypatch.setenv(name, value)
-    before = dict(vars(fake_vime.loss))
-    with pytest.raises(EnvironmentMissing, match=r"actor\.get_data_iterator: no such function"):
-        vime.install(make_vime_args())
-    assert before == dict(vars(fake_vime.loss))
-
-
 def test_the_layout_decides_what_may_be_routed(
     fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,20 +187,6 @@ def test_output_layers_are_deferred_in_the_actors_model_only(
         assert models == []
         fake_vime.actor.initialize_model_and_optimizer(args)
         assert models == ["model"]
-
-
-def test_a_program_without_a_model_has_no_output_layer(
-    fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("VIME_RL_KERNEL", "1"), ("VIME_RL_KERNEL_OPS", "linear_logp"),
-                        ("RLK_REPRO_ENTROPY_METRIC", "0")):  # fmt: skip
-        monkeypatch.setenv(name, value)
-    with pytest.raises(
-        EnvironmentMissing, match=r"linear_logp: needs access to .* \(this workload has no output layer\)"
-    ):
-        vime.install_loss(make_vime_args())
-    with pytest.raises(EnvironmentMissing, match="linear_logp: RL-Kernel cannot be imported"):
-        vime.install(make_vime_args())
 
 
 def test_another_vime_is_refused_before_anything_is_replaced(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import urllib.error
 from argparse import Namespace
-from email.message import Message
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 from torch import nn
 
 from rlk_repro.analysis.checks import check_pair
-from rlk_repro.integration.measure.engines import EngineRecord, list_points
+from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.integration.vime_engines import STAGE, VimeEngines
 from rlk_repro.integration.vllm_worker import LayerWatch
@@ -273,100 +271,6 @@ def test_a_server_that_fails_ends_no_training(tmp_path: Path, monkeypatch: pytes
     assert found.reason == "vLLM did not answer: OSError"
 
 
-def test_a_sample_that_fails_leaves_no_hook_on_the_model_of_vllm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer, asked, servers = Vllm.answer, [], []
-
-    def fail_second(self: Vllm, path: str, body: Any) -> Any:
-        servers.append(self)
-        asked.append(path)
-        if path == "/inference/v1/generate" and asked.count(path) == 2:
-            raise urllib.error.HTTPError("http://10.0.0.1", 500, "", Message(), None)
-        return answer(self, path, body)
-
-    monkeypatch.setattr(Vllm, "answer", fail_second)
-    found = record(tmp_path, asks_vllm=True).log_probs[0][PROMPTS, ""]
-    assert isinstance(found, Skipped)
-    assert found.reason == "vLLM answered with HTTP status 500"
-    model = servers[0].model
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert len(model(torch.tensor([3]))) == 1
-
-
-def test_a_watch_closes_the_earlier_watch() -> None:
-    server = Vllm(Model())
-    for _ in range(2):
-        server.rlk_repro_watch(json.dumps({"calls": [[[0, 1]]], "lengths": [2]}))
-    server.model(torch.tensor([3, 4]))
-    assert len(server.rlk_repro_found()["points"]["final norm"]["values"]) == 1
-    assert not any(module._forward_hooks for module in server.model.modules())
-    assert server.rlk_repro_found() == {"reason": "vLLM's worker kept no layer outputs"}
-
-
-@pytest.mark.parametrize(
-    ("forwards", "reason"),
-    [
-        ([[3, 4], [5, 6], [7]], "call 0 of the model has 2 rows, expected 4"),
-        ([[3, 4, 5, 6]], "the model was called 1 times, not once for each of 2 samples"),
-        ([[3, 4, 5, 6], [7], [7]], "the model was called 3 times, not once for each of 2 samples"),
-        ([], "the model was called 0 times, not once for each of 2 samples"),
-    ],
-)
-def test_forwards_that_do_not_fit_the_samples_give_no_layers(forwards: list[list[int]], reason: str) -> None:
-    server = Vllm(Model())
-    server.rlk_repro_watch(json.dumps({"calls": [[[0, 3]], []], "lengths": [4, 1]}))
-    for ids in forwards:
-        server.model(torch.tensor(ids))
-    assert server.rlk_repro_found() == {"reason": reason}
-
-
-def test_without_layers_the_record_has_the_log_probs_and_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Vllm, "rlk_repro_found", lambda self: {"reason": "no forward"})  # noqa: ARG005
-    log = record(tmp_path, asks_vllm=True)
-    assert not isinstance(log.log_probs[0][PROMPTS, ""], Skipped)
-    checks = check_pair("p1", [("baseline", log), ("enabled", log)])
-    found = [item for item in checks if item.kind is CheckKind.LAYERS and item.first == PROMPTS]
-    assert {(item.second, item.word, item.found) for item in found} == {
-        ("training", CheckWord.NOT_MEASURED, "no forward")
-    }
-
-
-def test_numbers_that_are_not_finite_are_null_in_the_answer_of_vllm() -> None:
-    server = Vllm(Model())
-    nn.init.constant_(server.embedding.weight, float("nan"))
-    server.rlk_repro_watch(json.dumps({"calls": [[[0, 0]]], "lengths": [1]}))
-    server.model(torch.tensor([3]))
-    (found,) = server.answer("/collective_rpc", {"method": "rlk_repro_found", "args": []})["results"]
-    assert set(found["points"]["final norm"]["values"][0]) == {None}
-    assert found["points"]["final norm"]["norms"] == [None]
-
-
-def test_what_is_packed_otherwise_is_named(tmp_path: Path) -> None:
-    log = record(tmp_path, pack=lambda ids: ids.where(ids != 4, 9))
-    first = list_failures(check_pair("p1", [("baseline", log), ("enabled", log)]))[0]
-    assert first.found == "tokens of sample 0, position 1: rollout 4 against training 9"
-
-
-@pytest.mark.parametrize("name", ["context_parallel_size", "pipeline_model_parallel_size"])
-def test_a_rank_with_parts_of_the_model_says_so(name: str, tmp_path: Path) -> None:
-    change: dict[str, Any] = {name: 2}
-    log = record(tmp_path, **change)
-    found = log.log_probs[0]["training", ""]
-    assert isinstance(found, Skipped)
-    assert found.reason == "a rank lacks some tokens or some layers"
-
-
-@pytest.mark.parametrize("change", [{"expert_model_parallel_size": 2}, {"use_rollout_routing_replay": True}])
-def test_experts_on_several_ranks_or_replayed_leave_the_cases_out(change: dict[str, Any], tmp_path: Path) -> None:
-    log = record(tmp_path, **change)
-    assert len(log.log_probs[0]) == len(record(tmp_path / "all").log_probs[0]) - 2
-    assert isinstance(log.log_probs[0]["training", "alone"], Skipped)
-    assert not isinstance(log.log_probs[0]["training", ""], Skipped)
-
-
 @SOURCES
 def test_vime_and_megatron_have_the_names_that_are_followed() -> None:
     vime, megatron = (Path(os.environ[name]) for name in ("VIME_SRC", "MEGATRON_SRC"))
@@ -398,7 +302,3 @@ def test_vime_and_megatron_have_the_names_that_are_followed() -> None:
     begin = actor.index("data_iterator = get_data_iterator(rollout_data)\n        num_microbatches")
     assert begin < actor.rindex("self.fill_routing_replay(")
     assert "self.decoder = TransformerBlock(" in (core / "models/gpt/gpt_model.py").read_text()
-
-
-def test_a_model_of_another_form_has_no_points() -> None:
-    assert list(list_points(nn.Linear(2, 2))) == []

@@ -17,7 +17,7 @@ from rlk_repro.analysis.checks import check_pair
 from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.integration.measure.routing import RouteCapture
 from rlk_repro.integration.vime_engines import STAGE, VimeEngines
-from rlk_repro.logs.engines import EngineLog, Skipped, read_engines
+from rlk_repro.logs.engines import EngineLog, read_engines
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, list_failures
 from rlk_repro.rundir.paths import TrialDir
 from tests.integration import test_vime_engines as dense
@@ -208,57 +208,3 @@ def test_clean_runs_give_no_alarm(settings: dict[str, Any], num_seeds: int, tmp_
     for seed in range(num_seeds):
         log = record(tmp_path / str(seed), seed, **settings)
         assert list_failures(check_pair("p1", [("baseline", log), ("enabled", log)])) == []
-
-
-def test_a_router_that_cannot_be_read_gives_a_reason_and_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise IndexError
-
-    def keep_and_break(rows: torch.Tensor) -> torch.Tensor:
-        monkeypatch.setattr(RouteCapture, "_read", fail)
-        return rows
-
-    routing = record(tmp_path, change=keep_and_break, **R3).routing[0]
-    reasons = {key: line.reason for key, line in routing.items() if isinstance(line, Skipped)}
-    unread = "the router of layer 0 could not be read: IndexError"
-    assert reasons["training", ""] == reasons["rollout, prompts", ""] == unread
-
-
-def test_a_failed_pass_over_another_packing_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = Router.forward
-
-    def fail_without_replay(self: Router, x: torch.Tensor) -> Any:
-        if os.environ[STAGE] == "fallthrough":
-            raise ValueError
-        return forward(self, x)
-
-    def keep_and_break(rows: torch.Tensor) -> torch.Tensor:
-        monkeypatch.setattr(Router, "forward", fail_without_replay)
-        return rows
-
-    log = record(tmp_path, change=keep_and_break, **R3)
-    found = log.log_probs[0]["training", "other packings"]
-    assert isinstance(found, Skipped)
-    assert found.reason == "a pass over differently packed samples failed: ValueError"
-    assert os.environ[STAGE] == "replay_forward"
-
-
-def test_kernels_that_choose_experts_themselves_give_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VllmRouter, "set_capture_fn", lambda *_: None)
-    line = record(tmp_path).routing[0]["rollout, prompts", ""]
-    assert isinstance(line, Skipped)
-    assert line.reason == "a router was called 0 times, not once for each of 6 calls of the model"
-
-
-def test_the_watch_of_vllm_leaves_the_function_of_its_own_replay(tmp_path: Path) -> None:
-    server = make_server(make_model(1))
-    seen: list[torch.Tensor] = []
-    layers: Any = server.model.model.layers  # type: ignore[union-attr]
-    router = layers[0].mlp.experts.router
-    router.set_capture_fn(seen.append)
-    assert len(route(server, torch.tensor([3, 4, 5]))) == 2
-    assert len(seen) == 1
-    assert router.capture_fn == seen.append
-    assert not tmp_path.joinpath("engines").exists()

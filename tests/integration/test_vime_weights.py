@@ -115,17 +115,6 @@ class Updater:
         return len(self.received)
 
 
-class IteratingUpdater(Updater):
-    def send(self, tensors: Any) -> int:
-        return super().send(list(tensors))
-
-    def update_weights(self) -> str:
-        self.received = []
-        self.send(iter(self.checkpoint))
-        self.vllm.load(self.received)
-        return "synced"
-
-
 def sync_and_check(
     folder: Path, updater: Updater, spoil: Callable[[Any], object] = lambda _: None, fault: Exception | None = None
 ) -> Iterator[AgreementCheck]:
@@ -190,13 +179,6 @@ def test_a_weight_that_was_not_synced_is_named(spoil: Callable[[Any], object], f
     assert (synced.word, synced.found) == (CheckWord.FAIL, found)
 
 
-def test_rows_that_pad_the_vocabulary_are_not_compared(tmp_path: Path) -> None:
-    synced, _ = sync_and_check(
-        tmp_path, Updater(Vllm()), lambda model: find(model, "model.embed_tokens.weight")[VOCAB:].add_(1)
-    )
-    assert synced.word is CheckWord.PASS
-
-
 def test_a_tied_output_layer_is_named_or_compared_if_vime_sends_it(tmp_path: Path) -> None:
     updater = Updater(Vllm(tied=True))
     head = updater.checkpoint.pop()
@@ -207,49 +189,6 @@ def test_a_tied_output_layer_is_named_or_compared_if_vime_sends_it(tmp_path: Pat
     updater.checkpoint[-1] = head
     synced, _ = sync_and_check(tmp_path / "two", updater)
     assert synced.found == "lm_head.weight is not equal, the first of 1 such tensor"
-
-
-@pytest.mark.parametrize(
-    ("updater", "reason"),
-    [
-        (Updater(Vllm(), rank=1), "only the training's first process hashes weights"),
-        (Updater(Vllm(), pipeline_model_parallel_size=2), "each pipeline rank has only its own layers"),
-        (Updater(Vllm(), quantization_config={"quant_method": "fp8"}), "vime sends quantised weights"),
-        (Updater(Vllm(), mtp_num_layers=1), "vime also sends layers for multi-token prediction"),
-        (Updater(Vllm(num_workers=2)), "each of the 2 workers of vLLM has a part of the weights"),
-        (Updater(Vllm(backend="FLASHINFER_CUTLASS")),
-         "model.layers.0.mlp.experts.routed_experts.w13_weight of vLLM may be permuted for FLASHINFER_CUTLASS"),
-        (IteratingUpdater(Vllm()), "vime sends its tensors as list_iterator, expected a list"),
-    ],
-)  # fmt: skip
-def test_where_weights_cannot_be_compared_the_record_has_the_reason(
-    updater: Updater, reason: str, tmp_path: Path
-) -> None:
-    synced, _ = sync_and_check(tmp_path, updater)
-    assert (synced.word, synced.found) == (CheckWord.NOT_MEASURED, reason)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda model: setattr(model.model, "embed_tokens", Part(weight=(VOCAB, 2 * SIZE))),
-         "vLLM keeps model.embed_tokens.weight in the shape [10, 8], but vime sends [10, 4]"),
-        (lambda model: setattr(model, "head", Part({"quant_method": Namespace()}, weight=(2, 2))),
-         "head.weight of vLLM is quantised: Namespace, torch.bfloat16"),
-        (lambda model: setattr(model.model.layers[0].self_attn.qkv_proj, "output_sizes", [4, 4]),
-         "model.layers.0.self_attn.qkv_proj.weight of vLLM has 8 rows, its parts have [4, 4]"),
-        (lambda model: model.model.layers[0].mlp.experts.routed_experts.register_parameter(
-            "w2_bias", nn.Parameter(torch.ones(3, 2))),
-         "model.layers.0.mlp.experts.routed_experts.w2_bias of vLLM is an unknown parameter of a layer with experts"),
-        (lambda model: setattr(model, "named_parameters", None),
-         "vLLM's worker could not hash its weights: TypeError"),
-        (lambda model: setattr(model, "hf_to_vllm_mapper", Namespace(orig_to_new_prefix={"a.": "b."})),
-         "vLLM renames the tensors of this model"),
-    ],
-)  # fmt: skip
-def test_an_unknown_layout_of_vllm_is_a_reason(spoil: Callable[[Any], object], reason: str, tmp_path: Path) -> None:
-    synced, _ = sync_and_check(tmp_path, Updater(Vllm()), spoil)
-    assert (synced.word, synced.found) == (CheckWord.NOT_MEASURED, reason)
 
 
 @pytest.mark.parametrize(

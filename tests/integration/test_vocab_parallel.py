@@ -27,7 +27,6 @@ from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_contracts
 from rlk_repro.integration.route.vocab_parallel import Shape, make_contract
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.logs.ops import read_ops
-from rlk_repro.loss_options import LossOptions
 from rlk_repro.operators import Case, Reason, Refusal
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus
@@ -161,27 +160,6 @@ def test_padded_columns_stay_in_the_softmax_as_they_are_in_vime_s(later: str) ->
     assert float((without - solve(logits, tokens, grad)[0]).amin()) > 0.1
 
 
-def test_a_token_of_no_vocabulary_is_refused_before_rl_kernel_sees_it(later: str) -> None:
-    logits, tokens, _ = make_problem(0)
-    tokens[2] = 48
-    assert make_route().refuse(make_call(logits, tokens)) == Refusal(Reason.FOREIGN_ID)
-
-
-def test_minus_infinity_is_served_as_vime_serves_it(later: str) -> None:
-    logits, tokens, grad = make_problem(2)
-    logits[:, :20] = -torch.inf
-    tokens.fill_(30)
-    leaf = logits.requires_grad_()
-    call = make_call(leaf, tokens, with_entropy=False)
-    route = make_route()
-    assert route.refuse(call) is None
-    values, _ = route.run(call)
-    expected, expected_grad, _ = solve(logits.detach(), tokens, grad)
-    torch.testing.assert_close(values.squeeze(1).double(), expected, atol=5e-6, rtol=0)
-    found = torch.autograd.grad(values.squeeze(1), leaf, grad)[0].double()
-    torch.testing.assert_close(found, expected_grad, atol=2e-6, rtol=0)
-
-
 def test_unsupported_calls_are_refused(later: str) -> None:
     route, (logits, tokens, _) = make_route(), make_problem(0)
     mask = torch.ones_like(logits, dtype=torch.bool)
@@ -198,24 +176,6 @@ def test_a_result_without_gradient_stops(double: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(double.backends["cpu"][0].op), "__call__", lambda *_, **__: answer)
     with pytest.raises(RouteFailed, match="returned a result without gradient"):
         route.run(make_call(logits.requires_grad_(), tokens))
-
-
-def test_rl_kernel_validates_once_and_leaves_nothing_to_a_backward_pass(
-    double: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, op = [], type(double.backends["cpu"][0].op)
-    original = op.__call__
-
-    def note(*args: Any, validate: bool, **named: Any) -> Any:
-        asked.append((validate, torch.is_grad_enabled()))
-        return original(*args, **named)
-
-    monkeypatch.setattr(op, "__call__", note)
-    logits, tokens, _ = make_problem(0)
-    route = make_route()
-    for _ in range(3):
-        route.run(make_call(logits, tokens))
-    assert asked == [(True, False), (False, True), (False, True), (False, True)]
 
 
 def run_rank(rank: int, folder: str, source: str) -> None:
@@ -280,18 +240,3 @@ def test_a_trainer_s_numbers_are_the_same_and_the_record_says_who_computed_them(
     log = read_ops(TrialDir(tmp_path / "enabled"))
     proof = prove(log, variant="enabled", requested_ops=(NAME,), platform="cpu")
     assert (proof.status, log.calls[NAME].calls) == (ProofStatus.NATIVE, 4)
-
-
-def test_a_decision_without_a_dispatch_has_no_provenance(double: Any, tmp_path: Path) -> None:
-    train(tmp_path, "logp", "ratio_kl")
-    lines = [json.loads(line) for line in (tmp_path / "ops/0.jsonl").read_text().splitlines()]
-    decisions = [line for line in lines if line["event"] == "decision"]
-    assert [sorted(line) for line in decisions] == [
-        ["event", "implementation", "is_rl_kernel", "op", "reason", "version"]
-    ] * 2
-
-
-def test_an_entropy_bonus_is_refused_by_the_table(tmp_path: Path) -> None:
-    case = Case(platform="cuda", loss=LossOptions(has_entropy_gradient=True))
-    with pytest.raises(EnvironmentMissing, match="computes no gradient of the entropy bonus"):
-        install(tmp_path, Mode.REQUIRE, case)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.logs.telemetry import MAX_LINE_BYTES, Telemetry, find_throttled, parse_telemetry
+from rlk_repro.logs.telemetry import Telemetry, find_throttled, parse_telemetry
 from tests import TESTS
 
 ASSET = TESTS / "assets" / "logs" / "telemetry.jsonl"
@@ -68,12 +68,6 @@ def test_nodes_are_merged_by_trial_and_a_fraction_that_no_sample_tells_is_absent
     one = parse(path, sample(rss_bytes=5), throttle("hw_slowdown"))
     two = parse(path, sample(rss_bytes=7), throttle(), throttle(), throttle(), sample("b"))
     assert find_throttled([one, two]) == {"a": 0.25}
-
-
-def test_an_endless_line_is_skipped(path):
-    telemetry = parse(path, b"x" * (3 * MAX_LINE_BYTES), sample())
-    assert telemetry.trials == {"a": {}}
-    assert telemetry.reject_counts == {"longer than 1 MiB": 1}
 
 
 def test_a_missing_file_is_an_error_of_the_bundle(tmp_path):

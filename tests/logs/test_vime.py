@@ -100,13 +100,6 @@ def test_a_line_that_contradicts_an_earlier_one_is_refused_whole():
     assert parsed.reject_counts == {LogReject.CONFLICT: 1}
 
 
-def test_equal_repeats_are_no_conflict_even_for_nan():
-    line = PREFIX + b"step 0: {'train/grad_norm': nan, 'train/loss': 1e-3}"
-    parsed = parse(line, line)
-    assert parsed.rows["step"][0]["train/loss"] == LogSample(0.001, 1)
-    assert parsed.reject_counts == {}
-
-
 def test_critic_steps_do_not_mix_with_the_actors():
     parsed = parse(PREFIX + b"critic-step 0: {'train/critic-value_loss': 0.5, 'train/step': 0}")
     assert (parsed.rows["step"], parsed.reject_counts) == ({}, {})
@@ -116,11 +109,6 @@ def test_lines_that_ray_swallowed_are_counted_but_not_made_up():
     parsed = parse(PREFIX + b"step 7: {'train/loss': 0.5} [repeated 9x across cluster] (Ray deduplicates logs by ...)")
     assert parsed.rows["step"] == {7: {"train/loss": LogSample(0.5, 1)}}
     assert parsed.reject_counts == {"hidden by Ray as repetitions of another line": 8}
-
-
-def test_a_message_behind_megabytes_of_progress_bars_is_found():
-    parsed = parse(b"chatter", BAR * 300_000 + TRAINER + PREFIX + b"step 7: {'train/loss': 0.5}")
-    assert parsed.rows["step"] == {7: {"train/loss": LogSample(0.5, 2)}}
 
 
 def test_text_quoted_by_a_message_holds_no_message_however_long_it_is():
@@ -135,15 +123,6 @@ def test_a_missing_log_is_an_error_of_the_bundle(tmp_path):
     with pytest.raises(BundleUnreadable) as caught:
         parse_log(tmp_path / "stdout.log")
     assert str(caught.value) == f"{tmp_path / 'stdout.log'}: not readable (No such file or directory)"
-
-
-def test_a_stamp_before_every_line_changes_nothing(tmp_path):
-    for path in (LIVE, DAMAGED):
-        bare = tmp_path / path.name
-        bare.write_bytes(b"\n".join(line[len(STAMP) :] for line in path.read_bytes().split(b"\n")))
-        stamped, unstamped = parse_log(path), parse_log(bare)
-        assert repr(rows_of(stamped)) == repr(rows_of(unstamped))
-        assert stamped.reject_counts == unstamped.reject_counts
 
 
 @pytest.mark.parametrize(

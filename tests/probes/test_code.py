@@ -11,7 +11,7 @@ from rlk_repro.base import proc
 from rlk_repro.base.files import sha256_bytes
 from rlk_repro.probes import code, extension
 from rlk_repro.probes.checkout import make_patch, probe_checkout
-from rlk_repro.probes.extension import build_variables, find_bound_names, list_device_code, probe_extension
+from rlk_repro.probes.extension import list_device_code, probe_extension
 from rlk_repro.rundir.manifest import Unknown
 from rlk_repro.sources import RL_KERNEL, VIME
 from tests.support.probe_examples import write_tool, write_tree
@@ -71,11 +71,6 @@ def test_without_git_or_folder_there_is_a_reason(checkout, tmp_path, monkeypatch
     assert probe_checkout(checkout)["is_dirty"] == Unknown("git is not on PATH")
 
 
-def test_variables_of_an_outer_git_do_not_mislead(checkout, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", "/nonexistent")
-    assert isinstance(probe_checkout(checkout)["commit"], str)
-
-
 def test_changes_are_a_patch_that_makes_the_same_files_of_the_commit(checkout, tmp_path):
     clone = tmp_path / "clone"
     assert proc.run(["git", "clone", "-q", str(checkout), str(clone)]).is_ok
@@ -128,12 +123,6 @@ def test_rl_kernel_is_described_from_its_checkout(checkout, tmp_path, monkeypatc
     assert facts["build_variables"] == {"TORCH_CUDA_ARCH_LIST": "9.0+PTX"}
 
 
-def test_a_build_without_the_extension_is_known_as_such(checkout):
-    facts = probe_extension(checkout / "rl_engine")
-    assert facts["is_compiled"] is False
-    assert facts["extension_sha256"] == Unknown("rl_engine holds no _C*.so")
-
-
 def test_a_build_names_the_gpus_it_holds_code_for(tmp_path, monkeypatch):
     library = tmp_path / "_C.so"
     library.write_bytes(EXTENSION)
@@ -149,11 +138,6 @@ def test_a_build_names_the_gpus_it_holds_code_for(tmp_path, monkeypatch):
     assert list_device_code(library) == ["sm_80", "sm_90a"]
     write_tool(tmp_path, "cuobjdump-of-a-test", {}, refusal=f"no code in {library}")
     assert list_device_code(library) == Unknown("cuobjdump found no code for a GPU")
-
-
-def test_names_are_read_up_to_their_end_only():
-    assert find_bound_names(EXTENSION) == ["fused_logp", "fused_logp_sm90", "prefix_shared_attention"]
-    assert build_variables({"PATH": "/bin"}) == Unknown("no variable of RL-Kernel's build is set")
 
 
 def test_code_that_is_neither_installed_nor_named_is_unknown(tmp_path):
@@ -204,12 +188,6 @@ def test_the_images_record_counts_without_checkout_and_pip_record(tmp_path, monk
     assert vime["commit"] == "0ddba11"
 
 
-@pytest.mark.parametrize("record", ["{}", '{"commits": 3}', "nonsense"])
-def test_a_record_without_commits_is_no_error(tmp_path, record):
-    root = write_tree(tmp_path, {"/opt/rlk-repro/provenance.json": record})
-    assert code.probe(root, {})["python"]
-
-
 def _probe(*folders: Path) -> dict[str, Any]:
     return code.probe_source(RL_KERNEL, {"PYTHONPATH": os.pathsep.join(map(str, folders))}, {})
 
@@ -250,7 +228,3 @@ def test_an_installation_has_the_package_tree_of_its_sources(checkout, tmp_path)
 def test_the_first_folder_on_the_path_of_the_children_counts(checkout, tmp_path):
     write_tree(tmp_path / "front", {"rl_engine/__init__.py": "front = True\n"})
     assert _probe(tmp_path / "front", checkout)["package_tree"] != _probe(checkout)["package_tree"]
-
-
-def test_names_of_packages_are_compared_as_pip_does():
-    assert code.normalise("Flash_Attn.3--x") == "flash-attn-3-x"

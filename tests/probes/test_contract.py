@@ -2,28 +2,19 @@
 
 import json
 import re
-import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from rlk_repro.base.findings import Level
-from rlk_repro.probes import code, gpu, gpu_amd, gpu_nvidia, nvml
+from rlk_repro.probes import gpu, gpu_amd, gpu_nvidia, nvml
 from rlk_repro.probes.node import PROBES, probe_node
-from rlk_repro.rundir.manifest import SEVERITY, TRAINER_PACKAGES, Manifest, Unknown, diff_manifests, severity
+from rlk_repro.rundir.manifest import SEVERITY, TRAINER_PACKAGES, Manifest, Unknown, severity
 from rlk_repro.rundir.paths import RunDir
 from tests.support.probe_examples import HOST, NETWORK, SMI_ANSWERS, FakeNvml, tools, write_amd, write_tool, write_tree
 
 __all__ = ["tools"]
-OWN_NAMES = (
-    "environment.",
-    "code.packages.",
-    "code.rl_kernel.build_variables.",
-    "network.",
-    "host.mounts.",
-    "gpu.topology_links.",
-)
 
 
 @pytest.fixture(scope="module", params=["this machine", "nothing at all", "h200", "mi300x"])
@@ -52,12 +43,6 @@ def test_every_section_is_there_and_every_fact_has_a_value_or_a_reason(node):
         assert not isinstance(fact, Unknown) or fact.reason.strip(), path
 
 
-def test_names_are_plain_words(node):
-    for path, _ in node.facts():
-        if not path.startswith(OWN_NAMES):
-            assert re.fullmatch(r"[a-z][a-z0-9_]*(\.([a-z][a-z0-9_]*|\d+))*", path), path
-
-
 def test_a_manifest_survives_its_file(node, tmp_path):
     text = json.dumps(node.to_json(), allow_nan=False)
     assert "null" not in re.sub(r'"[^"]*"', "", text)
@@ -65,19 +50,9 @@ def test_a_manifest_survives_its_file(node, tmp_path):
     assert RunDir(tmp_path).node(node.node).manifest.name == "manifest.json"
 
 
-def test_a_node_does_not_differ_from_itself(node):
-    assert diff_manifests(node, node) == []
-
-
 def test_no_path_of_a_user_gets_into_a_reason(node):
     reasons = [fact.reason for _, fact in node.facts() if isinstance(fact, Unknown)]
     assert not [reason for reason in reasons if str(Path.home()) in reason or "/tmp/" in reason]
-
-
-def test_probing_this_machine_is_quick():
-    start = time.perf_counter()
-    probe_node("here")
-    assert time.perf_counter() - start < 10  # 0.2 s on an idle machine without a GPU
 
 
 @pytest.mark.parametrize(
@@ -129,9 +104,3 @@ def test_every_fact_that_diff_judges_exists(tmp_path, tools, monkeypatch):
     facts["network.all_reduce.bus_gb_s"] = ""  # of version 0.2
     facts |= dict.fromkeys((f"code.packages.{name}" for name in TRAINER_PACKAGES), "")
     assert [pattern for pattern, _ in SEVERITY if not any(fnmatchcase(path, pattern) for path in facts)] == []
-
-
-def test_our_own_code_is_always_described():
-    facts = code.probe(environ={})["rlk_repro"]
-    assert isinstance(facts, dict)
-    assert set(facts) == {"version", "source", "commit", "is_dirty", "diff_sha256", "tree", "package_tree"}

@@ -7,9 +7,7 @@ from rlk_repro.probes import gpu, gpu_amd, gpu_nvidia, nvidia_smi, nvml
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Unknown
 from tests.support.probe_examples import (
-    AMD_SMI_LIST,
     NVIDIA,
-    NVML_ANSWERS,
     NVML_FUNCTIONS,
     SMI_ANSWERS,
     UUIDS,
@@ -87,12 +85,6 @@ def test_any_refusal_of_nvml_is_a_reason_and_not_an_error(tools, tmp_path, funct
     assert isinstance(gpu_nvidia.read_use(refusing), list)
 
 
-def test_an_older_package_lacks_functions():
-    answers = {name: answer for name, answer in NVML_ANSWERS.items() if name != "nvmlDeviceGetRemappedRows"}
-    devices = nvml.read_devices(FakeNvml(answers=answers))
-    assert devices[0]["remapped_rows"] == Unknown("nvidia-ml-py has no nvmlDeviceGetRemappedRows")
-
-
 def test_facts_that_nvidia_smi_lacks_are_unknown(tools):
     row = SMI_ANSWERS["--query-gpu=index,name"].splitlines()[0].replace("Enabled, 0, 0", "[N/A], [N/A], N/A")
     write_tool(tools, "nvidia-smi", {"--query-gpu=index,name": row})
@@ -111,25 +103,6 @@ def test_a_dead_driver_is_quoted(tools):
     assert found == Unknown(f"NVML: Not Supported; {reason}")
 
 
-def test_a_tool_built_for_another_processor_is_absent_and_no_error(tools):
-    (tools / "nvidia-smi").write_bytes(b"\x7fELF for another machine")
-    (tools / "nvidia-smi").chmod(0o755)
-    assert nvidia_smi.read_devices() == Unknown("nvidia-smi cannot be executed (exec format error)")
-
-
-def test_processes_that_nvidia_smi_describes_in_words_are_left_out(tools):
-    write_tool(tools, "nvidia-smi", SMI_ANSWERS | {"--query-compute-apps": "No running processes found"})
-    use = nvidia_smi.read_use()
-    assert isinstance(use, list)
-    assert [gpu.pids for gpu in use] == [(), ()]
-
-
-def test_the_matrix_of_a_single_gpu_has_no_pairs():
-    text = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n"
-    assert nvidia_smi.parse_topology(text) == {"gpu_gpu": {}, "gpu_nic": {}}
-    assert nvidia_smi.parse_topology("nothing of the kind") == {"gpu_gpu": {}, "gpu_nic": {}}
-
-
 def test_use_names_the_processes_behind_it(tools):
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     by_smi, by_nvml = gpu_nvidia.read_use(NO_NVML), gpu_nvidia.read_use(FakeNvml())
@@ -140,12 +113,6 @@ def test_use_names_the_processes_behind_it(tools):
     assert isinstance(by_nvml, list)
     assert [use.is_busy for use in by_nvml] == [True, False]
     assert str(by_nvml[0]) == "GPU 0: 4715 MiB in use, processes: 404, 9"
-
-
-def test_memory_without_a_visible_process_is_use_too():
-    assert GpuUse(index=0, memory_used_mib=2000).is_busy
-    assert not GpuUse(index=0, memory_used_mib=Unknown("NVML: Not Supported")).is_busy
-    assert str(GpuUse(index=3, memory_used_mib=2000)) == "GPU 3: 2000 MiB in use, processes: none visible"
 
 
 def test_mi300x_is_described_from_the_kernels_files(tools, tmp_path):
@@ -183,21 +150,6 @@ def test_mi300x_is_described_from_the_kernels_files(tools, tmp_path):
         "pcie_speed": "32.0 GT/s PCIe",
         "pcie_width": 16,
     }
-
-
-@pytest.mark.parametrize(
-    ("tool", "answer", "names"),
-    [
-        ("amd-smi", AMD_SMI_LIST, ["AMD Instinct MI300X", None]),
-        ("amd-smi", f'WARNING: x\n{{"gpu_data": {AMD_SMI_LIST}}}', ["AMD Instinct MI300X", None]),
-        ("amd-smi", "no JSON at all", [None, None]),
-    ],
-)
-def test_a_name_that_the_board_lacks_is_asked_of_a_tool(tools, tmp_path, tool, answer, names):
-    write_tool(tools, tool, {"": answer})
-    facts = known(gpu_amd.probe(write_amd(tmp_path / "root", product_name="\n")))
-    missing = Unknown("the board and amd-smi give no product name")
-    assert [device["name"] for device in facts["devices"]] == [name or missing for name in names]
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null", '"x"', '{"gpu_data": 3}', '[{"asic": 1, "bus": {}}]', "{" * 2000])
@@ -282,15 +234,3 @@ def test_a_job_with_some_gpus_ignores_the_others(tools, monkeypatch, tmp_path, l
         use = gpu_nvidia.read_use(module)
         assert isinstance(use, list)
         assert [gpu.index for gpu in use] == indices
-
-
-def test_the_busy_gpu_of_a_neighbour_is_no_reason_to_wait(tools, monkeypatch):
-    write_tool(tools, "nvidia-smi", SMI_ANSWERS)
-    assert [use.index for use in known_use(gpu.busy_gpus())] == [0]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpu.busy_gpus() == []
-
-
-def known_use(use: list[GpuUse] | Unknown) -> list[GpuUse]:
-    assert isinstance(use, list)
-    return use

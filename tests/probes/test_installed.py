@@ -13,7 +13,6 @@ from rlk_repro.probes.installed import (
     AppliedRepair,
     BuildRecord,
     find_changed_files,
-    load_build_record,
     probe_installed,
     record_digest,
 )
@@ -50,18 +49,6 @@ def install(folder, record: BuildRecord | None = RECORD, direct_url: object = No
     files[f"{info}/RECORD"] = "\n".join([*lines, "rl_engine/__pycache__/op.pyc,,", f"{info}/RECORD,,", ""])
     write_tree(folder, files)
     return next(iter(metadata.distributions(path=[str(folder)])))
-
-
-def test_a_record_survives_its_file(tmp_path):
-    assert load_build_record(install(tmp_path)) == RECORD
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}'])
-def test_missing_record_counts_as_absent(tmp_path, text):
-    distribution = install(tmp_path)
-    (tmp_path / f"rl_kernel-0.1.0.dist-info/{BUILD_RECORD}").write_text(text)
-    assert load_build_record(distribution) is None
-    assert probe_installed(distribution, "rl_engine")["commit"] == Unknown("the installation recorded no commit")
 
 
 def test_the_manifest_describes_the_installation(tmp_path, monkeypatch):

@@ -49,19 +49,3 @@ def test_modules_are_absent_loaded_or_a_version(tmp_path):
     assert isinstance(modules, dict)
     assert {modules[name] for name in ("mlx5_core", "efa")} == {"absent"}
     assert (modules["gdrdrv"], modules["nvidia_peermem"]) == ("loaded", "580.159.04")
-
-
-def test_a_machine_without_a_network_has_reasons(tmp_path):
-    facts = network.probe(tmp_path)
-    assert facts["interfaces"] == Unknown("/sys/class/net has no interface")
-    assert facts["rdma_devices"] == Unknown("/sys/class/infiniband has no device")
-    assert facts["ephemeral_ports"] == Unknown("/proc/sys/net/ipv4/ip_local_port_range absent")
-    assert facts["modules"] == dict.fromkeys(network.MODULES, Unknown("/sys/module absent"))
-
-
-def test_a_speed_that_the_driver_does_not_know_is_unknown(tmp_path):
-    facts = network.probe(write_tree(tmp_path, {"/sys/class/net/eth0/speed": "-1\n", "/sys/class/net/eth0/mtu": "x"}))
-    interfaces = facts["interfaces"]
-    assert isinstance(interfaces, dict)
-    assert interfaces["eth0"]["speed_mbps"] == Unknown("the driver reports no speed")
-    assert interfaces["eth0"]["mtu"] == Unknown("/sys/class/net/eth0/mtu: 'x' is not a whole number")

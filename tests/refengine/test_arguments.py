@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-
 import pytest
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.refengine.__main__ import main
 from rlk_repro.refengine.arguments import parse_args
-from tests import ROOT
-
-DOCUMENT = ROOT / "docs" / "reference-trainer.md"
 
 
 def test_the_samples_of_a_step_follow_from_the_other_sizes() -> None:
     args = parse_args(["--rollout-batch-size", "4", "--n-samples-per-prompt", "8", "--num-steps-per-rollout", "2"])
     assert args.global_batch_size == 16
-
-
-def test_loading_rollouts_is_the_train_only_lane() -> None:
-    assert parse_args(["--load-debug-rollout-data", "x/{rollout_id}.pt"]).debug_train_only
-    assert not parse_args([]).debug_train_only
 
 
 @pytest.mark.parametrize(
@@ -81,10 +70,3 @@ def test_a_users_error_is_two_lines_and_its_exit_code(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == (
         "input: --debug-train-only: no rollouts to train on\n  hint: add --load-debug-rollout-data\n"
     )
-
-
-def test_the_documented_commands_parse() -> None:
-    commands = re.findall(r"^python -m rlk_repro\.refengine((?:.*\\\n)*.*)", DOCUMENT.read_text(), re.MULTILINE)
-    assert len(commands) >= 2
-    for command in commands:
-        parse_args(shlex.split(command.replace("\\\n", " ")))

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from rlk_repro.base.errors import BundleUnreadable, CheckFailed
+from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.bundle.seal import inspect_bundle
@@ -39,12 +38,6 @@ def sealed(tmp_path: Path) -> RunDir:
     return run_dir
 
 
-def test_an_untouched_bundle_is_reproduced_from_its_logs(sealed: RunDir) -> None:
-    recorded = reanalyse(sealed.bundle)
-    assert recorded.analysis.run == "smoke"
-    assert recorded.inputs.run == sealed.run_yaml.read_bytes()
-
-
 def test_a_folder_unpacked_by_plain_tar_is_reproduced_like_the_bundle(
     sealed: RunDir, tmp_path: Path, weird_name: str
 ) -> None:
@@ -55,11 +48,6 @@ def test_a_folder_unpacked_by_plain_tar_is_reproduced_like_the_bundle(
     assert inspect_bundle(folder) == inspect_bundle(sealed.bundle)
     assert reanalyse(folder) == reanalyse(sealed.bundle)
     assert report(folder, tmp_path / "a") == report(sealed.root, tmp_path / "b")
-
-
-def test_a_moved_run_directory_is_reproduced(sealed: RunDir, tmp_path: Path) -> None:
-    recorded = reanalyse(sealed.root)
-    assert reanalyse(Path(shutil.move(sealed.root, tmp_path / "moved"))) == recorded
 
 
 def test_a_changed_log_with_redone_checksums_is_refused(sealed: RunDir) -> None:
@@ -100,32 +88,11 @@ def test_forged_values_are_refused(sealed: RunDir, part: str, key: str, forged: 
         reanalyse(reseal(sealed))
 
 
-def test_a_missing_analysis_is_refused(sealed: RunDir) -> None:
-    sealed.analysis.unlink()
-    with pytest.raises(CheckFailed, match="differs from the values computed from the logs"):
-        reanalyse(reseal(sealed))
-
-
-def test_a_bundle_without_the_authors_file_is_unreadable(sealed: RunDir) -> None:
-    sealed.run_yaml.unlink()
-    with pytest.raises(BundleUnreadable, match=r"bundle: run\.yaml: missing"):
-        reanalyse(reseal(sealed))
-
-
 def test_a_changed_file_is_refused_by_name(sealed: RunDir) -> None:
     path = sealed.trial("01-p1-enabled").stdout
     path.write_text(path.read_text() + "x")
     with pytest.raises(CheckFailed, match=r"trials/01-p1-enabled/stdout\.log"):
         reanalyse(sealed.root)
-
-
-def test_the_replayed_experiment_is_the_recorded_one(sealed: RunDir) -> None:
-    recorded = reanalyse(sealed.bundle)
-    prepared = prepare(recorded)
-    assert prepared.launch.plan.experiment_hash == recorded.plan.experiment_hash
-    assert prepared.launch.run_dir.root != sealed.root
-    assert prepared.drift is not None
-    assert any(finding.where == "gpu.driver" for finding in prepared.drift)
 
 
 def test_blocking_drift_stops_unless_accepted() -> None:

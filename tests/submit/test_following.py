@@ -9,7 +9,6 @@ import pytest
 
 from rlk_repro.agent import progress
 from rlk_repro.agent.progress import ProgressWriter
-from rlk_repro.base.console import live_line
 from rlk_repro.base.files import write_text
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir
@@ -71,20 +70,6 @@ def test_the_cluster_is_asked_every_two_seconds_only(tmp_path: Path, monkeypatch
     assert len(sleeps) > 4
 
 
-def test_progress_off_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with live_line() as line:
-        assert not line.is_live
-        line.tell("trial 1/2 [bold]not markup[/bold] " + "x" * 200)
-    assert capsys.readouterr().err == "trial 1/2 [bold]not markup[/bold] " + "x" * 200 + "\n"
-
-
-def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with live_line() as line:
-        assert line.is_live
-        line.tell("trial 1/2 [bold]")
-
-
 @pytest.mark.parametrize(("is_sealed", "last"), [(False, "ended"), (True, "ended · nothing was fit")])
 def test_following_leaves_the_reason_of_an_unsealed_end_to_its_caller(
     tmp_path: Path, is_sealed: bool, last: str
@@ -96,9 +81,3 @@ def test_following_leaves_the_reason_of_an_unsealed_end_to_its_caller(
     told: list[str] = []
     follow(run_dir, lambda: JobStatus(state=JobState.FAILED), told.append, sleep=lambda _: None)
     assert told == [last]
-
-
-def test_quiet_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with live_line(is_quiet=True) as line:
-        line.tell("trial 1/2")
-    assert capsys.readouterr() == ("", "")

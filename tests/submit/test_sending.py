@@ -16,7 +16,7 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.state import Phase, Progress
 from rlk_repro.submit import finishing, planning, sending
-from tests.support.job_examples import make_example_plan, make_staged
+from tests.support.job_examples import make_staged
 
 HERE = {"host": platform.node()}
 GONE = Submission(cluster="local", job_id="4194304:1", submitted_at="now", details=HERE)
@@ -88,11 +88,6 @@ def test_a_run_that_is_not_prepared_names_the_command_with_the_options_of_submit
     )
 
 
-def test_a_stack_with_images_is_refused_where_no_container_starts() -> None:
-    with pytest.raises(SpecError, match="stack example: runs in images, but the local cluster starts no containers"):
-        planning.prepare(planning.Request(run="smoke", stack="example"))
-
-
 def test_a_resumed_run_sends_the_job_again_and_keeps_its_replay_of(monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = make_submitted(dataclasses.replace(GONE, details={**HERE, "replay_of": "abc"}))
     write_text(run_dir.job / "of an older version", "x")
@@ -159,9 +154,3 @@ def test_only_an_interrupted_run_is_advised_to_resume() -> None:
         "sealed bundle\n"
         f"  hint: see {run_dir.agent_output}, then rlk-repro submit --resume {run_dir.run_id}"
     )
-
-
-def test_rendering_again_needs_no_new_directory(tmp_path: Path) -> None:
-    plan, _ = make_example_plan()
-    prepared = planning.render(plan, None, RunDir(tmp_path / "there"))
-    assert prepared.run_dir.root == tmp_path / "there"

@@ -19,19 +19,16 @@ from rlk_repro.report.markdown import render_markdown
 from rlk_repro.report.terminal import print_summary
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import GateStatus
-from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import ENABLED
 from rlk_repro.submit import finishing, planning
-from rlk_repro.submit.show import plan_lines, plan_summary
+from rlk_repro.submit.show import plan_lines
 from rlk_repro.switches import ENGINES_DIR, LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.differences import (
-    Difference,
     Kind,
     Started,
     compare,
-    describe_differences,
     find_undeclared,
     list_differences,
     read_differences,
@@ -91,12 +88,6 @@ def test_other_differences_are_not_declared(argv: str, env: dict[str, str], expe
     assert (f"{found.name} {found.baseline} {found.enabled}", found.kind) == (expected, Kind.UNDECLARED)
 
 
-def test_the_same_flags_in_another_order_are_a_difference() -> None:
-    """Where a flag is given twice the later one counts."""
-    (found,) = compare(started("baseline", "t --a 1 --b 2"), started("enabled", "t --b 2 --a 1"))
-    assert (found.name, found.enabled, found.kind) == ("order of arguments", "t --b 2 --a 1", Kind.UNDECLARED)
-
-
 def test_a_folder_is_one_only_by_the_name_of_its_own_trial() -> None:
     own = compare(started("baseline", X="/r/00-p1-baseline"), started("enabled", X="/r/01-p1-enabled"))
     assert [item.kind for item in own] == [Kind.FOLDER]
@@ -111,15 +102,6 @@ def test_secrets_are_compared_and_never_shown() -> None:
     found += compare(started("baseline", f"t --a 1 --note {first}"), started("enabled", f"t --note {first} --a 1"))
     assert [item.kind for item in found] == [Kind.UNDECLARED] * 3
     assert not any(secret in str(item) for item in found for secret in (first, second))
-
-
-def test_a_variable_by_reference_is_named_by_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_run_plan("smoke", "cpu")
-    profile = plan.profile.model_copy(update={"env": {"HF_TOKEN": FromEnv(from_env="MY_TOKEN")}})
-    assert list_differences(dataclasses.replace(plan, profile=profile)) == list_differences(plan)
-    break_enabled(monkeypatch, lambda command: dataclasses.replace(command, from_env={"HF_TOKEN": "HER_TOKEN"}))
-    (problem,) = find_undeclared(dataclasses.replace(plan, profile=profile))
-    assert "got '<from MY_TOKEN> in baseline, <from HER_TOKEN> in enabled'" in str(problem)
 
 
 def break_enabled(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
@@ -148,28 +130,6 @@ def test_a_plan_whose_variants_differ_in_more_is_refused(
     with pytest.raises(SpecError, match=expected):
         planning.prepare(planning.Request(run="smoke", hardware="cpu"))
     assert "a difference between the variants is not declared" in "\n".join(plan_lines(plan))
-
-
-def test_the_dry_run_shows_the_rows() -> None:
-    plan = make_run_plan("qwen3-30b-a3b", "h200", "measure.design=parallel")
-    text = "\n".join(plan_lines(plan))
-    for line in (
-        "VIME_RL_KERNEL: not set in baseline, 1 in enabled",
-        "no other argument or variable differs between the variants",
-    ):
-        assert line in text
-    shown = plan_summary(plan)["differences"]
-    assert {"name": SWITCH, "baseline": "not set", "enabled": "1", "kind": "declared switch"} in shown
-    assert "variants differ" not in "\n".join(plan_lines(PLANS["operators.h200"]))
-
-
-def test_the_line_of_a_report_says_what_should_not_be() -> None:
-    more = Difference(name="--lr", baseline="1", enabled="2", kind=Kind.UNDECLARED)
-    assert describe_differences((more,)) == "no switch; NOT DECLARED: --lr"
-    assert describe_differences(list_differences(PLANS["smoke.cpu"])) == (
-        "VIME_RL_KERNEL, VIME_RL_KERNEL_MODE, VIME_RL_KERNEL_OPS; "
-        "output folders (RLK_REPRO_LIBRARIES_DIR, RLK_REPRO_OPS_DIR); nothing else"
-    )
 
 
 def test_a_report_shows_what_was_recorded_and_the_gate_agrees(tmp_path: Path) -> None:

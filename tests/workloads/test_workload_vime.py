@@ -19,9 +19,6 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Measure, StoredRollouts
 from rlk_repro.spec.values import ENABLED
-from rlk_repro.submit import planning
-from rlk_repro.submit.planning import Request
-from rlk_repro.submit.show import plan_lines
 from rlk_repro.switches import (
     ENGINES_DIR,
     LIBRARIES_DIR,
@@ -32,15 +29,12 @@ from rlk_repro.switches import (
     SWITCH_SCHEDULE,
 )
 from rlk_repro.workloads import WORKLOADS
-from rlk_repro.workloads.differences import Kind, list_differences
-from rlk_repro.workloads.vime.arguments import SOMETIMES
-from rlk_repro.workloads.vime.contract import load_contract, split_arguments
-from rlk_repro.workloads.vime.layout import divide, vime_of
+from rlk_repro.workloads.vime.contract import split_arguments
+from rlk_repro.workloads.vime.layout import divide
 from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
-from rlk_repro.workloads.vime.rules import REFUSED
 from tests.support.rollout_examples import make_rollout
 from tests.support.slurm.examples import plan_for
-from tests.support.vime_examples import COMMIT, list_plans, list_runs, trial_argv, with_workload
+from tests.support.vime_examples import list_plans, list_runs, trial_argv, with_workload
 
 VIME = WORKLOADS["vime"]
 
@@ -88,11 +82,6 @@ def test_the_trials_of_a_pair_differ_in_the_declared_switches_only(name: str, pl
     assert (SWITCH in commands[0].env, enabled.variant) == (False, ENABLED)
     assert all(command.needs_ray for command in commands)
     assert commands[0].argv[3:].count("rlk_repro.integration.vime.install") == 1
-
-
-def test_flags_refused_by_name_exist_in_this_vime() -> None:
-    known = load_contract(COMMIT).by_flag
-    assert {flag for flag in {*REFUSED, *SOMETIMES} if f"--{flag}" not in known} == set()
 
 
 def test_pairs_differ_in_their_seed_alone() -> None:
@@ -143,13 +132,6 @@ def test_a_lane_without_rollouts_of_its_own_stores_them_once_without_a_switch() 
     assert VIME.rollout_commands(with_workload(plan, rollouts=STORED), RUN_DIR) == {}
 
 
-def test_rollouts_that_were_stored_before_are_named_by_the_run() -> None:
-    plan = with_workload(plan_lane("train-only"), rollouts=STORED)
-    assert VIME.find_problems(plan) == []
-    (template,) = flags_of(plan)["--load-debug-rollout-data"]
-    assert template == "/shared/runs/prepared/rollouts/eight/{rollout_id}.pt"
-
-
 @pytest.mark.parametrize("lane", ["live", "fixed-rollout", "train-only"])
 def test_a_session_has_one_command_with_its_schedule_and_rollouts_of_its_own(lane: str) -> None:
     plan = plan_sessions(lane)
@@ -185,19 +167,6 @@ def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
     assert "measure.design: a run with what_for: profiler measures no time, got 'crossover', expected parallel" in str(
         problem
     )
-
-
-def test_a_run_in_sessions_is_profiled_by_one_pair_and_timed_without_a_profiler() -> None:
-    settings = ("workload.what_for=profiler", "measure.design=parallel", "measure.pairs=1")
-    plan = plan_for("qwen3-4b-random", "h200", settings=settings, is_exploratory=True)
-    assert VIME.find_problems(plan) == []
-    assert [trial.variant for trial in plan.trials] == ["baseline", "enabled"]
-    for number, trial in enumerate(plan.trials):
-        flags = flags_of(plan, number)
-        assert flags["--use-pytorch-profiler"] == ()
-        assert flags["--tensorboard-dir"] == (str(RUN_DIR.trial(trial.name).traces),)
-    timed = plan_for("qwen3-4b-random", "h200")
-    assert not {"--use-pytorch-profiler", "--tensorboard-dir"} & flags_of(timed).keys()
 
 
 PROFILED = ("workload.what_for=profiler", "measure.design=parallel", "measure.pairs=1")
@@ -242,27 +211,6 @@ def test_ray_starts_workers_under_the_profiler(name: str, options: list[str], tm
     assert any(traces in word for word in words)
 
 
-def test_a_profiler_beside_torch_s_traces_the_same_steps_and_torch_s_is_off() -> None:
-    plan, env = profiler_of("nsys")
-    assert VIME.find_problems(plan) == []
-    first = plan.run.measure.warmup_steps
-    assert env["RLK_REPRO_PROFILED_STEPS"] == f"{first}:{first + 3}"
-    assert "--use-pytorch-profiler" not in flags_of(plan)
-    assert plan.run.workload.programs == ("nsys",)
-    differing = {item.name: item.kind for item in list_differences(plan)}
-    assert differing["RAY_JOB_CONFIG_JSON_ENV_VAR"] is Kind.FOLDER
-
-
-def test_timing_runs_start_no_profiler() -> None:
-    plan = plan_for("qwen3-4b", "h200", settings=LIVE)
-    env = VIME.trainer_command(plan, plan.trials[0], RUN_DIR).env
-    assert not {"RAY_JOB_CONFIG_JSON_ENV_VAR", "RLK_REPRO_PROFILED_STEPS"} & env.keys()
-    assert plan.run.workload.programs == ()
-    (problem,) = VIME.find_problems(with_workload(plan, profiler="nsys"))
-    assert "workload.profiler: needs what_for: profiler, not timing, got 'nsys'" in str(problem)
-    assert plan.plan_hash == with_workload(plan, profiler="torch").plan_hash
-
-
 @pytest.mark.parametrize(
     ("changed", "freeze_after"),
     [({}, "6"), ({"period_steps": 1}, "5"), ({"period_steps": 1, "warmup_steps": 1}, "1")],
@@ -272,12 +220,6 @@ def test_no_scored_step_follows_the_freeze_of_python_s_objects(changed: dict[str
     measure = plan.run.measure.model_copy(update=changed)
     plan = dataclasses.replace(plan, run=plan.run.model_copy(update={"measure": measure}))
     assert VIME.trainer_command(plan, plan.trials[0], RUN_DIR).env["RLK_REPRO_GC_FREEZE_AFTER"] == freeze_after
-
-
-def test_a_profiler_is_for_one_vendor() -> None:
-    plan, _ = profiler_of("rocprofv3")
-    (problem,) = VIME.find_problems(plan)
-    assert "does not profile h200, got 'rocprofv3', expected torch or nsys" in str(problem)
 
 
 def test_vllm_computes_no_prompt_as_long_as_its_longest_sequence() -> None:
@@ -422,22 +364,6 @@ def test_mistakes_that_the_file_itself_shows(setting: str, problem: str) -> None
     assert problem in str(caught.value)
 
 
-def test_wrong_keys_for_gsm8k_are_refused() -> None:
-    plan = plan_for("qwen3-4b", "h200", settings=("workload.data.input_key=question",))
-    assert [str(problem) for problem in VIME.find_problems(plan)] == [
-        "run qwen3-4b: workload.data.input_key: does not fit this data set, got 'question', expected messages"
-    ]
-
-
-def test_too_few_stored_rollouts_are_refused() -> None:
-    stored = STORED.model_copy(update={"num_files": 19})
-    plan = with_workload(plan_lane("fixed-rollout"), rollouts=stored)
-    (problem,) = VIME.find_problems(plan)
-    assert "vime would train on file 0 again, got 19, expected 20 or more, one per step" in str(problem)
-    (problem,) = VIME.find_problems(with_workload(plan_lane("live"), rollouts=STORED))
-    assert "the live lane generates its own" in str(problem)
-
-
 @pytest.mark.parametrize("lane", ["live", "fixed-rollout", "train-only"])
 def test_routing_replay_needs_a_kernel_that_reports_its_experts(lane: str) -> None:
     """In the lane without servers too, as long as it stores its own rollouts."""
@@ -459,21 +385,6 @@ def test_require_with_an_operator_that_cannot_run_is_refused() -> None:
 def test_a_stack_without_vime_is_refused() -> None:
     (problem,) = VIME.find_problems(plan_for("vime-smoke", "h200", stack="host"))
     assert str(problem).startswith("stack host: pins.vime: missing, but needed to check the flags")
-
-
-def test_a_layout_that_may_not_fit_is_warned_of() -> None:
-    place = "workload.placements.a100"
-    settings = (f"{place}.optimizer_cpu_offload=false", f"{place}.max_tokens_per_gpu=40960")
-    (finding,) = VIME.find_warnings(plan_for("qwen3-30b-a3b", "a100", settings=settings))
-    assert str(finding).startswith("warning: memory of a training GPU: expected at most 72 GiB, found about ")
-
-
-def test_settings_that_leave_little_to_measure_are_warned_of() -> None:
-    names = ("num_steps_per_rollout=1", "global_batch_size=256", "use_kl_loss=false")
-    plan = plan_for("qwen3-30b-a3b", "h200", settings=tuple(f"workload.grpo.{name}" for name in names))
-    assert [finding.where for finding in VIME.find_warnings(plan)] == ["num_steps_per_rollout", "use_kl_loss"]
-    shown = "\n".join(plan_lines(plan))
-    assert "warning          num_steps_per_rollout: 1: vime skips the old-policy pass and every ratio is 1" in shown
 
 
 @pytest.mark.parametrize(
@@ -501,10 +412,3 @@ def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="names one file for all steps"):
         check_rollouts(["--load-debug-rollout-data", str(tmp_path / "0.pt")])
     check_rollouts(["--num-rollout", "3"])
-
-
-def test_submit_shows_which_operators_a_run_can_use() -> None:
-    request = Request(run="qwen3-30b-a3b", cluster="slurm", profile="generic-h200", hardware="h200")
-    plan = planning.prepare(request).plan
-    assert plan.explain_operators() == {"logp": "", "ratio_kl": ""}
-    assert vime_of(plan).grpo.num_steps_per_rollout == 2

@@ -12,7 +12,6 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import ModuleWorkload
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import resolve_env
-from tests.support.job_examples import PROFILE
 from tests.support.tier_examples import make_tier_plan
 
 MODULE = WORKLOADS["module"]
@@ -93,13 +92,3 @@ def test_without_the_entropy_metric_both_variants_are_told_so_whatever_the_shell
 def test_other_layouts_are_refused(settings: list[str], problem: str) -> None:
     (found,) = MODULE.find_problems(make_tier_plan("module-smoke", *settings, hardware="h200"))
     assert str(found) == f"run module-smoke: {problem}"
-
-
-def test_a_profile_may_not_set_what_the_launcher_sets() -> None:
-    profile = PROFILE + b'env: {OMP_NUM_THREADS: "4", RLK_REPRO_ENTROPY_METRIC: "0", OTHER: x}\n'
-    found = MODULE.find_problems(make_tier_plan("module-smoke", profile=profile))
-    assert [problem.where.rpartition(".")[2] for problem in found] == ["OMP_NUM_THREADS", "RLK_REPRO_ENTROPY_METRIC"]
-
-
-def test_on_a_cpu_ranks_need_no_gpus() -> None:
-    assert MODULE.find_problems(make_tier_plan("module-smoke", "layouts.cpu.tensor_parallel=4")) == []
