@@ -10,6 +10,7 @@ import math
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -253,20 +254,15 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from _find_tensors(list(value.values()))
 
 
-class KernelLoads:
-    """Triton calls this object whenever it loads a kernel that it has compiled, or has found compiled on disk.
+_LOADS: Final = Counter(kernel_compilations=0)
 
-    Triton compiles a kernel anew for other kinds of arguments, such as a number of rows that 16 does not divide.
+
+def _count_load(_module: Any, _function: Any, name: str, *_: Any) -> None:
+    """Triton calls this when it loads a kernel that it has just compiled, or has found compiled on disk.
+
+    It compiles a kernel anew for other kinds of arguments, such as a number of rows that 16 does not divide.
     """
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __call__(self, _module: Any, _function: Any, name: str, *_: Any) -> None:
-        self.number += any(part in name for part in KERNELS)
-
-
-_LOADS: Final = KernelLoads()
+    _LOADS["kernel_compilations"] += any(part in name for part in KERNELS)
 
 
 def read_counts() -> dict[str, int]:
@@ -288,8 +284,8 @@ def read_counts() -> dict[str, int]:
     knobs: Any = getattr(sys.modules.get("triton.knobs"), "runtime", None)
     hooks: Any = getattr(knobs, "kernel_load_end_hook", None)
     if hasattr(hooks, "add"):
-        hooks.add(_LOADS)  # a second time this changes nothing
-        counts["kernel_compilations"] = _LOADS.number
+        hooks.add(_count_load)  # a second time this changes nothing
+        counts.update(_LOADS)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         counts["allocator_retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
     return counts
