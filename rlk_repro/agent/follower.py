@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from rlk_repro.agent.lock import Listener
 from rlk_repro.agent.node import POLL_S, describe_node, make_sampler, wait_for, write_preflight
 from rlk_repro.agent.parts import NodePlace, Parts
-from rlk_repro.agent.pulse import Listener
 from rlk_repro.agent.ray.member import RayMember
 from rlk_repro.agent.step import Report, Stage, Step, read_step, write_report
 from rlk_repro.agent.stop import Stop

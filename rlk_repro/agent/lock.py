@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from rlk_repro.agent.parts import Deadlines, NodePlace
-from rlk_repro.agent.pulse import Listener
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
@@ -34,6 +33,32 @@ MAX_BYTES: Final = 4096
 # flock's answers if another process holds the lock
 _HELD: Final = frozenset({errno.EWOULDBLOCK, errno.EACCES})
 _BUSY: Final = "another agent runs here"
+
+
+class Listener:
+    """Measure for how many seconds a file has not changed; ``has_heard`` is true once the file has changed.
+
+    Only this machine's clock counts, because the clocks of two machines differ.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._read()
+        self._changed = time.monotonic()
+        self.has_heard = False
+
+    def measure_silence_s(self) -> float:
+        now = time.monotonic()
+        found = self._read()
+        if found != self._seen:
+            self._seen, self._changed, self.has_heard = found, now, True
+        return now - self._changed
+
+    def _read(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError:
+            return b""
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,12 @@ def prepare(
     from rlk_repro.rundir.store import require_own_place
     from rlk_repro.spec.choices import find_rule_problems
     from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
-    from rlk_repro.submit import planning
+    from rlk_repro.submit.site import resolve_profile
     from rlk_repro.workloads import WORKLOADS
 
     overrides = parse_overrides(settings or [])
     run = load_run(name, overrides).model
-    site = planning.resolve_profile(profile, cluster).model
+    site = resolve_profile(profile, cluster).model
     own = PreparedDir.of(site, RunDir(runs_root() / run.run / "any"))
     request = work.PrepareRequest(
         run=run,

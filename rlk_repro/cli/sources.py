@@ -34,7 +34,7 @@ def use_sources(vime: Path | None, megatron: Path | None, rl_kernel: Path | None
     """
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.sources import MEGATRON, RL_KERNEL, VIME
-    from rlk_repro.submit.planning import LOCAL
+    from rlk_repro.submit.site import LOCAL
     from rlk_repro.workloads.checkouts import FLAGS, use_checkouts
 
     given = {VIME: vime, MEGATRON: megatron, RL_KERNEL: rl_kernel}
@@ -66,7 +66,7 @@ def require_sources(plan: Plan, also: Iterable[str] = ()) -> None:
     from rlk_repro.base.errors import Problem, SpecError
     from rlk_repro.sources import RL_KERNEL
     from rlk_repro.submit.consent import find_shipped_pins
-    from rlk_repro.submit.planning import LOCAL
+    from rlk_repro.submit.site import LOCAL
     from rlk_repro.workloads.checkouts import FLAGS, find_given, find_missing_commits, require_importable
     from rlk_repro.workloads.environment import profile_env
 

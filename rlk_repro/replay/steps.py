@@ -30,6 +30,7 @@ from rlk_repro.spec import Profile
 from rlk_repro.spec.load import Loaded
 from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.submit.authored import find_rewritten
+from rlk_repro.submit.site import LOCAL, resolve_profile
 from rlk_repro.submit.stage import AuthorFiles
 from rlk_repro.workloads import list_run_folders
 from rlk_repro.workloads.checkouts import trainer_path
@@ -112,7 +113,7 @@ def reanalyse(bundle: Path) -> Recorded:
 
 def find_site(recorded: Recorded, cluster: str | None, profile: str | None) -> Loaded[Profile]:
     """Return the user's profile, never the bundle's; without ``cluster`` and ``profile``, use the bundle's cluster."""
-    return planning.resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
+    return resolve_profile(profile, cluster or (recorded.plan.cluster if profile is None else None))
 
 
 def prepare(
@@ -123,7 +124,7 @@ def prepare(
     inputs = dataclasses.replace(recorded.inputs, profile=site.data)
     nodes = tuple(manifest.node for manifest in recorded.manifests) if is_on_same_nodes else ()
     drift = None
-    if plan.cluster == planning.LOCAL:
+    if plan.cluster == LOCAL:
         plan, lost = _fit_here(plan)
         with trainer_path(plan):
             drift = (*lost, *_find_drift(recorded, probe_node("here")))
@@ -193,7 +194,7 @@ def _fit_here(plan: Plan) -> tuple[Plan, tuple[Finding, ...]]:
 def _translate(prepared: PreparedReplay) -> Analysis:
     """On the local cluster, replace the experiment hash in the recorded analysis by that of the plan that runs now."""
     analysis, plan = prepared.recorded.analysis, prepared.launch.plan
-    if plan.cluster != planning.LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
+    if plan.cluster != LOCAL or analysis.experiment_hash != prepared.recorded.plan.experiment_hash:
         return analysis
     return dataclasses.replace(analysis, experiment_hash=plan.experiment_hash)
 

@@ -3,54 +3,28 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
 
-from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
-from rlk_repro.base.resources import list_names, profile_folders, run_folders
-from rlk_repro.base.units import parse_minutes
+from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.clusters.api import Job
-from rlk_repro.clusters.profiles import render_profile, take_likeliest
-from rlk_repro.clusters.registry import BACKENDS, get_backend
+from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import Profile, Run
 from rlk_repro.spec.load import (
-    Loaded,
     Override,
-    load_bytes,
     load_hardware,
-    load_profile,
     load_run,
     load_stack,
     parse_overrides,
 )
-from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.submit.authored import PROFILE
+from rlk_repro.submit.site import Request as Request  # noqa: PLC0414  (planning.Request is what callers write)
+from rlk_repro.submit.site import choose_hardware, find_site
 from rlk_repro.submit.stage import AuthorFiles, new_run_dir
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import find_undeclared
-
-LOCAL: Final = "local"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    run: str
-    cluster: str | None = None
-    hardware: str | None = None
-    profile: str | None = None
-    stack: str | None = None
-    lane: str | None = None
-    pairs: int | None = None
-    control_pairs: int | None = None
-    variants: tuple[str, ...] = (BASELINE, ENABLED)
-    settings: tuple[str, ...] = ()
-    is_exploratory: bool = False
-    is_dry_run: bool = False
-    max_job_time: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +56,9 @@ def prepare(request: Request) -> Prepared:
     overrides = parse_overrides(request.settings)
     overrides += flag_overrides(lane=request.lane, pairs=request.pairs, control_pairs=request.control_pairs)
     run = load_run(request.run, overrides)
-    found = _find_profile(request, run.model)
-    profile = found.profile
-    hardware_name, shown_for = _choose_hardware(request, run.model, found)
+    site = find_site(request, run.model)
+    profile = site.profile
+    hardware_name, shown_for = choose_hardware(request, run.model, site)
     hardware = load_hardware(hardware_name)
     stack = load_stack(request.stack or run.model.stack)
     plan = make_plan(
@@ -108,8 +82,8 @@ def prepare(request: Request) -> Prepared:
     try:
         prepared = render(plan, inputs)
     except SpecError as error:
-        raise (_name_the_file(error, plan.cluster) if found.is_proposed else error) from None
-    return replace(prepared, remarks=(*found.remarks, *shown_for, *prepared.remarks), is_proposed=found.is_proposed)
+        raise (_name_the_file(error, plan.cluster) if site.is_proposed else error) from None
+    return replace(prepared, remarks=(*site.remarks, *shown_for, *prepared.remarks), is_proposed=site.is_proposed)
 
 
 def _name_prepare(request: Request, hardware: str) -> str:
@@ -120,104 +94,12 @@ def _name_prepare(request: Request, hardware: str) -> str:
     return shlex.join(["rlk-repro", "prepare", request.run, *(word for pair in given for word in pair)])
 
 
-def _choose_hardware(request: Request, run: Run, found: _Found) -> tuple[str, tuple[str, ...]]:
-    """A dry run without a hardware name takes the hardware of the run's first layout."""
-    name = request.hardware or found.profile.model.hardware
-    # The shipped profile ``local`` names cpu; a dry run ignores this if the run has no layout for cpu.
-    is_shipped_local = request.profile is None and request.cluster in {None, LOCAL}
-    is_open = request.hardware is None and (name is None or is_shipped_local)
-    if request.is_dry_run and is_open and name not in run.layouts:
-        name = next(iter(run.layouts))
-        return name, (f"no --hardware given: the plan is shown for {name}",)
-    if name is None:
-        choices = sorted(run.layouts)
-        hint = f"add --hardware {choices[0]}, or set hardware in the profile"
-        reason = "no known hardware matches the nodes" if found.is_proposed else "the profile names no hardware"
-        raise SpecError(Problem("--hardware", f"missing; {reason}", expected=f"one of {', '.join(choices)}", hint=hint))
-    return name, ()
-
-
 def _name_the_file(error: SpecError, cluster: str) -> SpecError:
     """A profile file can set what the cluster did not report."""
     hint = (
         f"rlk-repro profile init --cluster {cluster} -o my-site.yaml; set the value there; use --profile my-site.yaml"
     )
     return SpecError(*(replace(problem, hint=problem.hint or hint) for problem in error.problems))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    profile: Loaded[Profile]
-    remarks: tuple[str, ...] = ()
-    is_proposed: bool = False
-
-
-def _find_profile(request: Request, run: Run) -> _Found:
-    """Return the named profile or one proposed from the cluster; dry runs without a cluster take a shipped profile."""
-    cluster = request.cluster or LOCAL
-    overrides = _list_profile_overrides(request)
-    if request.profile is not None or cluster == LOCAL:
-        return _Found(profile=resolve_profile(request.profile, request.cluster, overrides))
-    client = get_backend(cluster).CLIENT
-    reason = f"this machine has no {client}"
-    if client is not None and shutil.which(client) is not None:
-        try:
-            return _propose(cluster, overrides)
-        except EnvironmentMissing as error:
-            if not request.is_dry_run:
-                raise _offer_dry_run(error) from None
-            words = error.problems[0].what.partition("(")[0].strip()
-            reason = f"{client} on this machine reaches no cluster ({words})"
-    if not request.is_dry_run:
-        where = f"{reason}: submit on the cluster, or make a profile there with rlk-repro profile init"
-        hint = f"{where}; --dry-run shows the job without sending it"
-        raise SpecError(*(replace(problem, hint=hint) for problem in _missing_profile(cluster).problems))
-    hardware = request.hardware or next(iter(run.layouts))
-    name = f"generic-{hardware}"
-    remark = f"{reason}: the job uses the shipped profile {name}, whose paths are examples"
-    return _Found(profile=resolve_profile(name, cluster, overrides), remarks=(remark,))
-
-
-def _offer_dry_run(error: EnvironmentMissing) -> EnvironmentMissing:
-    *others, last = error.problems
-    hint = "; ".join(filter(None, (last.hint, "--dry-run shows the job without sending it")))
-    return EnvironmentMissing(*others, replace(last, hint=hint))
-
-
-def _list_profile_overrides(request: Request) -> list[Override]:
-    """``--max-job-time`` is for Slurm, because only there can a run continue in a further job."""
-    if request.max_job_time is None:
-        return []
-    flag = "--max-job-time"
-    if request.cluster != "slurm":
-        raise SpecError(Problem(flag, "works on Slurm only", got=request.cluster or LOCAL, expected="--cluster slurm"))
-    time_min = parse_minutes(request.max_job_time)
-    if time_min is None:
-        raise SpecError(Problem(flag, "not a time", got=request.max_job_time, expected="a time such as 4h or 90m"))
-    return [Override(("slurm", "max_time_min"), time_min, flag)]
-
-
-def _propose(cluster: str, overrides: Sequence[Override]) -> _Found:
-    proposal, origin = get_backend(cluster).propose_profile(take_likeliest)
-    loaded = load_bytes(Profile, f"profile proposed by {origin}", render_profile(proposal, origin).encode(),
-                        overrides)  # fmt: skip
-    values = proposal.values
-    words = [f"hardware {values.get('hardware', 'unknown (no hardware file describes it)')}"]
-    words += [f"{key} {value}" for key, value in values.get(cluster, {}).items() if isinstance(value, str)]
-    remarks = (
-        f"no --profile given: rlk-repro made one from {origin}: {', '.join(words)}",
-        f"check before a run: {'; '.join(proposal.remarks) or 'nothing special'}",
-        f"to save this profile: rlk-repro profile init --cluster {cluster}",
-    )
-    return _Found(profile=loaded, remarks=remarks, is_proposed=True)
-
-
-def _missing_profile(cluster: str) -> SpecError:
-    known = ", ".join(list_names(profile_folders(cluster))) or "(none)"
-    return SpecError(
-        Problem("--profile", f"needed for cluster {cluster}", expected=f"a file, or one of {known}",
-                hint=f"rlk-repro profile init --cluster {cluster} writes one; run it on the cluster")
-    )  # fmt: skip
 
 
 def render(
@@ -229,25 +111,3 @@ def render(
     run_dir = run_dir or new_run_dir(plan)
     job = get_backend(plan.cluster).render(plan, run_dir, nodes=nodes)
     return Prepared(plan=plan, inputs=inputs, run_dir=run_dir, job=job, remarks=job.remarks)
-
-
-def resolve_profile(name: str | None, cluster: str | None, overrides: Sequence[Override] = ()) -> Loaded[Any]:
-    """Return the profile by name or file; the default ``local`` is for the local cluster only.
-
-    Raises:
-        SpecError: no profile is given for a cluster other than ``local``, or the profile is for another cluster.
-    """
-    wanted = cluster or LOCAL
-    get_backend(wanted)
-    folders = profile_folders(wanted)
-    if name is None:
-        if wanted != LOCAL:
-            raise _missing_profile(wanted)
-        name = LOCAL
-    profile = load_profile(name, folders, BACKENDS, overrides)
-    if cluster is not None and profile.model.cluster != cluster:
-        raise SpecError(
-            Problem("--profile", "made for another cluster", got=profile.model.cluster, expected=cluster,
-                    hint=f"use --cluster {profile.model.cluster}")
-        )  # fmt: skip
-    return profile

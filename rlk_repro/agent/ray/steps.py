@@ -175,13 +175,14 @@ class _Running:
             return
         started = time.monotonic()
         self._enter(Stage.OVER)
+        # the head ends last: without it, Ray on the other nodes would end by itself, as if the trial were the cause
+        self._wait_for_followers()
         member = self._member
         if self._own is not None:
             was_up = self._own.is_up
             self._note_busy(member.place.node, member.put_away(self._own, self._step))
             if not was_up and self._own.reason:
                 self._ended[member.place.node] = self._own.reason
-        self._wait_for_followers()
         member.run_dir.ray_token.unlink(missing_ok=True)
         self.down_s = time.monotonic() - started
 

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.agent.pulse import Listener, Pulse
+from rlk_repro.agent.lock import Listener
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json_line, load_json, parse_json, read_limited, write_json
+from rlk_repro.clusters.k8s.pod.pulse import Pulse
 from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1

@@ -1,7 +1,4 @@
-"""Each agent or pod of a job keeps changing a file on the shared file system, to show that it still runs.
-
-A listener uses only its own clock, because the clocks of two machines differ.
-"""
+"""Let pods show each other that they still run: each keeps changing a file on the shared file system."""
 
 from __future__ import annotations
 
@@ -48,26 +45,3 @@ class Pulse:
             os.ftruncate(handle, written)  # an earlier process may have written a longer text
         finally:
             os.close(handle)
-
-
-class Listener:
-    """Measure for how many seconds a file has not changed; ``has_heard`` is true once the file has changed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = self._read()
-        self._changed = time.monotonic()
-        self.has_heard = False
-
-    def measure_silence_s(self) -> float:
-        now = time.monotonic()
-        found = self._read()
-        if found != self._seen:
-            self._seen, self._changed, self.has_heard = found, now, True
-        return now - self._changed
-
-    def _read(self) -> bytes:
-        try:
-            return self._path.read_bytes()
-        except OSError:
-            return b""
