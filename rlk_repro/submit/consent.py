@@ -12,7 +12,7 @@ from functools import cache
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.resources import list_names, stack_folders
-from rlk_repro.base.units import format_duration
+from rlk_repro.base.units import count, format_duration, format_number
 from rlk_repro.plan import Plan
 from rlk_repro.spec import Profile, Stack
 from rlk_repro.spec.load import load_stack
@@ -52,29 +52,43 @@ def find_build_hint(plan: Plan) -> str | None:
 
 def list_what_runs(plan: Plan, recorded: Profile, *, is_own: bool = False) -> dict[str, str]:
     """Describe what would run; ``is_own`` says that the user submitted this plan before."""
-    shown = dict(_list_experiment(plan, is_own=is_own))
+    shown = dict(_list_experiment(plan))
     site = f"your profile {plan.profile.profile}, cluster {plan.cluster}"
-    return {**shown, "site": f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"}
+    shown["site"] = f"{site} (recorded: {recorded.profile}, {recorded.cluster}; not used)"
+    code = _list_code(plan)
+    known = [str(item) for item in code if item.is_known or is_own]
+    foreign = [str(item) for item in code if not (item.is_known or is_own)]
+    if known or not foreign:
+        named = printable("; ".join(known))
+        shown["named code"] = named or "this run names no other code: its trainer is part of rlk-repro"
+    for number, item in enumerate(foreign, start=1):
+        shown[f"FOREIGN {number} of {len(foreign)}"] = f"{printable(item)} (needs --trust)"
+    return shown
 
 
-def _list_experiment(plan: Plan, *, is_own: bool) -> Iterator[tuple[str, str]]:
+def _list_cost(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The time is the author's estimate, so the cost is what the limits allow."""
+    layout, hours = plan.layout, plan.all_limits_min / 60
+    nodes = f"{count(layout.num_nodes, 'node')} × {count(layout.gpus_per_node, 'GPU')} of {plan.hardware.hardware}"
+    yield "nodes", f"{nodes} ({plan.hardware.platform})"
+    gpu_hours = hours * layout.num_nodes * layout.gpus_per_node
+    yield "cost", f"at most {format_number(gpu_hours)} GPU-hours, in {format_duration(hours * 3600)}"
+
+
+def _list_experiment(plan: Plan) -> Iterator[tuple[str, str]]:
     run, minutes = plan.run, plan.expected_minutes()
     steps = f"{plan.num_steps} steps each"
-    duration = "time not estimated" if minutes is None else f"about {format_duration(minutes * 60)} in all"
+    author = "the author estimates"
+    duration = "time not estimated" if minutes is None else f"{author} {format_duration(minutes * 60)} in all"
     yield "run", f"{run.run}: {run.workload.kind}, lane {run.lane}, stack {plan.stack.stack}"
     yield "trials", f"{len(plan.trials)}, {steps}, {duration}; at most {plan.time_limit_min:g} min each"
+    yield from _list_cost(plan)
     if run.switch is not None:
         sides = {"baseline": run.switch.baseline, "enabled": run.switch.enabled}
         yield "variants", "; ".join(f"{name}: {_join(env)}" for name, env in sides.items())
     brought = WORKLOADS[run.workload.kind].find_brought(plan)
     yield from brought.sources.items()
     yield "environment", _join(brought.env) + (", and all variables of this shell" if plan.cluster == "local" else "")
-    code = _list_code(plan)
-    yield (
-        "named code",
-        "; ".join(_show(item, is_own=is_own) for item in code)
-        or "this run names no other code: its trainer is part of rlk-repro",
-    )
 
 
 def _list_code(plan: Plan) -> list[Code]:
@@ -121,10 +135,6 @@ def _list_images(plan: Plan) -> Iterator[Code]:
 @cache
 def _load_shipped_stacks() -> tuple[Stack, ...]:
     return tuple(load_stack(name).model for name in list_names(stack_folders()))
-
-
-def _show(item: Code, *, is_own: bool) -> str:
-    return printable(str(item)) + ("" if item.is_known or is_own else " (FOREIGN: needs --trust)")
 
 
 def _join(env: Mapping[str, str]) -> str:

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import SpecError
+from rlk_repro.base.units import format_number
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.spec import VimeWorkload
+from rlk_repro.submit.consent import list_what_runs
 from rlk_repro.submit.planning import render
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import RUN_ENV
@@ -52,6 +54,25 @@ def test_without_a_terminal_and_a_yes_nothing_runs(call, tmp_path: Path) -> None
     assert (
         "what would run here:\n  run          smoke: reference, lane live, stack host\n  trials       2, 3 steps" in out
     )
+
+
+def test_the_cost_is_what_the_limits_allow_and_foreign_code_comes_last_one_a_line() -> None:
+    plan = plan_for("vime-smoke", "h200")
+    layout = plan.layout.model_copy(update={"num_nodes": 512, "gpus_per_node": 8})
+    run = plan.run.model_copy(update={"layouts": {"h200": layout}, "time_limit_min": 60.0})
+    plan = with_arguments(dataclasses.replace(plan, run=run), {"vllm-worker-cls": "e\u3164.W", "rm-url": "http://e"})
+    shown = list_what_runs(plan, plan.profile)
+    assert shown["nodes"] == "512 nodes × 8 GPUs of h200 (cuda)"
+    hours = plan.all_limits_min / 60
+    assert hours >= len(plan.trials)
+    assert shown["cost"].startswith(f"at most {format_number(hours * 512 * 8)} GPU-hours")
+    assert "the author estimates" in shown["trials"] or "not estimated" in shown["trials"]
+    foreign = ["FOREIGN 1 of 2", "FOREIGN 2 of 2"]
+    assert list(shown)[-2:] == foreign
+    assert {shown[name] for name in foreign} == {
+        "--rm-url http://e (needs --trust)",
+        "--vllm-worker-cls e\\u3164.W (needs --trust)",
+    }
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], ["--analyze-only"]])
@@ -114,6 +135,13 @@ def with_env(env: dict[str, str]) -> Plan:
     assert isinstance(workload, VimeWorkload)
     placement = workload.placements["h200"].model_copy(update={"env": env})
     changed = workload.model_copy(update={"placements": {**workload.placements, "h200": placement}})
+    return dataclasses.replace(plan, run=plan.run.model_copy(update={"workload": changed}))
+
+
+def with_arguments(plan: Plan, arguments: dict[str, str]) -> Plan:
+    workload = plan.run.workload
+    assert isinstance(workload, VimeWorkload)
+    changed = workload.model_copy(update={"arguments": arguments})
     return dataclasses.replace(plan, run=plan.run.model_copy(update={"workload": changed}))
 
 

@@ -118,7 +118,7 @@ def test_foreign_images_need_trust() -> None:
     image = Image(reference="evil.example/image", digest=f"sha256:{'e' * 64}")
     theirs = dataclasses.replace(plan, stack=plan.stack.model_copy(update={"images": {"cuda-amd64": image}}))
     assert [str(item) for item in find_foreign(theirs)] == [f"image evil.example/image@sha256:{'e' * 64}"]
-    assert list_what_runs(theirs, theirs.profile)["named code"].endswith(" (FOREIGN: needs --trust)")
+    assert list_what_runs(theirs, theirs.profile)["FOREIGN 1 of 1"].endswith(" (needs --trust)")
     shipped = plan_for("smoke", "h200", stack="example")
     assert shipped.stack.images
     assert find_foreign(shipped) == []
@@ -139,8 +139,8 @@ def test_pinned_means_pinned_by_a_shipped_stack(what: str) -> None:
     theirs = {**plan.stack.pins, "megatron_lm": plan.stack.pins["megatron_lm"].model_copy(update=PINS[what])}
     plan = dataclasses.replace(plan, stack=plan.stack.model_copy(update={"pins": theirs}))
     assert [item.where for item in find_foreign(plan)] == ["pin megatron_lm"]
-    assert " (FOREIGN: needs --trust)" in list_what_runs(plan, plan.profile)["named code"]
-    assert "FOREIGN" not in list_what_runs(plan, plan.profile, is_own=True)["named code"]
+    assert list_what_runs(plan, plan.profile)["FOREIGN 1 of 1"].startswith("pin megatron_lm ")
+    assert "FOREIGN 1 of 1" not in list_what_runs(plan, plan.profile, is_own=True)
     local = dataclasses.replace(plan, profile=plan.profile.model_copy(update={"cluster": "local"}))
     with pytest.raises(EnvironmentMissing) as caught:
         require_sources(local)
@@ -196,10 +196,10 @@ def test_yes_alone_does_not_trust_foreign_code(
         (tmp_path / option / module).mkdir(parents=True)
         sources += [option, str(tmp_path / option)]
     shown = json.loads(call("replay", str(bundle), *sources, "--dry-run", "--json")[1])["what_runs"]
-    assert shown["named code"] == "--custom-rm-path evil.reward (FOREIGN: needs --trust)"
+    assert shown["FOREIGN 1 of 1"] == "--custom-rm-path evil.reward (needs --trust)"
     code, out, err = call("replay", str(bundle), *sources, "--yes")
     assert (code, list(runs_root().glob("*/*/plan.json"))) == (6, [])
-    assert "--custom-rm-path evil.reward (FOREIGN: needs --trust)" in out
+    assert "  FOREIGN 1 of 1 --custom-rm-path evil.reward (needs --trust)\n" in out
     assert "hint: review this code; --trust allows it" in err
 
 
