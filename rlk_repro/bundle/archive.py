@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_JSON_BYTES
 from rlk_repro.base.units import format_bytes
-from rlk_repro.bundle.checksums import CODEC
+from rlk_repro.bundle.checksums import CHECKSUMS, CODEC
 from rlk_repro.bundle.gzip_stream import GzipReader, GzipWriter, ReaderPlace
 from rlk_repro.rundir.paths import RunDir
 
@@ -49,6 +49,10 @@ _REFUSED_TYPES: Final = {
     tarfile.XGLTYPE: "a global pax header",
 }
 _PAX_RECORD: Final = re.compile(rb"([1-9][0-9]{0,5}) ([^=\n]+)=")
+_NUMBERS: Final = (slice(100, 108), slice(108, 116), slice(116, 124), slice(124, 136), slice(136, 148),
+                  slice(148, 156), slice(329, 337), slice(337, 345))  # fmt: skip
+"""Mode, owner, group, size, time, checksum and both numbers of a device in a tar header."""
+_OCTAL: Final = re.compile(rb" *[0-7]*[ \0]*|\x80[\0-\xff]+", re.DOTALL)
 _DRIVE: Final = re.compile(r"[A-Za-z]:|\\")
 
 
@@ -198,6 +202,10 @@ class ArchiveReader:
             self._place.refuse("refused: a name in two parts, which other tools read differently")
         if info.size < 0:
             self._place.refuse("a tar header is missing or broken (negative size)")
+        odd = next((block[place] for place in _NUMBERS if not _OCTAL.fullmatch(block[place])), None)
+        if odd is not None:
+            self._place.refuse("refused: a number that other tools read differently", got=ascii(odd),
+                               expected="octal digits")  # fmt: skip
         return info
 
     def _take_extension(self, num_bytes: int) -> bytes:
@@ -285,6 +293,9 @@ class ArchiveReader:
         while piece := self._gzip.next_piece(_BLOCK_BYTES << 7):
             if bytes(piece).strip(b"\0"):
                 self._place.refuse("data after the end of the archive")
+        lists = [name for name in self._is_file if name.rpartition("/")[2].casefold() == CHECKSUMS.casefold()]
+        if len(lists) > 1:
+            self._place.refuse("refused: a second list of checksums", got=max(lists, key=len), expected=CHECKSUMS)
         self._check_layout()
 
     def _check_layout(self) -> None:

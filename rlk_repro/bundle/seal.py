@@ -216,11 +216,14 @@ def pack(run_dir: RunDir, target: Path | None = None) -> Path:
     return target
 
 
-def unpack(bundle: Path, destination: Path) -> RunDir:
+def unpack(bundle: Path, destination: Path, bundle_id: str | None = None) -> RunDir:
     """Unpack a bundle into a new folder, which becomes a run directory; after an error the folder does not exist.
+
+    With ``bundle_id``, the unpacked files must give this id: another process may exchange the bundle after its check.
 
     Raises:
         SpecError: there is no such bundle, or the destination exists.
+        BundleUnreadable: the bundle is unsafe, or its files give another id.
     """
     if destination.exists():
         raise SpecError(Problem(str(destination), "already exists", expected="a new folder"))
@@ -228,19 +231,25 @@ def unpack(bundle: Path, destination: Path) -> RunDir:
         for _ in reader:  # the first reading refuses an invalid bundle before any file is written
             pass
     with open_archive(bundle) as reader, new_folder(destination) as partial:
-        _write_members(reader, partial)
+        digests = _write_members(reader, partial)
+        found = sha256_bytes(render_checksums({name: digests[name] for name in digests if name != CHECKSUMS}))
+        if bundle_id not in {None, found}:
+            raise BundleUnreadable(Problem(str(bundle), "changed while it was read", got=found, expected=bundle_id))
     return RunDir(destination)
 
 
 @contextmanager
-def open_bundle(path: Path) -> Iterator[RunDir]:
-    """Yield the run directory ``path``; for a bundle, yield an unpacked copy, which exists until the block ends."""
+def open_bundle(path: Path, bundle_id: str | None = None) -> Iterator[RunDir]:
+    """Yield the run directory ``path``; for a bundle, yield an unpacked copy, which exists until the block ends.
+
+    With ``bundle_id``, a bundle that was exchanged after its check is refused.
+    """
     if is_folder(path):
         yield RunDir(path)
         return
     with temporary_folder("rlk-repro-") as folder:
         with writing(folder, hint=MORE_ROOM):
-            unpacked = unpack(path, folder / _UNPACKED)
+            unpacked = unpack(path, folder / _UNPACKED, bundle_id)
         yield unpacked
 
 
@@ -308,7 +317,9 @@ def _check_seal(run_dir: RunDir, digests: Mapping[str, str]) -> None:
         )  # fmt: skip
 
 
-def _write_members(reader: ArchiveReader, folder: Path) -> None:
+def _write_members(reader: ArchiveReader, folder: Path) -> dict[str, str]:
+    """Write all members; return the sha256 of each file's written bytes."""
+    digests: dict[str, str] = {}
     for member in reader:
         path = folder / member.name
         if member.is_folder:
@@ -316,8 +327,9 @@ def _write_members(reader: ArchiveReader, folder: Path) -> None:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_stream(path, "xb") as stream:
-            for piece in reader.data():
+            for piece in hash_through(member.name, reader.data(), digests):
                 stream.write(piece)
+    return digests
 
 
 def _inspect(reader: ArchiveReader | FolderReader, folder_name: str) -> BundleInfo:

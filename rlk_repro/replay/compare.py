@@ -361,7 +361,7 @@ def diff_bundles(first: Path, second: Path) -> Differences:
     sources = (first, second)
     ids = [require_intact(source) for source in sources]
     unsealed = tuple(str(source) for source, bundle_id in zip(sources, ids, strict=True) if bundle_id is None)
-    with open_bundle(first) as left, open_bundle(second) as right:
+    with open_bundle(first, ids[0]) as left, open_bundle(second, ids[1]) as right:
         plans = [Plan.load(run_dir.plan) for run_dir in (left, right)]
         findings = _diff_plans(*plans)
         findings += diff_contents(load_parts(left.prepared), load_parts(right.prepared))

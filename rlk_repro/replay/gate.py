@@ -47,7 +47,7 @@ def judge_gate(reference: Path, later: Path) -> DiffGate:
     """
     sources = (reference, later)
     ids = [require_intact(source) for source in sources]
-    with open_bundle(reference) as first, open_bundle(later) as second:
+    with open_bundle(reference, ids[0]) as first, open_bundle(later, ids[1]) as second:
         plans = [Plan.load(run_dir.plan) for run_dir in (first, second)]
         (was, left), (now, right) = map(read_result, (first, second), sources, ids)
     doubts = [

@@ -87,7 +87,7 @@ def load_result(source: Path, *, is_linked: bool) -> tuple[Analysis, Context]:
         CheckFailed: the bundle was sealed and has been changed.
     """
     bundle_id = require_intact(source)
-    with open_bundle(source) as run_dir:
+    with open_bundle(source, bundle_id) as run_dir:
         return read_result(run_dir, source, bundle_id, is_linked=is_linked)
 
 

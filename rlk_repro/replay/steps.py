@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
-from rlk_repro.base.files import sha256_file
+from rlk_repro.base.files import read_limited, sha256_file
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.yamlfile import MAX_BYTES as MAX_YAML_BYTES
 from rlk_repro.bundle.seal import open_bundle
-from rlk_repro.bundle.verify import verify
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
@@ -20,7 +20,7 @@ from rlk_repro.probes.node import PROBES, probe_node
 from rlk_repro.replay.answers import Reanalysis
 from rlk_repro.replay.compare import Comparison, compare_analyses
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
-from rlk_repro.replay.recorded import find_difference, has_same_bytes, refuse_blocking
+from rlk_repro.replay.recorded import find_difference, has_same_bytes, refuse_blocking, require_intact
 from rlk_repro.rundir.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
@@ -92,8 +92,8 @@ def reanalyse(bundle: Path) -> Recorded:
     Raises:
         CheckFailed: a file was changed, the logs give another analysis, or the author's files give another plan.
     """
-    refuse_blocking(verify(bundle).findings)
-    with open_bundle(bundle) as run_dir:
+    bundle_id = require_intact(bundle)
+    with open_bundle(bundle, bundle_id) as run_dir:
         analysis = _require_same_analysis(run_dir)
         plan = Plan.load(run_dir.plan)
         inputs = _read_inputs(run_dir)
@@ -234,10 +234,10 @@ def _require_same_analysis(run_dir: RunDir) -> Analysis:
 def _read_inputs(run_dir: RunDir) -> AuthorFiles:
     try:
         return AuthorFiles(
-            run=run_dir.run_yaml.read_bytes(),
-            stack=run_dir.stack_yaml.read_bytes(),
-            hardware=run_dir.hardware_yaml.read_bytes(),
-            profile=run_dir.profile_yaml.read_bytes(),
+            run=read_limited(run_dir.run_yaml, MAX_YAML_BYTES),
+            stack=read_limited(run_dir.stack_yaml, MAX_YAML_BYTES),
+            hardware=read_limited(run_dir.hardware_yaml, MAX_YAML_BYTES),
+            profile=read_limited(run_dir.profile_yaml, MAX_YAML_BYTES),
         )
     except OSError as error:
         name = Path(str(error.filename)).name

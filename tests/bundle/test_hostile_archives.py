@@ -286,3 +286,26 @@ def test_a_million_members_are_refused_at_the_limit_in_little_memory(tmp_path: P
         stream.write(engine.compress(END) + engine.flush())
     message = refusal_in_little_memory(bundle, lambda path: unpack(path, tmp_path / "out"))
     assert message == f"{bundle}: 00099999: refused: too many members, expected at most 100000"
+
+
+NUMBERS = {"mode": (100, 8), "owner": (108, 8), "group": (116, 8), "size": (124, 12), "time": (136, 12)}
+
+
+@pytest.mark.parametrize("raw", [b"7_000", b"0o7000", b"+10", b"-1", b"1 0", b"\010", b"\xff" * 8])
+@pytest.mark.parametrize("field", NUMBERS)
+def test_numbers_that_tools_read_differently_are_refused(tmp_path: Path, field: str, raw: bytes) -> None:
+    """GNU tar skips such a header and finds the next one inside the member: another list of checksums."""
+    start, size = NUMBERS[field]
+    block = bytearray(entry("a", b"a"))
+    block[start : start + size] = raw.ljust(size, b"\0")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block[:512])
+    bundle = write_gzip(tmp_path / "hostile.tgz", bytes(block) + END)
+    found = refusal(bundle, verify_bundle)
+    assert "a number that other tools read differently" in found or "a tar header is missing or broken" in found
+
+
+@pytest.mark.parametrize("name", ["x/SHA256SUMS", "sha256sums"])
+def test_a_second_list_of_checksums_is_refused(tmp_path: Path, name: str) -> None:
+    bundle = write_gzip(tmp_path / "hostile.tgz", entry("SHA256SUMS", b"a") + entry(name, b"b") + END)
+    assert "a second list of checksums" in refusal(bundle, verify_bundle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.base.resources import profile_folders
 from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.bundle.verify import Verification, verify
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, make_plan, make_record
+from rlk_repro.replay import recorded
 from rlk_repro.replay.steps import prepare, reanalyse
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
@@ -197,3 +200,26 @@ def test_a_plan_that_a_replay_fitted_to_one_node_says_so(tmp_path: Path) -> None
 def test_the_evidence_is_what_its_files_and_flags_give(bundle: Path) -> None:
     with open_bundle(bundle) as run_dir:
         assert find_rewritten(Plan.load(run_dir.plan), run_dir) == []
+
+
+READING = [("report", "-o", "out"), ("index", "-o", "out"), ("replay", "--analyze-only"), ("diff",)]
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_bundle_exchanged_after_its_check_is_refused(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """What is analysed is what was verified, also where another process exchanges the file between both."""
+    bundle = finish_run(make_run(tmp_path / "id"))
+    forged = finish_run(make_run(tmp_path / "forged", Recipe(speedup=9)))
+
+    def check_and_exchange(source: Path) -> Verification:
+        found = verify(source)
+        shutil.copy(forged, bundle)
+        return found
+
+    monkeypatch.setattr(recorded, "verify", check_and_exchange)
+    name, *options = [str(tmp_path / word) if word == "out" else word for word in command]
+    bundles = [str(bundle)] * (2 if name == "diff" else 1)
+    code, _, error = call(name, *bundles, *options)
+    assert (code, "changed while it was read" in error) == (5, True)

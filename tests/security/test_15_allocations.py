@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def test_a_bundle_is_signed_and_checked_by_the_documented_commands(tmp_path: Pat
     shutil.copy(finish_run(make_run(tmp_path / "id")), tmp_path / "bundle.tgz")
 
     def run(commands: str) -> subprocess.CompletedProcess[str]:
-        script = commands.replace("~/.ssh/id_ed25519", str(key))
+        script = f"PATH={Path(sys.executable).parent}:$PATH; " + commands.replace("~/.ssh/id_ed25519", str(key))
         return subprocess.run(["sh", "-euc", script], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert run(sign).returncode == 0
