@@ -1,4 +1,4 @@
-"""Simulated runs of the crossover design through the real functions: how often is its verdict wrong or missing?
+"""Simulated runs of the crossover design under rules 1 through the real functions: how often is a verdict wrong?
 
     python -m benchmarks.crossover --out benchmarks/crossover.json
 
@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from benchmarks.verdicts import make_result, spell_out
 from rlk_repro.analysis.gates import Evidence
-from rlk_repro.analysis.noise import find_noise
 from rlk_repro.analysis.sessions import Session, compare_sessions, make_session
 from rlk_repro.analysis.shadows import CASES
 from rlk_repro.analysis.verdict import Judgement, judge
@@ -70,7 +69,6 @@ class Scenario:
     def measure(self) -> Measure:
         return Measure(
             design="crossover",
-            rules=2,
             sessions=self.sessions,
             blocks=self.blocks,
             control_blocks=self.control_blocks,
@@ -162,7 +160,6 @@ def judge_one(scenario: Scenario, source: random.Random) -> Judgement:
         trials={arm.name: arm for session in sessions for arm in session.arms},
         differences=(),
         blocks=blocks,
-        noise=find_noise(sessions, [pair.pair for pair in pairs]),
         shadows=[
             ShadowResult(
                 session=pair.pair,
@@ -190,7 +187,7 @@ def _run_session(scenario: Scenario, number: int, source: random.Random, *, has_
     if has_stall:
         scored = [step for step, rollout in enumerate(schedule.rollouts) if rollout.is_scored]
         times[source.choice(scored)] *= 5
-    return make_session(trial, make_whole(trial, times, tokens), schedule, {}, lane=scenario.lane, rules=2)
+    return make_session(trial, make_whole(trial, times, tokens), schedule, {}, lane=scenario.lane)
 
 
 def _make_times(

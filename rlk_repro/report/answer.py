@@ -227,6 +227,8 @@ def describe_ground(view: View) -> str:
     machines = describe_machines(view)
     if gpu and machines:
         gpu = gpu.replace(analysis.facts["GPU"], machines, 1)
+    elif machines:
+        gpu = f"{machines} ({analysis.hardware})"
     place = ", ".join(filter(None, (gpu, driver and f"driver {driver}"))) or analysis.hardware
     if len(view.allocations) > 1:
         place += f", in {count(len(view.allocations), 'allocation')}"
