@@ -32,6 +32,7 @@ from rlk_repro.spec.choices import (
     find_variant_problems,
 )
 from rlk_repro.spec.values import BASELINE, CROSSOVER, ENABLED, dump_model
+from rlk_repro.switches import VARIANT_SWITCHES
 
 if TYPE_CHECKING:
     from rlk_repro.spec.load import Loaded, Override
@@ -115,6 +116,11 @@ class Plan:
         if self.run.switch is not None:
             return ()
         return self.run.rl_kernel.find_ops(variant, self.hardware.hardware)
+
+    @property
+    def switches(self) -> frozenset[str]:
+        """The variables in which the variants may differ."""
+        return VARIANT_SWITCHES if self.run.switch is None else frozenset(self.run.switch.enabled)
 
     @property
     def cluster(self) -> str:

@@ -11,6 +11,10 @@ SWITCH_BASELINE_OPS: Final = "VIME_RL_KERNEL_BASELINE_OPS"
 """Operators that serve the baseline of a session; empty for the trainer's own function."""
 SWITCH_SCHEDULE: Final = "VIME_RL_KERNEL_SCHEDULE"
 SWITCH_COMMIT: Final = "VIME_RL_KERNEL_COMMIT"
+VARIANT_SWITCHES: Final = frozenset(
+    {SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_BASELINE_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT}
+)
+"""The declared switches: the variables that make a trial an enabled one."""
 OPS_DIR: Final = "RLK_REPRO_OPS_DIR"
 ENGINES_DIR: Final = "RLK_REPRO_ENGINES_DIR"
 LIBRARIES_DIR: Final = "RLK_REPRO_LIBRARIES_DIR"

@@ -26,6 +26,7 @@ from rlk_repro.base.findings import Finding, Level, limit_findings
 from rlk_repro.base.units import count
 from rlk_repro.logs.telemetry import find_throttled, parse_telemetry
 from rlk_repro.plan import Plan, Trial, find_run_id
+from rlk_repro.rundir.differences import Kind, PairRecord, read_pair
 from rlk_repro.rundir.manifest import Manifest, Unknown, diff_nodes
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import (
@@ -40,8 +41,6 @@ from rlk_repro.rundir.store import read_plan
 from rlk_repro.sources import MEGATRON, OURSELVES, RL_KERNEL, VIME
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.stats import pair_metrics
-from rlk_repro.workloads.differences import Kind, PairRecord, read_pair
-from rlk_repro.workloads.environment import find_switches
 
 # Each fact at the head of a report: its label, and its dotted path in the manifest.
 HEADLINE_FACTS: Final = (
@@ -82,7 +81,7 @@ def analyse(run_dir: RunDir) -> Analysis:
     made = _drop_misfits(compared, misfits) if sessions else _make_pairs(plan, trials, misfits)
     pairs = tuple(made)
     manifests, findings = _read_manifests(run_dir)
-    records = {name: read_pair(run_dir, *trials, find_switches(plan)) for name, trials in plan.pairs().items()}
+    records = {name: read_pair(run_dir, *trials, plan.switches) for name, trials in plan.pairs().items()}
     differences = [*_find_differences(records), *find_fallbacks(plan, run_dir, manifests)]
     scored = [pair.pair for pair in pairs if pair.status is PairStatus.SCORED]
     missing = [*_find_missing_records(scored, records), *find_unknown_nodes(plan, run_dir, scored)]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rlk_repro.division import list_microbatches
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.microbatch import Microbatch, MicrobatchResult
 from rlk_repro.rundir.results import ProofStatus, TrialResult, TrialStatus
 from rlk_repro.statistics.stats import PEAK_MEMORY, RESPONSE_LENGTH
-from rlk_repro.workloads import list_microbatches
 
 
 def find_largest(plan: Plan, trials: Sequence[TrialResult]) -> Iterator[MicrobatchResult]:

@@ -9,8 +9,7 @@ from rlk_repro.base.files import load_record
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import count
 from rlk_repro.plan import Plan
-from rlk_repro.probes.network import ACTIVE, list_ports
-from rlk_repro.rundir.manifest import Manifest
+from rlk_repro.rundir.manifest import ACTIVE, Manifest, list_ports
 from rlk_repro.rundir.paths import RunDir
 
 SOCKET: Final = "Socket"

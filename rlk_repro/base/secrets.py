@@ -19,6 +19,8 @@ from typing import Final
 
 from rlk_repro.base.known_values import ESCAPES, MIN_LENGTH, KnownValues
 
+REDACTED: Final = "<redacted>"
+"""A value of a variable that looks secret, in records."""
 _EDGE: Final = rb"(?<![A-Za-z0-9])"
 _ASSIGN: Final = rb"[\"']? ?[:=] ?[\"']?"
 _DOTTED: Final = rb" \.{2,} [\"']?"  # Megatron prints its arguments in this form

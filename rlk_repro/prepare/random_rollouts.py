@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem
+from rlk_repro.division import find_response_len
 from rlk_repro.spec import Run, VimeWorkload
 
 RECIPE: Final = 1
@@ -71,7 +72,7 @@ class RandomRollouts:
         return num_tokens * (_BYTES_PER_TOKEN + _BYTES_PER_EXPERT * self.num_layers * self.num_experts_per_token)
 
     def find_response_len(self, rollout: int) -> int:
-        return self.response_len - self.growth * (self.num_files - 1 - rollout)
+        return find_response_len(self.response_len, self.growth, self.num_files, rollout)
 
     def write(self, folder: Path) -> None:
         """Write the rollouts in torch's format; raise EnvironmentMissing if torch is not installed."""

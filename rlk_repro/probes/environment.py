@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base.places import hide_places
-from rlk_repro.base.secrets import looks_secret, scrub
+from rlk_repro.base.secrets import REDACTED, looks_secret, scrub
 from rlk_repro.rundir.manifest import Fact
 from rlk_repro.sources import PINNED
 
 SECTION: Final = "environment"
-REDACTED: Final = "<redacted>"
 
 PREFIXES: Final = (
     *("NCCL_", "RCCL_", "GLOO_", "UCX_", "NVSHMEM_"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +15,6 @@ NET: Final = "/sys/class/net"
 INFINIBAND: Final = "/sys/class/infiniband"
 VERBS: Final = "/dev/infiniband"
 OPENS: Final = "opens"
-# the driver's name for the state of a port that can transfer data
-ACTIVE: Final = "ACTIVE"
 # network interfaces of container runtimes appear and disappear with pods
 PLUMBING: Final = re.compile(
     r"lo|veth.*|docker.*|br-.*|virbr.*|cali.*|cni.*|flannel.*|tunl.*|lxc.*|ifb.*|dummy.*|kube.*"
@@ -76,15 +73,6 @@ def _open_verbs(root: Path, name: str) -> str:
     except OSError as error:
         return f"{VERBS}/{found[0]}: {error.strerror}"
     return OPENS
-
-
-def list_ports(devices: object) -> Iterator[tuple[str, dict[str, Fact]]]:
-    """Yield every InfiniBand or RoCE port of ``rdma_devices`` with its name, such as ``mlx5_0.ports.1``."""
-    for name, device in devices.items() if isinstance(devices, dict) else ():
-        ports = device.get("ports") if isinstance(device, dict) else None
-        for number, port in ports.items() if isinstance(ports, dict) else ():
-            if isinstance(port, dict):
-                yield f"{name}.ports.{number}", port
 
 
 def _port(root: Path, folder: str) -> dict[str, Fact]:

@@ -39,8 +39,8 @@ from rlk_repro.report.sections import (
     make_trials,
 )
 from rlk_repro.report.view import View, describe_source
+from rlk_repro.rundir.differences import Kind
 from rlk_repro.workloads import find_words
-from rlk_repro.workloads.differences import Kind
 
 RANGES: Final = (
     "A range goes from the lowest to the highest of n trials. The value of a trial is the mean of its scored steps; "

@@ -25,12 +25,12 @@ from rlk_repro.report.labels import (
     recorded_metrics,
     start_sentence,
 )
+from rlk_repro.rundir.differences import Difference
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, Effect, PairMetric, PairStatus, Series, TrialResult, VerdictWord
 from rlk_repro.statistics.crossover import BlockNoise
 from rlk_repro.statistics.stats import STEP_TIME
-from rlk_repro.workloads.differences import Difference
 
 GRPO_LOSS: Final = "grpo_loss"
 INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_clip_kl_", "module_ratio_kl_")

@@ -19,6 +19,8 @@ from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level
 from rlk_repro.rundir.paths import RunDir
 
 SCHEMA: Final = 1
+ACTIVE: Final = "ACTIVE"
+"""The driver's name for the state of a port that can transfer data."""
 DIFF: Final = "diff_sha256"
 OWN_PATCH: Final = "patch"
 """The fact that says whether the bundle holds all changes of rlk-repro's checkout."""
@@ -222,3 +224,12 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, Fact]]:
             yield from _flatten(f"{path}.{index}", item)
     else:
         yield path, value
+
+
+def list_ports(devices: object) -> Iterator[tuple[str, dict[str, Fact]]]:
+    """Yield every InfiniBand or RoCE port of ``rdma_devices`` with its name, such as ``mlx5_0.ports.1``."""
+    for name, device in devices.items() if isinstance(devices, dict) else ():
+        ports = device.get("ports") if isinstance(device, dict) else None
+        for number, port in ports.items() if isinstance(ports, dict) else ():
+            if isinstance(port, dict):
+                yield f"{name}.ports.{number}", port

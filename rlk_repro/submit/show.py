@@ -12,13 +12,14 @@ from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import count, format_duration
 from rlk_repro.clusters.api import Bound, Job
 from rlk_repro.plan import Plan, PlanRecord
+from rlk_repro.rundir.differences import Kind
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.spec.values import CROSSOVER
 from rlk_repro.statistics.power import chance_of_live_gates, smallest_effect, smallest_session_effect
 from rlk_repro.submit.consent import find_build_hint, find_foreign
 from rlk_repro.workloads import WORKLOADS
-from rlk_repro.workloads.differences import Kind, list_differences
+from rlk_repro.workloads.differences import list_differences
 
 if TYPE_CHECKING:
     PlanFile: TypeAlias = dict[str, Any]

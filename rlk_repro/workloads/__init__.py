@@ -11,7 +11,7 @@ from rlk_repro.workloads.api import Words, Workload
 from rlk_repro.workloads.module import Module
 from rlk_repro.workloads.operators import Operators
 from rlk_repro.workloads.reference import Reference
-from rlk_repro.workloads.vime import Vime, layout
+from rlk_repro.workloads.vime import Vime
 
 WORKLOADS: dict[str, Workload] = {
     "reference": Reference(),
@@ -24,11 +24,6 @@ WORKLOADS: dict[str, Workload] = {
 def find_words(kind: str) -> Words:
     """Return a workload's phrases for reports; a bundle of a newer rlk-repro may name a kind that is unknown here."""
     return WORKLOADS[kind].WORDS if kind in WORKLOADS else Words(step=kind)
-
-
-def list_microbatches(plan: Plan) -> list[tuple[int, int]]:
-    """Return each step's response length and tokens of its one microbatch; empty unless the run fills the memory."""
-    return layout.list_microbatches(plan) if plan.run.workload.fills_memory else []
 
 
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:

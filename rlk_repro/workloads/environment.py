@@ -28,6 +28,7 @@ from rlk_repro.switches import (
     SWITCH_MODE,
     SWITCH_OPS,
     SWITCH_SCHEDULE,
+    VARIANT_SWITCHES,
 )
 from rlk_repro.workloads.api import Command
 
@@ -36,11 +37,6 @@ OVERRIDE_JOB_CONFIG: Final = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 """With this variable, Ray merges the runtime environments of the job and of the trainer."""
 THREADS: Final = "OMP_NUM_THREADS"
 FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"}
-
-VARIANT_SWITCHES: Final = frozenset(
-    {SWITCH, SWITCH_MODE, SWITCH_OPS, SWITCH_BASELINE_OPS, SWITCH_SCHEDULE, SWITCH_COMMIT}
-)
-"""The declared switches: the variables that make a trial an enabled one."""
 
 # One of these variables in the user's shell could turn a baseline into an enabled trial, or change both variants.
 DECLARED: Final = VARIANT_SWITCHES | {
@@ -165,11 +161,6 @@ def trainer_module(plan: Plan, argv: Sequence[str], own: Mapping[str, str]) -> C
     return Command(argv=(sys.executable, "-m", *argv), env={**plain, **FIXED_ENV, **own}, from_env=from_env)
 
 
-def find_switches(plan: Plan) -> frozenset[str]:
-    """Return the variables in which the variants of a plan may differ."""
-    return VARIANT_SWITCHES if plan.run.switch is None else frozenset(plan.run.switch.enabled)
-
-
 def find_env_problems(plan: Plan) -> list[Problem]:
     """Find variables that a profile may not set, because the launcher sets them, and those that a run may not set."""
     where = f"profile {plan.profile.profile}: env"
@@ -179,7 +170,7 @@ def find_env_problems(plan: Plan) -> list[Problem]:
         found += find_run_problems(f"run {plan.run.run}: switch.{variant}", env)
     return found + [
         Problem(f"{where}.{name}", "is set by the launcher", expected="another variable")
-        for name in sorted(plan.profile.env.keys() & (FIXED_ENV.keys() | DECLARED | find_switches(plan)))
+        for name in sorted(plan.profile.env.keys() & (FIXED_ENV.keys() | DECLARED | plan.switches))
     ]
 
 

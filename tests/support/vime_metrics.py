@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
+from rlk_repro.division import vime_of
 from rlk_repro.loss_options import read_loss_options
 from rlk_repro.plan import Plan
-from rlk_repro.workloads.vime.layout import vime_of
 
 
 class State(StrEnum):

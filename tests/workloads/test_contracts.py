@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlk_repro.base.errors import SpecError
+from rlk_repro.rundir.differences import split_arguments
 from rlk_repro.spec.load import load_stack
-from rlk_repro.workloads.vime.contract import Contract, load_contract, split_arguments
+from rlk_repro.workloads.vime.contract import Contract, load_contract
 from tests.support.vime_examples import COMMIT
 
 LEAST = ["--rollout-batch-size", "8"]

@@ -21,8 +21,9 @@ import pytest
 
 from rlk_repro.base import proc
 from rlk_repro.base.resources import data_dir
+from rlk_repro.rundir.differences import split_arguments
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.workloads.vime.contract import Flag, load_contract, split_arguments
+from rlk_repro.workloads.vime.contract import Flag, load_contract
 from tests import ROOT
 from tests.support.slurm.examples import plan_for
 from tests.support.vime_examples import COMMIT, all_lists, list_runs, trial_argv

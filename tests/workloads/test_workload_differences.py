@@ -17,6 +17,7 @@ from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
 from rlk_repro.report.terminal import print_summary
+from rlk_repro.rundir.differences import Kind, Started, compare
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import GateStatus
 from rlk_repro.spec.values import ENABLED
@@ -25,14 +26,7 @@ from rlk_repro.submit.show import plan_lines
 from rlk_repro.switches import ENGINES_DIR, LIBRARIES_DIR, OPS_DIR, SWITCH, SWITCH_MODE, SWITCH_OPS
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.api import Command
-from rlk_repro.workloads.differences import (
-    Kind,
-    Started,
-    compare,
-    find_undeclared,
-    list_differences,
-    read_differences,
-)
+from rlk_repro.workloads.differences import find_undeclared, list_differences, read_differences
 from tests import ROOT
 from tests.support.make_run import finish_run, make_run
 from tests.support.run_plans import list_all_plans, make_run_plan

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import CheckFailed, SpecError
+from rlk_repro.division import divide
 from rlk_repro.integration.start_vime import check_rollouts
 from rlk_repro.plan import Plan
+from rlk_repro.rundir.differences import split_arguments
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Measure, StoredRollouts
@@ -29,8 +31,6 @@ from rlk_repro.switches import (
     SWITCH_SCHEDULE,
 )
 from rlk_repro.workloads import WORKLOADS
-from rlk_repro.workloads.vime.contract import split_arguments
-from rlk_repro.workloads.vime.layout import divide
 from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
 from tests.support.rollout_examples import make_rollout
 from tests.support.slurm.examples import plan_for

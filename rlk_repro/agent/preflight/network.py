@@ -8,8 +8,8 @@ from typing import Final
 
 from rlk_repro.agent.preflight.facts import Facts, wrong
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.probes.network import ACTIVE, OPENS, list_ports
-from rlk_repro.rundir.manifest import Manifest, Unknown, diff_manifests
+from rlk_repro.probes.network import OPENS
+from rlk_repro.rundir.manifest import ACTIVE, Manifest, Unknown, diff_manifests, list_ports
 
 NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.division import vime_of
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RolloutDir, RunDir
@@ -21,7 +22,6 @@ from rlk_repro.workloads.vime import code, layout, rules
 from rlk_repro.workloads.vime.arguments import Files, profiler_env, render_arguments, render_env, render_store_arguments
 from rlk_repro.workloads.vime.code import spell_written
 from rlk_repro.workloads.vime.contract import load_contract
-from rlk_repro.workloads.vime.layout import vime_of
 
 if TYPE_CHECKING:
     from rlk_repro.prepare.steps import PrepareRequest, PrepareStep

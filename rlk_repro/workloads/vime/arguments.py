@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.division import Division, divide, vime_of
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.vime import VimeData, VimeGrpo
 from rlk_repro.switches import PROFILED_STEPS
 from rlk_repro.workloads.arguments import setting_flags, spell_flags
 from rlk_repro.workloads.environment import JOB_CONFIG, OVERRIDE_JOB_CONFIG
-from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 INIT_PATH: Final = "rlk_repro.integration.vime.install"
 WORKER: Final = "rlk_repro.integration.vllm_worker.LayerWatch"

@@ -13,15 +13,16 @@ from typing import Final
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import list_names, run_folders
+from rlk_repro.division import vime_of
 from rlk_repro.plan import Plan
+from rlk_repro.rundir.differences import split_arguments
 from rlk_repro.spec import HubSource, VimeWorkload
 from rlk_repro.spec.layers import is_layer_pattern
 from rlk_repro.spec.load import load_run
 from rlk_repro.spec.vime import LAYER_PATTERN
 from rlk_repro.workloads.api import Brought, Code
 from rlk_repro.workloads.arguments import spell_flags
-from rlk_repro.workloads.vime.contract import Contract, load_contract, split_arguments
-from rlk_repro.workloads.vime.layout import vime_of
+from rlk_repro.workloads.vime.contract import Contract, load_contract
 
 KNOWN_PACKAGES: Final = frozenset({"rlk_repro", "vime", "vime_plugins", "megatron"})
 CODE_SWITCHES: Final = frozenset(

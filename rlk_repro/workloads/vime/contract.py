@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, Final, Literal, TypeAlias
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import data_dir, display_name, suggest
+from rlk_repro.rundir.differences import split_arguments
 from rlk_repro.spec.values import Commit, Schema
 
 Nargs: TypeAlias = int | Literal["?", "*", "+"] | None
@@ -84,21 +85,6 @@ class Contract(BaseModel):
             return [Problem(place, what, hint=suggest(flag, sorted(self.by_flag)))]
         found = (_find_value_problem(place, item, values) for item in definitions)
         return [problem for problem in found if problem is not None][:1]
-
-
-def split_arguments(argv: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each flag with its values; values before the first flag belong to the flag ``""``."""
-    flag = ""
-    values: list[str] = []
-    for word in argv:
-        if word.startswith("--"):
-            if flag or values:
-                yield flag, tuple(values)
-            flag, *values = word.split("=", 1)
-        else:
-            values.append(word)
-    if flag or values:
-        yield flag, tuple(values)
 
 
 def _find_value_problem(place: str, item: Flag, values: Sequence[str]) -> Problem | None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlk_repro.base.units import GIB
+from rlk_repro.division import Division, divide, vime_of
 from rlk_repro.plan import Plan
 from rlk_repro.spec import VimeModel
 from rlk_repro.spec.layers import read_layer_pattern
-from rlk_repro.workloads.vime.layout import Division, divide, vime_of
 
 GRADIENT_BYTES: Final = 4  # gradients are accumulated and reduced in fp32
 WEIGHT_BYTES: Final = 2

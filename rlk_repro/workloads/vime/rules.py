@@ -8,12 +8,12 @@ from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.division import Division, divide, list_microbatches, vime_of
 from rlk_repro.plan import Plan
 from rlk_repro.spec import HubData
 from rlk_repro.workloads.arguments import find_untimed_problems
 from rlk_repro.workloads.environment import find_run_problems
 from rlk_repro.workloads.vime.arguments import Files, list_decided
-from rlk_repro.workloads.vime.layout import Division, divide, list_microbatches, vime_of
 from rlk_repro.workloads.vime.memory import estimate_memory
 
 _NO_FILES: Final = Files(model=Path(), checkpoint=Path(), prompts=Path(), rollouts="")
