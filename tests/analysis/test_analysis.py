@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.analysis.proof import find_unswitched
 from rlk_repro.base.files import dump_json, load_json, write_json, write_text
 from rlk_repro.base.findings import Level
-from rlk_repro.rundir.paths import RunDir
+from rlk_repro.logs.ops import OpsLog, RankOps
+from rlk_repro.logs.ops_lines import Step, Tokens
+from rlk_repro.replay.identity import compare_identities, read_identity
+from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.rundir.results import Analysis, GateStatus, PairStatus, ProofStatus, TrialStatus, VerdictWord
-from tests.support.make_run import Recipe, make_run
+from tests import ROOT
+from tests.support.make_run import Recipe, make_plan_for, make_run
 
 
 def test_the_same_bytes_give_the_same_analysis_wherever_they_lie(tmp_path: Path, weird_name: str) -> None:
@@ -149,3 +156,157 @@ def test_nodes_without_records_become_findings(tmp_path: Path) -> None:
         "a preflight record",
         "manifest and preflight record of 1 node",
     ]
+
+
+# Records that are left out, and a seal made afterwards, make no verdict stronger.
+
+BUNDLE = ROOT / "docs" / "evidence" / "qwen3-4b-random-tp2-h100.tgz"
+
+
+def change_lines(file: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    changed = (change(json.loads(line)) for line in file.read_text().splitlines())
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in changed if line is not None))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    with tarfile.open(BUNDLE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return RunDir(tmp_path)
+
+
+def test_a_rank_without_its_comparison_leaves_the_numbers_undecided(run_dir: RunDir) -> None:
+    for file in run_dir.root.glob("trials/*/ops/1.jsonl"):
+        change_lines(file, lambda line: None if line["event"] == "shadow" else line)
+    analysis = analyse(run_dir)
+    (gate,) = (gate for gate in analysis.gates if gate.name == "same_numbers")
+    assert (gate.status, gate.detail) == (GateStatus.UNDECIDED, "s1, case as trained: rank 1 has no comparison")
+    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
+
+
+def test_without_counts_of_compilations_no_block_counts(run_dir: RunDir) -> None:
+    for file in run_dir.root.glob("trials/*/ops/*.jsonl"):
+        change_lines(file, lambda line: {key: value for key, value in line.items() if key != "counts"})
+    analysis = analyse(run_dir)
+    assert all("has no counts of compilations" in block.reason for block in analysis.blocks)
+    assert analysis.verdict.word is not VerdictWord.FASTER
+
+
+@pytest.mark.parametrize(
+    ("key", "gate"),
+    [
+        ("'train/train_rollout_logprob_abs_diff'", "train_rollout_logprob_abs_diff"),
+        ("'rollout/raw_reward'", "raw_reward"),
+    ],
+)
+def test_a_metric_that_lacks_a_step_in_both_variants_leaves_its_gate_undecided(
+    tmp_path: Path, key: str, gate: str
+) -> None:
+    make_run(tmp_path / "run", Recipe(speedup=1.2))
+    run_dir = RunDir(tmp_path / "run")
+    for log in run_dir.root.glob("trials/*/stdout.log"):
+        lines = log.read_text().splitlines(keepends=True)
+        last = max(number for number, line in enumerate(lines) if key in line)
+        log.write_text("".join(lines[:last] + lines[last + 1 :]))
+    analysis = analyse(run_dir)
+    assert gate in {item.name for item in analysis.gates if item.status is GateStatus.UNDECIDED}
+    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
+
+
+# A session that switches the record of tokens counts only steps whose ops files show the planned record.
+
+TOKENS, NO_TOKENS = Tokens(tokens=3), Tokens(reason="the batch has no log-probs of the rollout")
+
+
+def make_rank(rank: int, variant: Any, agreement: Tokens | None, step: int = 0) -> RankOps:
+    found = Step(event="step", step=step, timers={}, memory={}, calls={}, variant=variant, agreement=agreement)
+    return RankOps(
+        rank=rank, source=f"ops/{rank}.jsonl", install=None, decisions=(), steps={step: (2, found)}, shadows=(),
+        kernels=None, first_reject="", num_rejects={},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("planned", "ranks", "reason"),
+    [
+        ("baseline", [("baseline", None), ("baseline", None)], ""),
+        # of the ranks that split a vocabulary, only the first has a record
+        ("enabled", [("enabled", TOKENS), ("enabled", None)], ""),
+        ("enabled", [("baseline", None)], "step 0 is planned as enabled and recorded as baseline"),
+        ("baseline", [], "step 0 is planned as baseline and recorded as neither variant"),
+        ("baseline", [("baseline", TOKENS)], "step 0, which is baseline, has a record of tokens"),
+        ("enabled", [("enabled", None)], "step 0, which is enabled, has no record of tokens"),
+        ("enabled", [("enabled", NO_TOKENS)],
+         "step 0, which is enabled, has no record of tokens: the batch has no log-probs of the rollout"),
+    ],
+)  # fmt: skip
+def test_a_step_shows_whether_its_record_was_switched(planned: str, ranks: list[Any], reason: str) -> None:
+    log = OpsLog(ranks=tuple(make_rank(number, *rank) for number, rank in enumerate(ranks)))
+    assert find_unswitched(log, 0, planned) == reason
+
+
+def test_a_missing_file_or_step_of_a_rank_proves_nothing() -> None:
+    rank, other = make_rank(0, "enabled", TOKENS), make_rank(1, "enabled", TOKENS, step=1)
+    assert find_unswitched(OpsLog(ranks=(rank,), missing_ranks=(1,)), 0, "enabled") == "no ops file of rank 1"
+    assert find_unswitched(OpsLog(ranks=(rank, other)), 0, "enabled") == "ops/1.jsonl: has no record of step 0"
+
+
+# TCP on nodes that have a fabric, and variants that used different networks, prevent a verdict.
+
+TWO_NODES = Recipe(settings=("measure.scored_steps=4", "measure.warmup_steps=1", "layouts.h200.num_nodes=2"))
+IB = {"network": "IB", "paths": ["NET/IB/GDRDMA"], "nvls": True, "mnnvl": False}
+TCP = {**IB, "network": "Socket", "paths": ["NET/Socket"]}
+
+
+def plant(run_dir: RunDir, *, state: str = "ACTIVE", enabled: object = IB, baseline: object = IB) -> None:
+    path = run_dir.node("node0").manifest
+    value = load_json(path)
+    value["sections"]["network"] = {"rdma_devices": {"mlx5_0": {"ports": {"1": {"state": state}}}}}
+    write_json(path, value)
+    for folder in run_dir.trial_dirs():
+        set_transport(folder, enabled if folder.name.endswith("enabled") else baseline)
+
+
+def set_transport(folder: TrialDir, transport: object) -> None:
+    write_json(folder.libraries_file(0), {**load_json(folder.libraries_file(0)), "transport": transport})
+
+
+def blocking(analysis: Analysis) -> list[str]:
+    return [finding.where for finding in analysis.findings if finding.level is Level.BLOCKING]
+
+
+def test_tcp_beside_an_active_port_is_blocking(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "id", TWO_NODES, lambda made: plant(made, enabled=TCP, baseline=TCP))
+    analysis = analyse(run_dir)
+    wheres = [f"{folder.name}.libraries.transport" for folder in run_dir.trial_dirs()]
+    assert blocking(analysis) == wheres
+    told = next(item for item in analysis.findings if item.where == wheres[0])
+    assert (told.expected, told.found) == ("RDMA over 1 active port of the nodes", "Socket, on rank 0")
+    assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
+
+
+def test_variants_over_different_networks_are_not_comparable(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "id", change=lambda made: plant(made, enabled={**IB, "nvls": False}))
+    analysis = analyse(run_dir)
+    assert blocking(analysis)[0] == "p1.libraries.0.transport"
+    assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
+
+
+def test_a_used_or_absent_fabric_gives_no_finding(tmp_path: Path) -> None:
+    used = make_run(tmp_path / "used", TWO_NODES, plant)
+    down = make_run(tmp_path / "down", TWO_NODES, lambda made: plant(made, state="DOWN", enabled=TCP, baseline=TCP))
+    one = make_run(tmp_path / "one", change=lambda made: plant(made, enabled=TCP, baseline=TCP))
+    assert [blocking(analyse(run_dir)) for run_dir in (used, down, one)] == [[], [], []]
+
+
+def test_a_replay_over_another_network_is_reported(tmp_path: Path) -> None:
+    plan = make_plan_for(TWO_NODES)
+    old, new, early = (
+        read_identity(make_run(tmp_path / name, TWO_NODES, change), plan)
+        for name, change in {
+            "old": plant, "new": lambda made: plant(made, enabled=TCP, baseline=TCP), "early": None,
+        }.items()
+    )  # fmt: skip
+    found = {item.where: (item.level, item.expected, item.found) for item in compare_identities(old, new)}
+    assert found["transport"] == (Level.BLOCKING, "IB", "Socket")
+    assert "transport" not in {item.where for item in compare_identities(early, new)}

@@ -1,5 +1,7 @@
 """Bundles are sealed, packed, unpacked and listed."""
 
+from __future__ import annotations
+
 import io
 import json
 import os
@@ -13,13 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlk_repro.base.errors import BundleUnreadable, CheckFailed
-from rlk_repro.base.files import dump_json, sha256_bytes, write_bytes
+from rlk_repro.base.errors import BundleUnreadable, CheckFailed, SpecError
+from rlk_repro.base.files import dump_json, sha256_bytes, write_bytes, write_text
+from rlk_repro.base.resources import find_yaml
 from rlk_repro.bundle.archive import render_header
 from rlk_repro.bundle.checksums import CHECKSUMS, parse_checksums, render_checksums
 from rlk_repro.bundle.seal import FolderReader, inspect_bundle, open_bundle, pack, seal, unpack
-from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.paths import RunDir, runs_root
+from rlk_repro.rundir.store import list_run_dirs
 from tests.support.bundle_examples import LOG, ODD_NAMES, RUN_ID, TRIAL, make_run_dir, read_tar
+from tests.support.verifying import verify_bundle
 
 KEYS = ("experiment", "run", "lane", "hardware", "profile", "cluster", "plan_hash", "verdict", "word", "headline",
         "facts", "rlk-repro", "run_id", "status")  # fmt: skip
@@ -250,3 +255,56 @@ def test_inspecting_survives_any_record(tmp_path: Path, record: object) -> None:
     info = inspect_bundle(run_dir.root)
     assert all(line.isprintable() for line in info.lines())
     dump_json(info.to_json())
+
+
+# An unreadable path gives an error that names it, in every command that takes a path.
+
+Call = Callable[..., tuple[int, str, str]]
+LONG = "x" * 300
+
+
+@pytest.fixture
+def unreadable(tmp_path: Path) -> Path:
+    path = tmp_path / "unreadable.yaml"
+    path.symlink_to("/proc/self/mem")
+    return path
+
+
+def test_an_unreadable_run_is_named(call: Call, unreadable: Path) -> None:
+    code, _, err = call("submit", "--run", str(unreadable), "--dry-run")
+    assert code == 2
+    assert err.endswith("cannot be read (Input/output error)\n")
+
+
+def test_a_name_that_cannot_be_looked_up_is_a_plain_error() -> None:
+    with pytest.raises(SpecError, match=r"--run: x{300}.yaml: cannot be read \(File name too long\)"):
+        find_yaml("run", LONG, [Path()])
+
+
+def test_an_unreadable_runs_root_is_not_an_empty_one(call: Call) -> None:
+    assert list_run_dirs() == []
+    write_text(runs_root(), "")
+    code, _, err = call("status")
+    assert (code, err) == (
+        2,
+        f"rlk-repro: {runs_root()}: cannot be read (Not a directory), expected a folder of run directories\n",
+    )
+    code, _, err = call("status", LONG)
+    assert (code, "cannot be read (File name too long), expected an id or a path" in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_an_unreadable_bundle_is_named(call: Call, unreadable: Path, command: str) -> None:
+    for path, reason in ((str(unreadable), "Invalid argument"), (LONG, "File name too long")):
+        assert call(command, path) == (5, "", f"rlk-repro: {path}: cannot be read ({reason})\n")
+        assert call("diff", path, path) == (5, "", f"rlk-repro: {path}: cannot be read ({reason})\n")
+
+
+def test_a_run_directory_that_cannot_be_listed_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(BundleUnreadable) as caught:
+        verify_bundle(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: cannot be read (Permission denied)"

@@ -3,15 +3,24 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rlk_repro.base import errors, procfs
+from rlk_repro.base.errors import Problem, RlkReproError, SpecError
 from rlk_repro.base.resources import list_names, run_folders
 from rlk_repro.bundle.seal import pack, seal
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.store import remember
+from tests import ROOT
+from tests.submit.test_sending import make_submitted
 from tests.support.make_run import Recipe, finish_run, make_run
+from tests.support.waiting import wait_until
 
 MENU = ", ".join(list_names(run_folders()))
 
@@ -144,3 +153,94 @@ def test_a_run_is_found_by_its_beginning(call, sealed: RunDir) -> None:
     code, _, err = call("status", "2027")
     assert code == 2
     assert "no run directory has this id, got '2027', expected an id such as 20261120T000000Z-made (" in err
+
+
+def test_a_problem_prints_where_what_got_expected_hint() -> None:
+    problem = Problem("jobs/x.yaml:3: a.b", "wrong value", got="six", expected="a whole number", hint="write 6")
+    assert str(problem) == "jobs/x.yaml:3: a.b: wrong value, got 'six', expected a whole number\n  hint: write 6"
+    assert str(Problem("x", "missing")) == "x: missing"
+    assert str(Problem("x", "wrong value", got=None)) == "x: wrong value, got None"
+
+
+def test_an_error_prints_all_its_problems() -> None:
+    assert str(SpecError(Problem("a", "missing"), Problem("b", "missing"))) == "a: missing\nb: missing"
+
+
+def test_exit_codes_are_unique_and_documented() -> None:
+    types = [value for value in vars(errors).values() if isinstance(value, type)]
+    classes = [item for item in types if issubclass(item, RlkReproError) and item is not RlkReproError]
+    codes = [item.exit_code for item in classes] + [errors.EXIT_BUG]
+    assert len(set(codes)) == len(codes)
+    text = (ROOT / "docs" / "commands.md").read_text()
+    for item in classes:
+        assert f"`{item.__name__}`" in text
+        assert f"| {item.exit_code} |" in text
+
+
+# TAB and ``list`` offer names from the same folders.
+
+
+def press_tab(line: str) -> list[str]:
+    """Return what bash gets for a line with the cursor at its end."""
+    words = {"_RLK_REPRO_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    argv = [sys.executable, "-m", "rlk_repro"]
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, **words}, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("rlk-repro submit qwen3-30b-a3b-random-8", ["qwen3-30b-a3b-random-8l"]),
+        ("rlk-repro submit smoke --hardware h", ["h100", "h200"]),
+        ("rlk-repro prepare qwen3-4b --stack vime", ["vime-host", "vime-host-027c809"]),
+        ("rlk-repro profile show generic-a", ["generic-a100"]),
+        ("rlk-repro runs show smok", ["smoke"]),
+        ("rlk-repro list h", ["hardware"]),
+    ],
+)
+def test_tab_completes_names(line: str, expected: list[str]) -> None:
+    assert press_tab(line) == expected
+
+
+@pytest.mark.parametrize("line", ["rlk-repro status 2", "rlk-repro submit --resume 2"])
+def test_tab_completes_ids_of_submissions(line: str) -> None:
+    run_dir = make_submitted()
+    assert press_tab(line) == [run_dir.run_id]
+
+
+# The command line as a process of its own: in a user's script that calls ``main``, or without standard streams.
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RLK_REPRO_RUNS": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+
+    def run(words: str) -> subprocess.CompletedProcess[str]:
+        argv = ["bash", "-c", f"{sys.executable} -m rlk_repro {words}"]
+        return subprocess.run(argv, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("submit smoke --dry-run >&-", 0),
+        ("verify absent 2>&-", 2),
+        ("profile init --cluster local -o made.yaml <&-", 0),
+        ("status absent <&- >&- 2>&-", 2),
+    ],
+)
+def test_a_command_with_closed_standard_streams_ends_as_usual(shell, words: str, code: int) -> None:
+    assert shell(words).returncode == code
+
+
+def test_a_run_of_a_command_without_standard_input_keeps_its_log(shell) -> None:
+    answer = json.loads(shell("submit smoke --json <&-").stdout)
+    pid = int(answer["submission"]["job_id"].partition(":")[0])
+    try:
+        assert Path(f"/proc/{pid}/fd/1").resolve() == (Path(answer["run_dir"]) / ".agent.log").resolve()
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: (stat := procfs.read_stat(pid)) is None or not stat.is_running)

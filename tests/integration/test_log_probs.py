@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.log_probs import (
     PROBED_COLUMNS,
@@ -159,7 +161,7 @@ def test_a_token_of_no_vocabulary_is_refused(token: int) -> None:
 @pytest.mark.parametrize("wrong", [lambda x: x.unsqueeze(1), lambda x: x.double(), lambda x: x[:-1], lambda x: [x]])
 def test_an_answer_of_another_form_stops(wrong: Any) -> None:
     logits, tokens, _ = make_problem(1)
-    with pytest.raises(RouteFailed, match="logp: RL-Kernel's result is not as documented, got"):
+    with pytest.raises(RouteFailed, match="logp: the result is not as documented, got"):
         select_no_grad(lambda rows, ids: wrong(logp(rows, ids)), logits, tokens, WHOLE, with_entropy=False)
 
 
@@ -197,3 +199,51 @@ def run_shard(rank: int, folder: str) -> None:
 
 def test_over_a_split_vocabulary_all_is_the_same(tmp_path: Path) -> None:
     run_ranks(run_shard, str(tmp_path))
+
+
+# Where the old log-probs of a microbatch belong among its packed rows, and when there are none to take.
+
+LENGTHS = ((7, 3), (4, 0), (9, 5))  # prompt and response together, response
+NUM_ROWS = 24  # with four of padding
+
+
+def make_batch(**changes: Any) -> dict[str, Any]:
+    return {
+        "log_probs": [torch.full((response,), -1.0 - index) for index, (_, response) in enumerate(LENGTHS)],
+        "rollout_log_probs": [torch.full((response,), -9.0) for _, response in LENGTHS],
+        "total_lengths": [total for total, _ in LENGTHS],
+        "response_lengths": [response for _, response in LENGTHS],
+    } | changes
+
+
+def find(batch: dict[str, Any], num_rows: int = NUM_ROWS, **options: Any) -> torch.Tensor | None:
+    current = CurrentBatch()
+    with current.hold(argparse.Namespace(**options), batch):
+        return current.find_old_log_probs(num_rows)
+
+
+def test_they_stand_in_the_rows_that_predict_the_response() -> None:
+    found = find(make_batch())
+    assert found is not None
+    assert found.tolist() == [0, 0, 0, -1, -1, -1, 0, *[0] * 4, 0, 0, 0, -3, -3, -3, -3, -3, 0, *[0] * 4]
+
+
+def test_they_are_the_rollout_s_where_the_loss_takes_those() -> None:
+    found = find(make_batch(), use_rollout_logprobs=True)
+    assert found is not None
+    assert set(found.tolist()) == {0.0, -9.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"log_probs": None},
+        {"log_probs": []},
+        {"response_lengths": [3, 0, 4]},
+        {"total_lengths": [7, 4, 90]},
+        {"total_lengths": [3, 4, 9]},
+    ],
+    ids=["absent", "empty", "other lengths", "more rows than there are", "no prompt"],
+)
+def test_an_unknown_layout_gives_no_old_log_probs(changes: dict[str, Any]) -> None:
+    assert find(make_batch(**changes)) is None

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from rlk_repro.analysis.proof import Proof, prove
 from rlk_repro.base.errors import BundleUnreadable
+from rlk_repro.logs import engines
 from rlk_repro.logs.ops import OpsLog, TimerSample, read_ops
 from rlk_repro.logs.ops_lines import OpCount
+from rlk_repro.logs.telemetry import Telemetry, find_throttled, parse_telemetry
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary, ProofStatus
+from tests import TESTS
 
 OPS = ("logp", "ratio_kl")
 CLASSES = {"logp": "FusedLogpGenericOp", "ratio_kl": "TritonRatioKLOp"}
@@ -370,3 +373,104 @@ def test_an_odd_answer_is_a_missing_proof(tmp_path: Path) -> None:
     events = [*make_events(num_steps=1)[:-1], make_step(1) | {"odd": {"logp": "RL-Kernel answered nan"}}]
     proof = prove_events(tmp_path, events)
     assert (proof.status, proof.reason) == (ProofStatus.MISSING, "logp: ops/0.jsonl:5: RL-Kernel answered nan")
+
+
+# The limits of an engine's record, which may be a stranger's file.
+
+
+def test_one_endless_line_is_refused_as_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(engines, "MAX_BYTES", 100)
+    path = tmp_path / "0.jsonl"
+    path.write_bytes(b"{}\n" + b"x" * 1000)
+    with pytest.raises(BundleUnreadable, match="too large"):
+        list(engines._read_lines(path))
+
+
+def test_every_piece_of_a_long_line_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "MAX_LINE_BYTES", 10)
+    path = tmp_path / "0.jsonl"
+    path.write_bytes(b"x" * 35 + b"\n")
+    assert list(engines._read_lines(path)) == [None] * 4
+
+
+ASSET = TESTS / "assets" / "logs" / "telemetry.jsonl"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("node") / "telemetry.jsonl"
+
+
+def parse(path: Path, *lines: bytes) -> Telemetry:
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return parse_telemetry(path)
+
+
+def sample(trial: str | None = "a", **fields: object) -> bytes:
+    return json.dumps({"t": 1.5, "trial": trial, **fields}).encode()
+
+
+def throttle(*reasons: str) -> bytes:
+    return sample(gpus=[{"index": 0, "throttle_reasons": list(reasons)}])
+
+
+def test_samples_are_counted_per_trial():
+    telemetry = parse_telemetry(ASSET)
+    assert telemetry.trials == {
+        "00-1-baseline": {True: 1, False: 1},
+        "01-1-enabled": {},
+    }
+
+
+def test_rejects_are_counted_by_reason():
+    telemetry = parse_telemetry(ASSET)
+    assert telemetry.reject_counts == {"not JSON": 1, "not a sample": 2, "the last line is cut off": 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_throttled"),
+    [
+        ("hw_slowdown", True),
+        ("hw_thermal_slowdown", True),
+        ("SwThermalSlowdown", True),
+        ("hw_power_brake_slowdown", True),
+        ("PROCHOT", True),
+        ("active_hbm_thrm", True),
+        ("sw_power_cap", False),
+        ("gpu_idle", False),
+        ("applications_clocks_setting", False),
+    ],
+)
+def test_only_protection_of_the_hardware_counts_as_throttled(path, reason, is_throttled):
+    telemetry = parse(path, throttle("sw_power_cap", reason), throttle())
+    assert find_throttled([telemetry]) == {"a": 0.5 if is_throttled else 0.0}
+
+
+def test_nodes_are_merged_by_trial_and_a_fraction_that_no_sample_tells_is_absent(path):
+    one = parse(path, sample(rss_bytes=5), throttle("hw_slowdown"))
+    two = parse(path, sample(rss_bytes=7), throttle(), throttle(), throttle(), sample("b"))
+    assert find_throttled([one, two]) == {"a": 0.25}
+
+
+def test_a_missing_file_is_an_error_of_the_bundle(tmp_path):
+    with pytest.raises(BundleUnreadable) as caught:
+        parse_telemetry(tmp_path / "telemetry.jsonl")
+    assert str(caught.value) == f"{tmp_path / 'telemetry.jsonl'}: not readable (No such file or directory)"
+
+
+amounts = st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.text(max_size=3)
+devices = st.fixed_dictionaries({}, optional={"memory_used_bytes": amounts, "throttle_reasons": st.lists(amounts)})
+samples = st.fixed_dictionaries(
+    {"t": amounts, "trial": amounts}, optional={"rss_bytes": amounts, "gpus": st.lists(devices | amounts) | amounts}
+)
+lines = st.binary() | samples.map(lambda value: json.dumps(value).encode()) | st.just(b"[" * 100_000)
+
+
+@given(st.lists(lines, max_size=5))
+def test_no_bytes_make_the_reader_fail(path, content):
+    path.write_bytes(b"\n".join(content))
+    telemetry = parse_telemetry(path)
+    assert len(telemetry.trials) + sum(telemetry.reject_counts.values()) <= max(1, len(content)) + sum(
+        line.count(b"\n") for line in content
+    )

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlk_repro.base.errors import SpecError
-from rlk_repro.refengine import data
+from rlk_repro.refengine import data, task
+from rlk_repro.refengine.__main__ import main
+from rlk_repro.refengine.arguments import parse_args
 from rlk_repro.refengine.metrics import make_generation_metrics
 
 CPU = torch.device("cpu")
@@ -135,3 +137,110 @@ def test_generation_metrics_count_what_was_generated() -> None:
         "perf/effective_tokens_per_gpu_per_sec": 14.0,
         "perf/longest_effective_sample_tokens_per_sec": 4.0,
     }
+
+
+# The additions, their spelling and the rule that rewards them.
+
+
+def test_questions_depend_on_seed_and_rollout_alone() -> None:
+    first = task.make_questions(1, 2, 50, 99)
+    assert task.make_questions(1, 2, 50, 99) == first
+    assert task.make_questions(1, 3, 50, 99) != first
+    assert task.make_questions(2, 2, 50, 99) != first
+    assert task.make_questions(1, 2, 3, 99) == first[:3]
+
+
+def test_every_answer_is_the_sum_and_operands_stay_in_range() -> None:
+    for question in task.make_questions(5, 0, 200, 12):
+        a, b = question.prompt.removesuffix("=").split("+")
+        assert question.answer == str(int(a) + int(b))
+        assert max(int(a), int(b)) <= 12
+
+
+def test_text_survives_the_tokenizer_and_other_ids_read_as_unknown() -> None:
+    assert task.decode(task.encode(task.SYMBOLS)) == task.SYMBOLS
+    assert task.decode([task.END_ID, task.PAD_ID, len(task.SYMBOLS) + 2, 10_000]) == "$???"
+    assert max(task.encode(task.SYMBOLS)) == len(task.SYMBOLS) + 1
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("17$", 1.0),
+        ("17", 2 / 3),
+        ("1$", 1 / 3),
+        ("27$", 2 / 3),
+        ("177$", 0.5),
+        ("$", 0.0),
+        ("71$", 1 / 3),
+        ("17?$", 0.5),
+    ],
+)
+def test_reward_is_the_share_of_right_positions(response: str, reward: float) -> None:
+    assert task.score(response, "17") == reward
+
+
+# The command line: what follows from what, and what is refused.
+
+
+def test_the_samples_of_a_step_follow_from_the_other_sizes() -> None:
+    args = parse_args(["--rollout-batch-size", "4", "--n-samples-per-prompt", "8", "--num-steps-per-rollout", "2"])
+    assert args.global_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--num-query-groups 3",
+            "--num-query-groups: does not divide the attention heads, got 3, expected a divisor of 4",
+        ),
+        (
+            "--kv-channels 7",
+            "--kv-channels: rotary embedding needs an even size, got 7, expected an even number",
+        ),
+        (
+            "--rollout-batch-size 4 --num-steps-per-rollout 3",
+            "--num-steps-per-rollout: does not divide the samples of a rollout, got 3, expected a divisor of 32",
+        ),
+        (
+            "--save-debug-rollout-data 0.pt",
+            "--save-debug-rollout-data: does not fit, got '0.pt', expected a template with {rollout_id}",
+        ),
+        (
+            "--debug-train-only",
+            "--debug-train-only: no rollouts to train on\n  hint: add --load-debug-rollout-data",
+        ),
+        (
+            "--load-debug-rollout-data {rollout_id} --debug-rollout-only",
+            "--load-debug-rollout-data: excludes --debug-rollout-only and --save-debug-rollout-data",
+        ),
+    ],
+)
+def test_contradictions_are_refused(flags: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_args(flags.split())
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--learning-rate 1", "--num-roll 3", "--lr -1", "--lr nan", "--num-layers 0", "--vocab-size 13"),
+        *("--n-samples-per-prompt 1", "--num-threads 0"),
+    ],
+)
+def test_unknown_shortened_and_impossible_flags_are_usage_errors(
+    flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args(flags.split())
+    assert caught.value.code == 2
+    assert flags.split(maxsplit=1)[0] in capsys.readouterr().err
+
+
+def test_a_users_error_is_two_lines_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--debug-train-only"]) == 2
+    assert capsys.readouterr().err == (
+        "input: --debug-train-only: no rollouts to train on\n  hint: add --load-debug-rollout-data\n"
+    )

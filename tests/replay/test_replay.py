@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from rlk_repro.report import write_report
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Image
 from rlk_repro.submit.finishing import report_context
+from rlk_repro.workloads.checkouts import FLAGS
+from tests import ROOT
 from tests.support.make_run import finish_run, make_run, reseal
 from tests.support.verifying import verify_bundle
 
@@ -122,3 +126,27 @@ def test_a_run_of_several_nodes_or_images_is_reduced_to_this_machine_and_says_so
     told = {item.where: item.expected for item in prepared.drift or () if item.level is Level.BLOCKING}
     assert told[f"run smoke: layouts.{hardware}.num_nodes"] == "2"
     assert told[f"stack {larger.stack.stack}: images"] == "cpu"
+
+
+# A machine that cannot run a published bundle shows the re-analysis first, then what is missing.
+
+
+def test_json_has_reanalysis_rerun_and_a_command_for_each_missing_thing(
+    call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for source in FLAGS:
+        monkeypatch.delenv(source.variable, raising=False)
+    bundle = ROOT / "docs" / "evidence" / "qwen3-4b-random-live-h200.tgz"
+    code, out, err = call("replay", str(bundle), "--json")
+    found = json.loads(out)
+    assert (code, json.loads(err)["exit_code"]) == (3, 3)
+    assert (found["reanalysis"]["is_ok"], found["reanalysis"]["verdict"]) == (True, "inconclusive")
+    assert found["rerun"]["is_done"] is False
+    needs = {need["where"]: need["next"] for need in found["rerun"]["needs"]}
+    assert (
+        "git clone https://github.com/vllm-project/vime && git -C vime checkout 1fc199d9" in needs["python module vime"]
+    )
+    assert needs["GPU"].endswith(f"rlk-repro replay {bundle} --profile site.yaml")
+    assert needs["prepared.model"] == "rlk-repro prepare qwen3-4b-random-live --hardware h200 --stack vime-host"
+    shown = json.loads(call("replay", str(bundle), "--dry-run", "--json")[1])
+    assert (shown["reanalysis"], shown["rerun"]) == (found["reanalysis"], found["rerun"])

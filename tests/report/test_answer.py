@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.verdicts import power_of
+from rlk_repro.analysis.allocations import Allocation
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.report.answer import describe_answer, list_suspects, suggest_next
-from rlk_repro.report.markdown import render_summary
+from rlk_repro.replay.recorded import load_result
+from rlk_repro.report.allocations import make_allocation_tables
+from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
+from rlk_repro.report.basis import describe_pairs, describe_sensitivity, make_basis
+from rlk_repro.report.markdown import render_markdown, render_summary
+from rlk_repro.report.sections import BY_BLOCKS, _make_rl_kernel_cell, make_effects
+from rlk_repro.report.setting import OLD_NORMALISER, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
 from rlk_repro.report.surroundings import make_commands
-from rlk_repro.report.view import Context, make_view
-from rlk_repro.rundir.results import Analysis, GateStatus, PairStatus, ProofStatus, TrialStatus, VerdictWord
-from tests.support.analysis_examples import small
+from rlk_repro.report.view import Context, View, make_view
+from rlk_repro.rundir.results import (
+    Analysis,
+    BlockResult,
+    DecisionSummary,
+    GateStatus,
+    PairStatus,
+    ProofStatus,
+    TrialStatus,
+    VerdictWord,
+)
+from tests import ROOT
+from tests.support.analysis_examples import EXAMPLES, faster, small
+from tests.support.slurm.examples import plan_for
+from tests.support.tier_examples import make_tier_plan
 
 
 def change(
@@ -132,3 +153,177 @@ def test_an_inconclusive_result_names_the_suspects_among_its_findings() -> None:
     )
     assert list_suspects(make_view(analysis)) == ""
     assert list_suspects(make_view(replace(found, verdict=change(VerdictWord.FASTER, low=0.5, high=0.6).verdict))) == ""
+
+
+# A report describes the run itself: changes by flags, what was measured, and what is not RL-Kernel's.
+
+
+def test_values_that_flags_changed_are_shown() -> None:
+    plan = make_tier_plan(
+        "module-qwen3-4b", "entropy_metric=true", "workload.lead_ms=0", 'rl_kernel.ops=["logp"]', hardware="h200"
+    )
+    setting = dict(describe_setting(plan))
+    assert setting["overrides"] == (
+        "entropy_metric = true (--set), rl_kernel.ops = [logp] (--set), workload.lead_ms = 0.0 (--set)"
+    )
+    assert setting["entropy metric"] == "computed, in both variants"
+    assert setting["device"] == "idle before each pass, in both variants"
+
+
+def test_a_changed_value_that_equals_the_default_of_its_key_is_shown() -> None:
+    plan = plan_for("qwen3-4b-random", "h200", settings=("gc_freeze=false", "measure.design=parallel"))
+    overrides = dict(describe_setting(plan))["overrides"]
+    assert overrides == "gc_freeze = false (--set), measure.design = parallel (--set)"
+
+
+@pytest.mark.parametrize(
+    "path", ["__class__.model_dump.__globals__", "measure.__dict__", "workload.model_dump", "lane.upper"]
+)
+def test_a_path_of_a_strangers_plan_leads_to_no_attribute(path: str) -> None:
+    plan = dataclasses.replace(make_tier_plan("module-qwen3-4b", hardware="h200"), sources={path: "--set"})
+    assert dict(describe_setting(plan))["overrides"] == f"{path} = none (--set)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "hardware", "expected"),
+    [
+        (("entropy_metric=true",), "h200", (OWN_ENTROPY.format(name="RL-Kernel", normaliser=OLD_NORMALISER),)),
+        ((), "h200", ()),
+        (('rl_kernel.ops=["logp"]',), "h200", ()),
+        (("entropy_metric=false", 'rl_kernel.ops=["ratio_kl"]'), "h200", ()),
+    ],
+)
+def test_rlk_repros_own_pass_is_named_where_enabled_uses_it(settings: tuple[str, ...], hardware: str, expected) -> None:
+    assert find_own_work(make_tier_plan("module-qwen3-4b", *settings, hardware=hardware)) == expected
+    assert "moments.py" in OWN_ENTROPY
+    assert "moments.py" in OWN_NORMALISER
+
+
+def test_timers_with_other_work_inside_are_marked_and_have_no_ratio() -> None:
+    analysis = faster()
+    decision = DecisionSummary(
+        op="grpo_loss", implementation="TritonGRPOLossOp", reason="", is_rl_kernel=True, calls=8, tokens=9, fallbacks=0
+    )
+    trials = tuple(
+        dataclasses.replace(trial, decisions=(decision,)) if trial.variant == "enabled" else trial
+        for trial in analysis.trials
+    )
+    with_loss = dataclasses.replace(analysis, trials=trials)
+    view = make_view(with_loss)
+    assert not view.is_comparable("module_log_probs_forward_s")
+    assert view.is_comparable("module_grpo_loss_forward_s")
+    text = render_markdown(with_loss)
+    marked = [line for line in text.splitlines() if line.startswith("| log-prob, forward")]
+    assert any("other work †" in line for line in marked)
+    assert any("log-prob, forward (s) †" in line for line in marked)
+    assert "† Not comparable" in text
+    assert "†" not in render_markdown(EXAMPLES["small"]())
+
+
+# A report names what an operator resolved to, and what pairs could have shown.
+
+
+@pytest.mark.parametrize(
+    ("op", "implementation", "is_rl_kernel", "word"),
+    [
+        ("logp", "FusedLogpGenericOp", True, "yes"),
+        ("ratio_kl", "TritonRatioKLOp", True, "yes"),
+        ("logp", "NativeLogpOp", True, "native"),
+        ("ratio_kl", "NativeRatioKLOp", True, "native"),
+        ("logp", "rlk_repro.refengine.core", False, "no"),
+        ("an operator of a later version", "SomeOp", True, "yes"),
+    ],
+)
+def test_plain_pytorch_is_called_native(op: str, implementation: str, is_rl_kernel: bool, word: str) -> None:
+    decision = DecisionSummary(
+        op=op, implementation=implementation, reason="", is_rl_kernel=is_rl_kernel, calls=1, tokens=1, fallbacks=0
+    )
+    assert _make_rl_kernel_cell(decision).text == word
+
+
+def test_the_sensitivity_is_the_effect_that_nine_in_ten_such_experiments_find() -> None:
+    analysis = faster()
+    effect = dataclasses.replace(analysis.effects[0], n=6, sd_log=0.146)
+    assert describe_sensitivity(analysis, effect) == (
+        "6 pairs whose effects have a standard deviation of 14.6 % reliably detect a speed-up of 29.3 % or more"
+    )
+    assert "sensitivity" in dict(make_basis(make_view(analysis, Context())))
+    threshold_pct = analysis.verdict.threshold * 100
+    chance = power_of(0.293, num_pairs=6, pair_sd_pct=14.6, smallest_effect_pct=threshold_pct, alpha=0.05)
+    assert chance == pytest.approx(0.9, abs=0.01)
+
+
+def test_only_blocks_of_scored_sessions_count() -> None:
+    analysis = faster()
+    trials = [dataclasses.replace(trial, name=f"{trial.name}:{trial.variant}") for trial in analysis.trials]
+    first, second = [pair for pair in analysis.pairs if not pair.is_control][:2]
+    blocks = [
+        BlockResult(session=pair.pair, number=number, order="ABBA", is_control=number == 2, reason=reason,
+                    log_ratio=0.1, first_log_ratio=None)
+        for pair in (first, second)
+        for number, reason in enumerate(("", "lost", ""))
+    ]  # fmt: skip
+    pairs = (first, dataclasses.replace(second, status=PairStatus.VOID))
+    found = dataclasses.replace(analysis, trials=tuple(trials), pairs=pairs, blocks=tuple(blocks))
+    assert describe_pairs(found).endswith("counted blocks: 1")
+
+
+# A run in several allocations shows the effect of each one, and the interval with each as one observation.
+
+
+def view_of(*pairs: tuple[str, ...], lost: str = "") -> View:
+    analysis = small()
+    status = {lost: PairStatus.VOID}
+    analysis = replace(
+        analysis, pairs=tuple(replace(pair, status=status.get(pair.pair, pair.status)) for pair in analysis.pairs)
+    )
+    allocations = tuple(
+        Allocation(name=str(number), pairs=names, nodes=("a",), gpus=(f"GPU-{number}",))
+        for number, names in enumerate(pairs)
+    )
+    return make_view(analysis, Context(allocations=allocations))
+
+
+def test_each_allocation_has_its_pairs_its_gpus_and_its_effect() -> None:
+    view = view_of(("p1",), ("p2",))
+    (table,) = make_allocation_tables(view)
+    ratios = [math.exp(pair.metric("step_time_s").log_ratio) for pair in view.analysis.pairs]  # type: ignore[union-attr, arg-type]
+    changes = [f"{100 * ratio - 100:+.2f} %" for ratio in ratios]
+    assert [[cell.text for cell in row][3:] for row in table.rows] == [
+        [changes[0], "p1", "a", "GPU-0"],
+        [changes[1], "p2", "a", "GPU-1"],
+    ]
+    effect = view.analysis.effect("step_time_s")
+    assert effect is not None
+    assert effect.low is not None
+    assert f"the change is {100 * math.sqrt(ratios[0] * ratios[1]) - 100:+.2f} % (95 % interval " in table.note
+    assert f"{100 * effect.low - 100:+.2f} % to" in table.note  # one pair each: the interval is that of the verdict
+    assert describe_ground(view).endswith(", in 2 allocations")
+
+
+@pytest.mark.parametrize("view", [view_of(("p1", "p2")), view_of(("p1",), ("p2",), lost="p2"), view_of()])
+def test_one_allocation_with_results_needs_no_table(view: View) -> None:
+    assert not list(make_allocation_tables(view))
+    assert "allocation" not in describe_ground(view)
+
+
+# Reports on bundles of older rules show the noise of blocks beside the sealed interval.
+
+EVIDENCE = ROOT / "docs" / "evidence"
+
+
+@pytest.mark.parametrize(
+    ("bundle", "interval", "sensitivity"),
+    [
+        ("qwen3-4b-random-five-h200.tgz", "2.86 to 2.97 %; the noise of its blocks alone gives 2.75 to 3.09 %", "1.38"),
+        ("qwen3-4b-random-gc-freeze-h200.tgz", "2.79 to 3.79 %)", "1.83"),
+    ],
+)
+def test_an_interval_that_is_narrow_by_luck_stands_beside_the_noise(
+    bundle: str, interval: str, sensitivity: str
+) -> None:
+    view = make_view(*load_result(EVIDENCE / bundle, is_linked=False)[:2])
+    assert interval in describe_answer(view)
+    assert f"speed-up of {sensitivity}" in dict(make_basis(view))["sensitivity"]
+    table = make_effects(view).blocks[1]
+    assert BY_BLOCKS in [column.name for column in table.columns]  # type: ignore[union-attr]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import random
 import string
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,23 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.base.resources import data_dir, hardware_folders, list_names, profile_folders, run_folders, stack_folders
-from rlk_repro.spec import Hardware, Profile, ReferenceWorkload, Run, Stack, run_problems
+from rlk_repro.plan import Plan
+from rlk_repro.spec import (
+    Hardware,
+    Image,
+    Measure,
+    Pin,
+    Preflight,
+    Profile,
+    ReferenceWorkload,
+    Run,
+    Stack,
+    run_problems,
+)
 from rlk_repro.spec.load import load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.spec.values import GrowingModel
+from tests import ROOT
+from tests.support.copied_package import Copy
 
 SMOKE = (data_dir("jobs") / "smoke.yaml").read_text()
 
@@ -266,3 +283,88 @@ def test_an_empty_or_shapeless_file_is_a_located_error(model: type[Any], data: b
     with pytest.raises(SpecError) as caught:
         load_bytes(model, "f.yaml", data)
     assert all(problem.where.startswith("f.yaml") for problem in caught.value.problems)
+
+
+# Keys that were added after plans had been recorded do not change the hashes of those plans.
+
+EVIDENCE = sorted((ROOT / "docs" / "evidence").glob("*.tgz"))
+
+
+def test_a_key_that_came_later_is_left_out_while_it_has_its_default() -> None:
+    old = {"min_free_disk_gib": 1.0, "min_free_memory_gib": 1.0, "on_blocking": "stop"}
+    assert Preflight().model_dump(mode="json") == old
+    assert Preflight(policy={"load": "fail"}).model_dump(mode="json") == {**old, "policy": {"load": "fail"}}
+
+
+@pytest.mark.parametrize("model", [Preflight, Measure, Hardware, Profile, Stack, Pin, Image])
+def test_added_later_names_only_existing_keys(model: type[GrowingModel]) -> None:
+    assert model.added_later <= model.model_fields.keys()
+
+
+@pytest.mark.parametrize("bundle", EVIDENCE, ids=lambda path: path.name)
+def test_older_plans_keep_their_hashes(bundle: Path) -> None:
+    with tarfile.open(bundle) as archive:
+        name = next(name for name in archive.getnames() if name.endswith("plan.json"))
+        stream = archive.extractfile(name)
+        assert stream is not None
+        record = json.load(stream)
+    assert Plan.from_json(record).plan_hash == record["plan_hash"]
+
+
+# New hardware needs only a YAML file: the plan is made and rendered for both clusters, and no Python names it.
+
+HARDWARE = """\
+schema: 1
+hardware: b300
+title: NVIDIA B300 288 GB (8 per node, x86-64)
+platform: cuda
+machine: x86_64
+gpus_per_node: 8
+gpu_memory_gib: 275
+name_part: B300
+refused_name_parts: [SHARED, MIG]
+driver_floor: "580"
+links_per_gpu: 18
+node_labels:
+  nvidia.com/gpu.product: [NVIDIA-B300-SXM6-AC]
+"""
+LAYOUT = "layouts:\n  b300: {num_nodes: 1, gpus_per_node: 1}\n"
+SLURM = """\
+profile: site
+cluster: slurm
+hardware: b300
+slurm: {account: rl, gres: "gpu:b300"}
+container: {runtime: pyxis, image_dir: /images}
+"""
+K8S = """\
+profile: site
+cluster: k8s
+hardware: b300
+kubernetes: {kind: job, namespace: rl, cpu: "8", memory: 128Gi, results: {claim: results, path: /results}}
+"""
+
+
+def render(copy: Copy, folder: Path, profile: str, cluster: str) -> dict[str, Any]:
+    """Return what ``submit --dry-run`` shows on one cluster."""
+    (folder / "site.yaml").write_text(profile)
+    arguments = ("--cluster", cluster, "--profile", folder / "site.yaml", "--run", "smoke", "--stack", "example")
+    done = copy.run("submit", *arguments, "--dry-run", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_hardware_that_no_code_names_is_planned_and_rendered_on_both_clusters(tmp_path: Path) -> None:
+    copy = Copy(tmp_path / "source")
+    (copy.root / "jobs/hardware/b300.yaml").write_text(HARDWARE)
+    copy.replace("jobs/smoke.yaml", "layouts:\n", LAYOUT)
+    assert list(copy.touched()) == ["jobs/smoke.yaml"]
+    by_slurm = render(copy, tmp_path, SLURM, "slurm")
+    assert by_slurm["plan"]["experiment"]["hardware"]["title"].startswith("NVIDIA B300")
+    script = by_slurm["job"]["files"]["job.sbatch"]
+    assert "gpu:b300:1" in script
+    assert "arch=amd64" in script or "x86_64" in script
+    objects = render(copy, tmp_path, K8S, "k8s")["job"]["files"]["objects.yaml"]
+    assert "NVIDIA-B300-SXM6-AC" in objects
+    assert "nvidia.com/gpu: 1" in objects.replace("'", "").replace('"', "")
+    assert "amd64" in objects

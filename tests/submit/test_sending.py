@@ -12,7 +12,7 @@ from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, RlkReproError
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Submission
-from rlk_repro.plan import Plan
+from rlk_repro.plan import Plan, find_run_id
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.state import Phase, Progress
 from rlk_repro.submit import finishing, planning, sending
@@ -154,3 +154,21 @@ def test_only_an_interrupted_run_is_advised_to_resume() -> None:
         "sealed bundle\n"
         f"  hint: see {run_dir.agent_output}, then rlk-repro submit --resume {run_dir.run_id}"
     )
+
+
+def test_the_plan_file_records_the_run_id_outside_the_plan(tmp_path: Path) -> None:
+    plan, run_dir = make_staged(tmp_path / "20261120T133000Z-01234567-89ab")
+    record = load_json(run_dir.plan)
+    assert find_run_id(record, "elsewhere") == run_dir.run_id
+    assert Plan.from_json(record) == plan
+    assert {**record, "run_id": "other"} == {**plan.to_json(), "run_id": "other"}
+
+
+def test_a_run_that_cannot_be_remembered_leaves_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "state", "a file, not a folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with pytest.raises(EnvironmentMissing, match="export XDG_STATE_HOME"):
+        make_staged(tmp_path / "runs" / "run")
+    assert list((tmp_path / "runs").iterdir()) == []

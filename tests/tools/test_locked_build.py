@@ -21,6 +21,7 @@ from tests.support.images.examples import commit_files, git
 from tests.support.packages import make_wheel
 from tools.image_build import locked
 from tools.image_build.inputs import Inputs
+from tools.lock_stack import render
 
 PATCH = """\
 --- a/megatron/core.py
@@ -167,3 +168,28 @@ def test_nothing_is_installed_without_a_hash() -> None:
     fetching = [line for line in commands if any(word in line for word in ("pip", "apt", "curl", "wget", "ADD", "://"))]
     assert all("--require-hashes" in line for line in fetching)
     assert len(fetching) == 2
+
+
+# Of a package's wheels the one that pip would take is locked; a package without one is named.
+
+
+def _package(name: str, *tags: str) -> dict[str, Any]:
+    wheels = [
+        {"url": f"https://x.example/{name}-1.0-{tag}.whl", "size": number, "hashes": {"sha256": f"{number:064x}"}}
+        for number, tag in enumerate(tags)
+    ]
+    return {"name": name, "version": "1.0", "wheels": wheels}
+
+
+@pytest.mark.parametrize(("machine", "wanted"), [("x86_64", 2), ("aarch64", 3)])
+def test_the_most_specific_wheel_is_locked(machine: str, wanted: int) -> None:
+    tags = ("py3-none-any", "cp312-cp312-manylinux_2_39_x86_64", "cp312-cp312-manylinux_2_28_x86_64",
+            "cp312-cp312-manylinux2014_aarch64")  # fmt: skip
+    line = render([_package("x", *tags)], machine).splitlines()[1]
+    assert line == f"x==1.0 --hash=sha256:{wanted:064x}  # {wanted}"
+
+
+def test_packages_without_a_wheel_are_named() -> None:
+    with pytest.raises(CheckFailed) as caught:
+        render([_package("x", "cp312-cp312-win_amd64"), _package("y", "py3-none-any"), _package("z")], "x86_64")
+    assert [problem.where for problem in caught.value.problems] == ["x", "z"]
