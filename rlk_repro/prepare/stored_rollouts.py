@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 from rlk_repro.base.disk import Unwritable, open_stream
 from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, SpecError
@@ -26,6 +26,20 @@ FOLDER: Final = "rollouts"
 _NUMBERED: Final = re.compile(r"(0|[1-9][0-9]*)\.pt")
 # The size of an archive is not known in advance.
 MAX_ARCHIVE_BYTES: Final = 64 << 30
+MAX_HEADER_BYTES: Final = 1 << 16
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a stranger's archive; tarfile reads the body of an extended header whole, whatever its size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        info = super().frombuf(buf, encoding, errors)
+        is_file = info.type in {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE}
+        if info.type == tarfile.GNUTYPE_SPARSE or (not is_file and info.size > MAX_HEADER_BYTES):
+            raise BundleUnreadable(Problem("rollout archive", "has an unusual header", got=f"{info.size} bytes",
+                                           expected=f"at most {MAX_HEADER_BYTES}, and no sparse file"))  # fmt: skip
+        return info
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +126,13 @@ def _clear(work: WorkDir) -> None:
 def _unpack(stream: IO[bytes], folder: Path, num_files: int, bounds: Bounds) -> None:
     """Only numbered files are unpacked, from any folder of the archive."""
     unpacked_bytes = 0
-    with tarfile.open(fileobj=stream, mode="r|*") as archive:
+    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=_Header) as archive:
         for member in archive:
             name = PurePosixPath(member.name).name
             unpacked_bytes += member.size
             bounds.check_size(unpacked_bytes)
             match = _NUMBERED.fullmatch(name)
-            if match is None or not member.isfile() or int(match[1]) >= num_files:
+            if match is None or not member.isfile() or member.issparse() or int(match[1]) >= num_files:
                 continue
             data = archive.extractfile(member)
             assert data is not None

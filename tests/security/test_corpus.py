@@ -1,10 +1,12 @@
 """Every reading command answers or refuses every hostile bundle, in little time and memory."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rlk_repro.rundir.paths import RunDir
+from tests import ROOT
 from tests.security import hostile
 from tests.security.sandbox import Outcome, Sandbox
 
@@ -94,3 +96,14 @@ def test_no_small_bundle_exhausts_the_machine(name: str, sandbox: Sandbox, hones
     read_with_all(sandbox, bundle, run_dir, honest)
     _, bundle = hostile.make_bundle(honest, case / "unsealed", HEAVY[name], is_sealed=False)
     check(sandbox, "report", bundle, "-o", case / "report")
+
+
+def test_every_statement_of_the_security_page_names_tests_that_exist() -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    names = {path.name.split("_")[1] for path in (ROOT / "tests" / "security").glob("test_[0-9]*.py")}
+    named = {number for group in re.findall(r"\(([^()]*)\)", page) for number in re.findall(r"\b\d\d\b", group)}
+    assert named <= names
+    bullets = re.findall(
+        r"^- .*(?:\n  .*)*", page.partition("## What run files")[0] + page.partition("## What a seal")[2], re.M
+    )
+    assert [bullet for bullet in bullets if not re.search(r"\d\d[,)]|tests/", bullet)] == []
