@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from rlk_repro.base.errors import SchedulerRefused
 from rlk_repro.bundle.seal import inspect_bundle, open_bundle
 from rlk_repro.clusters.api import JobState
 from tests.support.slurm.cluster import Cluster
@@ -37,22 +35,6 @@ def test_accounting_records_are_in_the_bundle(site: Site) -> None:
     assert record["Partition"] == "gpu"
     assert record["SubmitLine"].startswith("sbatch --parsable --chdir=")
     assert "Restarts" not in record  # 22.05 does not know it
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (
-            {"account": "nobody"},
-            "Invalid account or account/partition combination specified",
-        ),
-        ({"account": "lab", "qos": "gold"}, "Invalid qos specification"),
-    ],
-)
-def test_refusals_quote_sbatch(site: Site, settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(SchedulerRefused) as caught:
-        site.submit(**settings)
-    assert str(caught.value) == f'slurm: sbatch refused the job: "allocation failure: {words}"'
 
 
 def test_accounting_remembers_how_a_forgotten_job_ended(site: Site) -> None:

@@ -12,11 +12,10 @@ from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_profile
 from tests.clusters import test_sbatch_real as scripts
-from tests.clusters import test_slurm_chain as chain
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.examples import plan_for, with_site
 from tests.support.slurm.newer import running_newer_cluster
-from tests.support.slurm.runs import LONG, SETTINGS, Site
+from tests.support.slurm.runs import SETTINGS, Site
 from tests.support.two_node_agent import allow_nodes
 from tests.support.verifying import verify_bundle
 
@@ -98,26 +97,3 @@ def test_the_cluster_is_described_with_its_blocks_and_takes_the_job(call, site: 
     code, out, _ = call("profile", "check", str(path), "--run", "smoke")
     assert code == 0, out
     assert "info: sbatch --test-only: expected accepted, found Job " in out
-
-
-@pytest.mark.long
-def test_a_requeued_job_runs_whole_pairs_again(site: Site) -> None:
-    run = site.submit((*LONG[:2], "measure.scored_steps=60", LONG[3]))
-    run.wait_for_step("00-p1-baseline")
-    site.cluster.ask("scontrol", "requeue", run.job_id)
-    chain.wait_for_end(run)
-    assert run.poll().reason == "sealed, 2 of 2 trials ok"
-    assert [path.name for path in (run.run_dir.interrupted / "1").iterdir()] == ["00-p1-baseline"]
-    assert verify_bundle(run.collect()) == []
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1500)
-def test_pairs_that_one_job_has_no_time_for_complete_in_a_chain(site: Site) -> None:
-    """Two minutes of each job are for trials, and a pair takes three seconds or more (seven on a busy machine)."""
-    num_pairs = 45
-    run = chain.submit(site, "3m", (f"measure.pairs={num_pairs}", "time_limit_min=1", *SETTINGS[1:]))
-    chain.wait_for_end(run)
-    assert run.poll().reason == f"sealed, {2 * num_pairs} of {2 * num_pairs} trials ok", run.tail()
-    by_pair = chain.require_one_allocation_per_pair(run)
-    assert len({name for names in by_pair.values() for name in names}) >= 2

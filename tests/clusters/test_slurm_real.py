@@ -15,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.rundir.store import find_run_dir
 from tests.conftest import WEIRD_NAMES
-from tests.support.slurm.runs import LONG, SETTINGS, Site, make_profile
+from tests.support.slurm.runs import LONG, SETTINGS, Site
 from tests.support.two_node_agent import allow_nodes
 from tests.support.verifying import verify_bundle
 
@@ -47,31 +47,6 @@ def test_a_run_goes_from_submission_to_a_bundle_that_verifies_and_replays(
         assert {"config.txt", "topology.txt", f"job-{run.job_id}.0.txt", f"nodes-{run.job_id}.0.txt"} <= topics
         assert f"JobId={run.job_id} " in (sealed.scheduler / f"job-{run.job_id}.0.txt").read_text()
         assert "ClusterName = test" in sealed.scheduler_file("config").read_text()
-
-
-def test_a_refusal_quotes_sbatch_and_leaves_no_job(call, site: Site) -> None:
-    profile = make_profile(site.folder, partition="nope")
-    code, _, err = call("submit", "--run", "smoke", "--cluster", "slurm", "--profile", str(profile))
-    assert (code, err) == (
-        4,
-        'rlk-repro: slurm: sbatch refused the job: "invalid partition specified: nope; '
-        'allocation failure: Invalid partition name specified"\n',
-    )
-    assert site.cluster.ask("squeue", "-h") == ""
-
-
-def test_a_waiting_job_gives_the_reason_and_can_be_cancelled(site: Site) -> None:
-    site.cluster.ask("scontrol", "update", "nodename=node-0,node-1", "state=drain", "reason=test")
-    try:
-        run = site.submit()
-        run.wait_for_drained()
-        assert run.poll().state is JobState.PENDING
-        assert run.cancel()
-        assert run.wait_for_end().state is JobState.CANCELLED
-        assert not run.cancel()
-    finally:
-        site.cluster.ask("scontrol", "update", "nodename=node-0,node-1", "state=resume")
-    assert not run.run_dir.trials.exists()
 
 
 def test_cancelling_lets_the_agent_record_and_pack(site: Site) -> None:

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ import yaml
 from rlk_repro.base.files import load_json, sha256_file
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.clusters.api import JobState
-from rlk_repro.images.build import Build
 from rlk_repro.images.record import parse_record
 from rlk_repro.plan import Plan
 from rlk_repro.replay.identity import read_identity
@@ -33,7 +31,6 @@ from tests import ROOT
 from tests.support.git_mirror import ADDRESS, render_config
 from tests.support.images import examples
 from tests.support.images.examples import EPOCH, SITE, Engine, Upstream, list_differences
-from tests.support.images.workflow import Release
 from tests.support.packages import make_wheel
 from tests.support.probe_examples import write_tree
 from tests.support.slurm.runs import SETTINGS, Run, Site
@@ -198,50 +195,6 @@ def test_submit_is_answered_in_a_container_without_a_scheduler(built: Workshop) 
     assert "this machine has no sbatch" in done.stderr
 
 
-def test_the_workflow_builds_checks_signs_pushes_and_proposes_an_image_on_a_tag(
-    workshop: Workshop, tmp_path: Path
-) -> None:
-    """Its steps in their order, in a checkout whose stack is the stand-in's; ``gh`` alone is a stub."""
-    release = Release.make(tmp_path, workshop.engine, workshop.context, f"{workshop.host}/released")
-    built = release.run_job("build", {"matrix.platform": "cuda-amd64"})
-    for base in ("", "registry.example/rocm@sha256:0"):  # the stack has no base of this platform
-        assert release.run_job("build", {"matrix.platform": "rocm-amd64", "vars.ROCM_BASE": base}) == {}
-    digest = built["steps.push.outputs.cuda-amd64"]
-    (release.folder / "signatures").rename(release.folder / "gone")
-    refused = release.run_step("build", "Check what a stranger gets", {"matrix.platform": "cuda-amd64"})
-    assert (refused.returncode, "no signature exists" in refused.stderr) == (1, True)
-    release.run_job(
-        "propose", {f"needs.build.{name.removeprefix('steps.push.')}": text for name, text in built.items()}
-    )
-    assert "--title Publish the images of stack test" in release.asked.read_text()
-    branch = tmp_path / "branch"
-    examples.run("git", "clone", "--quiet", "--branch", "images-test-1", tmp_path / "origin", branch)
-    stack = yaml.safe_load((branch / "manifests/stacks/test.yaml").read_text())
-    assert stack["images"] == {"cuda-amd64": {"reference": f"{workshop.host}/released", "digest": digest}}
-    release.sign_from(branch / "docker" / "signatures")
-    assert release.run_step("build", "Check what a stranger gets", {"matrix.platform": "cuda-amd64"}).returncode == 0
-
-
-@pytest.mark.parametrize("name", ["buildah", "podman"])
-def test_an_image_that_an_engine_pushed_is_served_without_a_named_format(tmp_path: Path, name: str) -> None:
-    """enroot's first question to a registry is such a one; an older registry answers it 404 for OCI's format."""
-    examples.require_tools()
-    values = {"SOURCE_DATE_EPOCH": EPOCH}
-    argv = Build(engine=name, dockerfile=Path("Dockerfile"), arguments=values, tag="localhost/small").argv
-    words = argv[: next(index for index, word in enumerate(argv) if word.startswith("--file="))]
-    context = tmp_path / "context"
-    context.mkdir()
-    (context / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
-    with examples.registry(tmp_path / "registry") as host:
-        engine = Engine.make(tmp_path / "engine", host)
-        engine.run(*words, "--tag=localhost/small", f"--file={context}/Dockerfile", str(context))
-        engine.run(name, "push", "--quiet", "--tls-verify=false", "localhost/small", f"docker://{host}/small:1")
-        with urllib.request.urlopen(f"http://{host}/v2/small/manifests/1") as answer:  # without a header Accept
-            manifest = json.load(answer)
-    assert manifest["schemaVersion"] == 1 or manifest["mediaType"].startswith("application/vnd.docker.")
-    shutil.rmtree(tmp_path, ignore_errors=True)
-
-
 def test_our_command_stays_ours(built: Workshop) -> None:
     root = built.mount("localhost/ours")
     assert "from rlk_repro.cli import main" in (root / "usr/local/bin/rlk-repro").read_text()
@@ -391,66 +344,14 @@ def test_a_commit_that_is_gone_is_refused(built: Workshop) -> None:
     assert "the repository does not have this commit (any more)" in said
 
 
-def test_a_branch_for_a_commit_is_refused(built: Workshop) -> None:
-    said = built.build("", RL_KERNEL_COMMIT="main")
-    assert "build argument RL_KERNEL_COMMIT: a branch or a tag can move, got 'main', expected 40 hex digits" in said
-
-
-@pytest.mark.long
-def test_a_repair_that_does_not_fit_is_refused(built: Workshop) -> None:
-    """CUDA 13 needs it, and the file is another one than it was written for."""
-    container = built.engine.run("buildah", "from", "localhost/base").stdout.strip()
-    for file in (f"/{SITE}/torch/__init__.py", "/usr/local/cuda/bin/nvcc"):
-        built.engine.run("buildah", "run", container, "--", "sed", "-i", "s/12[.]9/13.0/", file)
-    built.engine.run("buildah", "commit", "--quiet", "--rm", container, "localhost/base13")
-    digest = built.folder / "digest13"
-    built.engine.run(
-        "buildah", "push", "--quiet", f"--digestfile={digest}", "localhost/base13", f"docker://{built.host}/vime"
-    )
-    said = built.build("", BASE_DIGEST=digest.read_text().strip())
-    assert "repair cccl3-functionals: csrc/cuda/fused_logp_sm90.cu: differs from the file of the repair" in said
-
-
-@pytest.mark.long
-def test_missing_kernels_are_refused(built: Workshop) -> None:
-    files = examples.rl_kernel_files(symbols=("fused_logp",))
-    commit = examples.commit_files(built.upstream.folder / "fewer", files)
-    said = built.build("", RL_KERNEL_REPOSITORY=f"{built.upstream.url}/fewer", RL_KERNEL_COMMIT=commit)
-    assert "lacks operators" in said
-    assert "fused_logp_forward_online_fp32" in said
-
-
 def test_other_architectures_are_refused(built: Workshop) -> None:
     said = built.build("", RL_KERNEL_ARCHITECTURES="90")
     assert "holds code for other GPUs, got ['sm_90', 'sm_90a'], expected sm_100, sm_80, sm_90, sm_90a" in said
 
 
-@pytest.mark.long
-def test_a_changed_package_is_refused(built: Workshop) -> None:
-    """vime's own installation brings another version of something that the base pins."""
-    context = built.folder / "disturbing"
-    shutil.copytree(built.context, context)
-    dockerfile = context / "docker/Dockerfile.cuda"
-    disturb = f"RUN sed -i 's/^Version: .*/Version: 3.0.0/' /{SITE}/torch-2.11.0.dist-info/METADATA\n"
-    step = "RUN python3 -m tools.image_build record\n"
-    dockerfile.write_text(dockerfile.read_text().replace(step, disturb + step))
-    said = built.build("", context=context)
-    assert (
-        "package torch: was changed by the build, got '3.0.0', expected 2.11.0+cu129, the version of the base image"
-        in said
-    )
-
-
 def test_a_lost_label_is_found(built: Workshop, tools: None, call: Call, tmp_path: Path) -> None:
     built.change("localhost/unlabelled", "config", "--label", "rlk-repro.vime.commit-")
     assert check(call, "localhost/unlabelled", write_stack(built, tmp_path)) == ["label rlk-repro.vime.commit"]
-
-
-@pytest.mark.long
-def test_an_edited_record_is_found(built: Workshop, tools: None, call: Call) -> None:
-    built.change("localhost/edited", "run", "sed", "-i", "s/sm_100/sm_103/", f"/{RECORD}")
-    code, out, _ = call("images", "check", "localhost/edited", "--runtime", "podman")
-    assert (code, "was edited since it was written" in out) == (1, True)
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -175,11 +174,6 @@ def test_without_options_it_is_the_newest_stack_and_this_machines_platform(
         assert (code, f"{hint} {platform}" in error) == (2, True), error
 
 
-def test_the_example_stack_is_not_called_published(call: Call) -> None:
-    rows = json.loads(call("images", "list", "example", "--json")[1])["images"]
-    assert {row["status"] for row in rows} == {"an example; its registry does not exist"}
-
-
 def test_the_build_command_holds_the_stacks_pins(call: Call) -> None:
     words = ("images", "build", "--stack", "2026-07", "--platform", "cuda-amd64", "--engine", "docker", "--dry-run")
     code, out, _ = call(*words)
@@ -194,19 +188,6 @@ def test_the_build_command_holds_the_stacks_pins(call: Call) -> None:
     )
     assert (code, f"--build-arg=BASE_DIGEST={DIGEST}" in out, "Dockerfile.rocm" in out) == (0, True, True)
     assert call(*words[:4], "--platform", "rocm-amd64", "--dry-run", "--base", "a/b:latest")[0] == 2
-
-
-def test_a_docker_client_without_a_daemon_is_passed_over(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, code in (("docker", 1), ("buildah", 0)):
-        write_tree(tmp_path, {name: f"#!/bin/sh\nexit {code}\n"})
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    words = ("images", "build", "--stack", "2026-11", "--platform", "cuda-amd64", "--dry-run")
-    assert call(*words)[1].startswith("buildah build ")
-    write_tree(tmp_path, {"docker": "#!/bin/sh\n"})
-    assert call(*words)[1].startswith("docker build ")
 
 
 def test_a_changed_file_of_the_build_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

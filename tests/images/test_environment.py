@@ -16,7 +16,6 @@ import pytest
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, SpecError
-from rlk_repro.images import build as building
 from rlk_repro.images import environment, lock
 from rlk_repro.images.build import ROOT, make_build
 from rlk_repro.images.environment import KEPT, STEPS, create
@@ -146,27 +145,6 @@ def test_the_image_is_built_from_its_own_file_with_the_base_by_digest(stack: Sta
         assert "--layers" in build.argv  # else the packages are in one layer with all the rest
 
 
-def test_the_number_of_compilers_reaches_an_images_build(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAX_JOBS", "2")
-    build = make_build(stack, "cuda-amd64", engine="buildah", tag=None, base=None)
-    assert "--build-arg=MAX_JOBS=2" in build.argv
-    monkeypatch.delenv("MAX_JOBS")
-    build = make_build(stack, "cuda-amd64", engine="buildah", tag=None, base=None)
-    assert "MAX_JOBS" not in build.arguments
-
-
-def test_an_images_build_shows_its_sizes_first_and_its_time_last(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(building, "require_clean", lambda: None)
-    monkeypatch.setattr(proc, "run_shown", lambda *_, **__: 0)
-    building.run_build(make_build(stack, "cuda-amd64", engine="buildah", tag="t", base=None))
-    first, last = capfd.readouterr().err.splitlines()
-    sizes = r"t: 283 packages, 4\.4 GiB to download, 11\.4 GiB unpacked; "
-    assert re.fullmatch(sizes + "buildah may take twice the unpacked size while it builds", first)
-    assert re.fullmatch(r"t: [\d.]+ m?s", last)
-
-
 def test_an_environment_has_its_record_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert container.find_record() == container.PROVENANCE
     monkeypatch.setattr("sys.prefix", str(tmp_path))
@@ -220,16 +198,6 @@ def test_relative_folders_are_the_callers(
     assert sums == [container.LOCK, "sources.txt"]
 
 
-def test_the_lock_of_another_stack_is_not_exported(machine: Machine, stack: Stack, tmp_path: Path) -> None:
-    create(stack, PLATFORM, tmp_path / "env")
-    machine.calls.clear()
-    other = stack.model_copy(update={"stack": "other", "locks": {PLATFORM: f"sha256:{'1' * 64}"}})
-    with pytest.raises(SpecError, match="is not a lock of stack other"):
-        environment.export(other, tmp_path / "env", tmp_path / "out")
-    assert machine.calls == []
-    assert not (tmp_path / "out").exists()
-
-
 def test_no_compiler_outlives_a_command_that_was_ended(tmp_path: Path) -> None:
     """A step's compilers are in process groups of their own, as ninja starts them."""
     pid = tmp_path / "pid"
@@ -240,8 +208,3 @@ def test_no_compiler_outlives_a_command_that_was_ended(tmp_path: Path) -> None:
     process.terminate()
     process.wait(20)
     wait_until(lambda: not proc.signal_process(int(pid.read_text()), signal.SIGCONT))
-
-
-def test_a_shown_command_gets_its_variables_in_the_checkout(capfd: pytest.CaptureFixture[str]) -> None:
-    assert environment._shown(["sh", "-c", "echo $WORD; pwd; exit 3"], {"WORD": "given"}) == 3
-    assert capfd.readouterr().err.split() == ["given", str(ROOT)]

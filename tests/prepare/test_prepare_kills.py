@@ -90,24 +90,6 @@ def test_a_killed_fetch_continues_where_it_stopped(hub: HubServer, tmp_path: Pat
     kill_and_finish(hub, tmp_path, 3, from_hub())
 
 
-@pytest.mark.long
-@pytest.mark.real
-def test_twenty_kills_of_a_fetch_leave_the_same_hashes(hub: HubServer, tmp_path: Path) -> None:
-    kill_and_finish(hub, tmp_path, 20, from_hub(), seed=2)
-
-
-@pytest.mark.long
-@pytest.mark.real
-def test_twenty_kills_of_a_model_in_the_making_leave_the_same_hashes(hub: HubServer, tmp_path: Path) -> None:
-    larger = [
-        "--set",
-        "workload.model.arguments.vocab-size=400000",
-        "--set",
-        "workload.model.arguments.hidden-size=512",
-    ]
-    kill_and_finish(hub, tmp_path, 20, larger, seed=3)
-
-
 def test_files_fetched_before_a_kill_are_not_fetched_again(hub: HubServer, tmp_path: Path) -> None:
     prepared = tmp_path / "prepared"
     hub.bytes_per_s = 200 * KIB
