@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -24,21 +24,19 @@ from rlk_repro.bench.implementation import (
     find_version,
     reduce_losses,
 )
+from rlk_repro.integration.route.torch_compile import select_no_grad, select_with_grad
 from rlk_repro.rundir.operator_results import OperatorKind
 
 MAX_RECOMPILES: Final = 1024
-
-
-def _select(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return logits.float().log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+Select: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _select_from_hidden(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return _select(functional.linear(hidden, weight), tokens)
+    return select_no_grad(functional.linear(hidden, weight), tokens)
 
 
-def _compute_losses(logits: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
-    ratio = (_compile(_select)(logits, inputs.tokens) - inputs.old_log_probs).exp()
+def _compute_losses(select: Select, logits: torch.Tensor, inputs: CaseTensors) -> torch.Tensor:
+    ratio = (_compile(select)(logits, inputs.tokens) - inputs.old_log_probs).exp()
     return reduce_losses(clip_losses(ratio, inputs), inputs)
 
 
@@ -54,13 +52,15 @@ def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def _build_compiled(inputs: CaseTensors) -> Ready | Blocked:
+def _build_compiled(
+    inputs: CaseTensors, select: Select = select_no_grad, how: str = "log_softmax + gather"
+) -> Ready | Blocked:
     if not inputs.tokens.is_cuda:
         return Blocked("nothing is compiled on a CPU, not even vime's own functions")
     if inputs.case.operator in POLICY_OPERATORS:
-        forward, text = partial(_compute_losses, inputs.leaves[0], inputs), "log_softmax + gather, then the clip"
+        forward, text = partial(_compute_losses, select, inputs.leaves[0], inputs), f"{how}, then the clip"
     elif inputs.hidden is None:
-        forward, text = partial(_compile(_select), inputs.leaves[0], inputs.tokens), "log_softmax + gather"
+        forward, text = partial(_compile(select), inputs.leaves[0], inputs.tokens), how
     else:
         forward = partial(_compile(_select_from_hidden), *inputs.leaves, inputs.tokens)
         text = "linear + log_softmax + gather"
@@ -107,7 +107,9 @@ def list_peers() -> tuple[BenchedImplementation, ...]:
     apple = partial(
         _build_peer, path="cut_cross_entropy.linear_cross_entropy", distribution="cut-cross-entropy", options={}
     )
+    logsumexp = partial(_build_compiled, select=select_with_grad, how="gather - logsumexp")
     return (
+        *(_make("torch-compile-logsumexp", operator, logsumexp) for operator in ("logp", *POLICY_OPERATORS)),
         *(_make("torch-compile", operator, _build_compiled) for operator in ("logp", *POLICY_OPERATORS, "linear_logp")),
         _make("liger", "logp", _build_liger),
         _make("liger", "linear_logp", liger),

@@ -198,7 +198,7 @@ def test_a_suite_may_choose_its_implementations_and_unknown_names_are_refused() 
     assert str(caught.value) == (
         "workload.implementations: no such implementation, got 'rlkernel', expected any of vime, vime-entropy, "
         "rl-kernel-fp32, rl-kernel-online, rl-kernel-indexed, rl-kernel-online-indexed, rl-kernel-batch-invariant, "
-        "rl-kernel-native, torch-compile, liger"
+        "rl-kernel-native, torch-compile-logsumexp, torch-compile, liger"
     )
 
 

@@ -24,11 +24,11 @@ from rlk_repro.operators import COMPILED_LOGP
 LOADED: Final = LoadedOperator(op=None, implementation="torch.compile", version=f"{torch.__version__} (inductor)")
 
 
-def _select_no_grad(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def select_no_grad(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.float().log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
 
 
-def _select_with_grad(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def select_with_grad(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     values = logits.float()
     return values.gather(1, tokens.unsqueeze(1)).squeeze(1) - values.logsumexp(-1)
 
@@ -72,7 +72,7 @@ class CompiledFunction:
 @functools.cache
 def load_functions() -> tuple[CompiledFunction, CompiledFunction]:
     """Return the functions without and with gradient; each compiles at its first call."""
-    return CompiledFunction(_select_no_grad), CompiledFunction(_select_with_grad)
+    return CompiledFunction(select_no_grad), CompiledFunction(select_with_grad)
 
 
 def run(call: Call, logits: torch.Tensor, _: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:

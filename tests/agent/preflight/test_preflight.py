@@ -13,7 +13,7 @@ from rlk_repro.agent.node import make_facts, write_preflight
 from rlk_repro.agent.parts import make_place
 from rlk_repro.agent.preflight import code as code_checks
 from rlk_repro.agent.preflight.checks import judge
-from rlk_repro.agent.preflight.code import check_rl_kernel, find_absent, match_pins
+from rlk_repro.agent.preflight.code import check_rl_kernel, find_absent, find_pinned, match_pins
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.agent.preflight.gpu import check_hardware, find_busy, wait_until_idle
 from rlk_repro.agent.preflight.host import check_writable, read_free_memory, require_room
@@ -97,6 +97,17 @@ def test_a_missing_rl_kernel_blocks_only_where_it_is_required(
     monkeypatch.setattr(code_checks, "RL_KERNEL", dataclasses.replace(RL_KERNEL, module=module))
     plan = make_example_plan((*SETTINGS, f"rl_kernel.mode={mode}"))[0]
     assert list(check_rl_kernel(make_staged_facts(dataclasses.replace(plan, variants=variants)))) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("implementation", []), ("baseline_implementation", [MISSING])])
+def test_torch_compile_needs_no_rl_kernel(monkeypatch: pytest.MonkeyPatch, name: str, expected: list[Finding]) -> None:
+    monkeypatch.setattr(code_checks, "RL_KERNEL", dataclasses.replace(RL_KERNEL, module="no_such_module"))
+    settings = (*SETTINGS, "rl_kernel.mode=require", f"rl_kernel.{name}=torch-compile")
+    plan = make_example_plan(settings)[0]
+    assert list(check_rl_kernel(make_staged_facts(plan))) == expected
+    pin = Pin(repository="https://example.org/rl-kernel", commit="1" * 40)
+    stack = plan.stack.model_copy(update={"pins": {"rl_kernel": pin}})
+    assert bool(find_pinned(dataclasses.replace(plan, stack=stack)).pins) is bool(expected)
 
 
 def test_an_rl_kernel_on_the_trainers_own_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
