@@ -409,11 +409,9 @@ def _training_gate(evidence: Evidence) -> Gate:
         if missing := [name for name in names if name not in found or found[name].n < 2]:
             detail = f"fewer than 2 scored steps have {what} in {name_some(missing)}"
             return _plain_gate(TRAINING, GateStatus.UNDECIDED, detail, n)
-        if metric == RAW_REWARD:
-            still = [name for name, summary in found.items() if summary.minimum == summary.maximum]
-        else:
-            still = [name for name, summary in found.items() if not summary.median > 0]
-        if still:
+        is_reward = metric == RAW_REWARD
+        moves = {name: item.minimum < item.maximum if is_reward else item.median > 0 for name, item in found.items()}
+        if still := [name for name, does_move in moves.items() if not does_move]:
             detail = f"training did not move: {what} are {STILL[metric]} in {name_some(still)}"
             return _plain_gate(TRAINING, GateStatus.FAILED, detail, n)
     if not n:

@@ -6,14 +6,16 @@ show the noise beside the sealed interval.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rlk_repro.analysis.sessions import Session, find_slopes, list_effects, make_session
 from rlk_repro.plan import Plan
-from rlk_repro.rundir.results import Analysis, TrialResult
+from rlk_repro.rundir.results import Analysis, Effect, Series
 from rlk_repro.schedule import make_schedule
 from rlk_repro.statistics.crossover import BlockNoise, measure_noise
+from rlk_repro.statistics.stats import to_ratio, two_sided_p
 
 
 def find_noise(sessions: Sequence[Session], pairs: Sequence[str]) -> dict[str, BlockNoise]:
@@ -33,26 +35,32 @@ def restore_noise(plan: Plan, analysis: Analysis) -> dict[str, BlockNoise]:
     pairs = {pair.pair: pair for pair in analysis.pairs}
     sessions = []
     for trial in plan.trials if analysis.blocks else ():
-        pair = pairs[trial.pair]
-        faults = {block.number: block.reason for block in analysis.blocks if block.session == trial.pair}
-        sessions.append(
-            make_session(
-                trial,
-                _merge(arms[pair.first], arms[pair.second]),
-                make_schedule(plan.run.measure, trial.seed),
-                {number: reason for number, reason in faults.items() if reason},
-                lane=plan.run.lane,
-                rules=plan.run.measure.rules,
-            )
-        )
+        first, second = (arms[name] for name in (pairs[trial.pair].first, pairs[trial.pair].second))
+        whole = replace(first, series=tuple(map(_merge, first.series, second.series)))
+        schedule = make_schedule(plan.run.measure, trial.seed)
+        faults = {item.number: item.reason for item in analysis.blocks if item.session == trial.pair and item.reason}
+        rules = plan.run.measure.rules
+        sessions.append(make_session(trial, whole, schedule, faults, lane=plan.run.lane, rules=rules))
     return find_noise(sessions, [pair.pair for pair in analysis.pairs if pair.is_counted])
 
 
-def _merge(first: TrialResult, second: TrialResult) -> TrialResult:
-    """Return the whole session, of whose steps each arm has those of one variant."""
-    others = {item.metric: item.values for item in second.series}
-    series = []
-    for item in first.series:
-        pairs = zip(item.values, others.get(item.metric, item.values), strict=True)
-        series.append(replace(item, values=tuple(one if other is None else other for one, other in pairs)))
-    return replace(first, name=first.folder, series=tuple(series))
+def _merge(first: Series, second: Series) -> Series:
+    """Return a whole session's series, of whose steps each arm has those of one variant."""
+    pairs = zip(first.values, second.values, strict=True)
+    return replace(first, values=tuple(one if other is None else other for one, other in pairs))
+
+
+def widen(effect: Effect, noise: BlockNoise | None) -> Effect | None:
+    """Return the effect with the interval that the noise of blocks alone gives, if it is wider than its own."""
+    if noise is None or not effect.ratio or not effect.low or not effect.high:
+        return None
+    center, half = math.log(effect.ratio), noise.half_width(effect.confidence)
+    if 2 * half <= math.log(effect.high / effect.low) + 1e-9:  # an analysis file holds 12 digits of each number
+        return None
+    return replace(
+        effect,
+        low=to_ratio(center - half),
+        high=to_ratio(center + half),
+        sd_log=noise.error * math.sqrt(effect.n),
+        p_t=two_sided_p(abs(center) / noise.error, noise.df),
+    )

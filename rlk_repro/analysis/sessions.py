@@ -285,10 +285,9 @@ def _compare_metrics(session: Session, slopes: Mapping[str, float]) -> Iterator[
     for name in DIAGNOSTICS:
         if values := effects.get(name):
             yield _make_metric(name, hodges_lehmann(values))
-    if session.rules > 1 and session.schedule.period_steps == 1:
-        carried = _find_carry_over(session, slopes.get(STEP_TIME, 0.0))
-        if carried is not None:
-            yield _make_metric(CARRY_OVER, carried)
+    has_gate = session.rules > 1 and session.schedule.period_steps == 1 and STEP_TIME in session.values
+    if has_gate and (carried := _find_carry_over(session)) is not None:
+        yield _make_metric(CARRY_OVER, carried)
 
 
 def list_effects(session: Session, slopes: Mapping[str, float]) -> dict[str, list[float]]:
@@ -316,7 +315,7 @@ def _find_shortest(session: Session) -> float:
     return min(found, default=0.0)
 
 
-def _find_carry_over(session: Session, slope: float) -> float | None:
+def _find_carry_over(session: Session) -> float | None:
     """Return how the first step after a change of the variant differs from the next one: in enabled minus in baseline.
 
     In a block of four single steps the second follows a change and the third does not.  Both are enabled in ABBA and
@@ -324,18 +323,11 @@ def _find_carry_over(session: Session, slope: float) -> float | None:
     """
     gaps: dict[str, list[float]] = {order: [] for order in ORDERS}
     for block, item in enumerate(session.schedule.blocks):
-        _, after, later, _ = session.schedule.steps_of_blocks[block]
-        gap, more = (_log_ratio(session, metric, after, later) for metric in (STEP_TIME, _TOKENS))
-        if gap is not None and (more is not None or not slope) and not item.is_control and block not in session.faults:
-            gaps[item.order].append(gap - slope * (more or 0.0))
+        first, second = (session.values[STEP_TIME][step] for step in session.schedule.steps_of_blocks[block][1:3])
+        if first and second and not item.is_control and block not in session.faults:
+            gaps[item.order].append(math.log(first / second))
     enabled, baseline = (gaps[order] for order in ORDERS)
     return hodges_lehmann(enabled) - hodges_lehmann(baseline) if enabled and baseline else None
-
-
-def _log_ratio(session: Session, metric: str, first: int, second: int) -> float | None:
-    """Return ln(first / second) of a metric in two steps, or None if a value is missing or 0."""
-    one, other = (session.values[metric][step] if metric in session.values else None for step in (first, second))
-    return math.log(one / other) if one and other else None
 
 
 def _make_metric(name: str, log_ratio: float) -> PairMetric:

@@ -9,6 +9,7 @@ from typing import Final
 
 from rlk_repro.analysis.gates import ACTIVE, Evidence, make_gates
 from rlk_repro.analysis.gates import CONTROL_BLOCKS as CONTROL_BLOCKS_GATE
+from rlk_repro.analysis.noise import widen
 from rlk_repro.base.units import count, format_number, group, name_some
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, AgreementCheck, choose_word, describe_checks
 from rlk_repro.rundir.microbatch import MicrobatchResult, describe_microbatches
@@ -24,7 +25,7 @@ from rlk_repro.rundir.results import (
     VerdictWord,
     count_gates,
 )
-from rlk_repro.statistics.crossover import MIN_SESSIONS, BlockNoise, randomisation_p
+from rlk_repro.statistics.crossover import MIN_SESSIONS, randomisation_p
 from rlk_repro.statistics.power import MIN_PAIRS
 from rlk_repro.statistics.stats import (
     DIAGNOSTICS,
@@ -37,9 +38,6 @@ from rlk_repro.statistics.stats import (
     noise_floor,
     paired_effect,
     place_interval,
-    t_interval,
-    to_ratio,
-    two_sided_p,
 )
 
 PRIMARY: Final = "primary"
@@ -211,25 +209,13 @@ def _make_effect(evidence: Evidence, metric: str, role: str) -> Effect:
     if metric == ENERGY and evidence.measure.rules > 1 and not log_ratios:
         effect = replace(effect, note="a scored period lasts less than the 1 s that the counter of energy needs")
     # The sign-flip p assumes a random order within each pair.  A session has a random order of blocks instead.
-    return _widen(replace(effect, p_value=None, p_floor=None), log_ratios, evidence.noise.get(metric))
-
-
-def _widen(effect: Effect, log_ratios: Sequence[float], noise: BlockNoise | None) -> Effect:
-    """Return the effect with an interval that is at least as wide as the noise of its blocks alone makes it."""
-    interval = t_interval(log_ratios, effect.confidence)
-    if interval is None or noise is None or noise.half_width(effect.confidence) <= interval.high - interval.estimate:
+    effect = replace(effect, p_value=None, p_floor=None)
+    wider = widen(effect, evidence.noise.get(metric))
+    if wider is None or effect.low is None or effect.high is None:
         return effect
-    center, half = interval.estimate, noise.half_width(effect.confidence)
-    alone = format_number(100 * math.expm1(interval.high - center), 2)
+    alone = format_number(100 * (math.sqrt(effect.high / effect.low) - 1), 2)
     note = f"the noise of blocks sets the interval; the sessions alone give ± {alone} %"
-    return replace(
-        effect,
-        low=to_ratio(center - half),
-        high=to_ratio(center + half),
-        sd_log=noise.error * math.sqrt(effect.n),
-        p_t=two_sided_p(abs(center) / noise.error, noise.df),
-        note="; ".join(filter(None, (effect.note, note))),
-    )
+    return replace(wider, note="; ".join(filter(None, (effect.note, note))))
 
 
 def _log_ratios(pairs: Sequence[PairResult], metric: str) -> list[float]:

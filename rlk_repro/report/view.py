@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import quote
 
 from rlk_repro.analysis.allocations import Allocation
-from rlk_repro.analysis.noise import restore_noise
+from rlk_repro.analysis.noise import restore_noise, widen
 from rlk_repro.base.findings import Finding
 from rlk_repro.plan import Plan
 from rlk_repro.report.blocks import TableCell, Tone
@@ -122,16 +122,7 @@ class View:
         return {} if self.context.plan is None else restore_noise(self.context.plan, self.analysis)
 
     def widen(self, effect: Effect) -> Effect | None:
-        """Return the effect with the interval that the noise of blocks alone gives, if it is wider than its own."""
-        noise = self.noise.get(effect.metric)
-        if noise is None or effect.ratio is None or effect.low is None or effect.high is None:
-            return None
-        factor = math.exp(noise.half_width(effect.confidence))
-        # An analysis file holds 12 digits of each number.
-        if factor**2 <= effect.high / effect.low * (1 + 1e-9):
-            return None
-        sd_log = noise.error * math.sqrt(effect.n)
-        return replace(effect, low=effect.ratio / factor, high=effect.ratio * factor, sd_log=sd_log)
+        return widen(effect, self.noise.get(effect.metric))
 
     @property
     def effects(self) -> tuple[Effect, ...]:

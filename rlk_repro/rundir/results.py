@@ -284,15 +284,12 @@ class Gate:
 def count_gates(gates: Sequence[Gate]) -> str:
     """Return a text like ``7 of 10 gates passed, 3 do not apply``, with the names of open gates."""
     names = {status: [gate.name for gate in gates if gate.shown is status] for status in GateStatus}
-    num_other, num_unplanned = (len(names[item]) for item in (GateStatus.NOT_APPLICABLE, GateStatus.NOT_PLANNED))
     parts = [f"{len(names[GateStatus.PASSED])} of {count(len(gates), 'gate')} passed"]
-    for status in (GateStatus.FAILED, GateStatus.UNDECIDED):
+    for status in (GateStatus.FAILED, GateStatus.UNDECIDED, GateStatus.NOT_PLANNED):
         if found := names[status]:
             parts.append(f"{len(found)} {status} ({', '.join(found)})")
-    if num_other:
-        parts.append(f"{num_other} {'does' if num_other == 1 else 'do'} not apply")
-    if num_unplanned:
-        parts.append(f"{num_unplanned} not planned ({', '.join(names[GateStatus.NOT_PLANNED])})")
+    if number := len(names[GateStatus.NOT_APPLICABLE]):
+        parts.append(f"{number} {'does' if number == 1 else 'do'} not apply")
     return ", ".join(parts)
 
 
