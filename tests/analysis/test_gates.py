@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.rundir.results import Gate, GateStatus, PairStatus, ProofStatus
-from rlk_repro.spec import Margins, Measure
 from tests.support.judged_pairs import MEASURE, MadePair, around, change, judge_pairs, make_pair, make_pairs
 
 PASSED, FAILED, UNDECIDED, NOT_APPLICABLE, NOT_PLANNED = GateStatus
@@ -84,11 +83,6 @@ def test_a_failure_is_shown_at_the_confidence_shared_by_the_gates(excess: float,
     assert find_gate("response_length_mean", with_levels("response_length_mean", *lengths)).status is status
 
 
-def test_a_module_run_has_random_batches_and_no_stored_rollouts() -> None:
-    gate = find_gate("raw_reward", make_pairs(*around(1.0)), lane="train-only", workload="module")
-    assert (gate.status, gate.detail) == (NOT_APPLICABLE, "both variants compute on the same random batches")
-
-
 def test_without_rollout_log_probs_the_agreement_gate_does_not_apply() -> None:
     pairs = make_pairs(*around(1.0), train_rollout_logprob_abs_diff=None)
     gate = find_gate("train_rollout_logprob_abs_diff", pairs, lane="train-only", has_rollout_log_probs=False)
@@ -159,12 +153,6 @@ def test_a_metric_of_only_some_pairs_may_fail_but_not_pass() -> None:
     assert (gate.status, gate.n) == (UNDECIDED, 5)
     assert gate.detail == "mean difference enabled - baseline is comparable in only 5 of 6 scored pairs"
     assert find_gate("raw_reward", [lost, *with_levels("raw_reward", *[0.4] * 5)]).status is FAILED
-
-
-def test_margins_come_from_the_measurement_plan() -> None:
-    wide = Measure(pairs=6, scored_steps=3, margins=Margins(raw_reward=0.2, peak_memory_ratio=1.5))
-    pairs = make_pairs(*around(1.0), raw_reward=0.4, peak_memory_bytes=8e10)
-    assert {gate.status for gate in judge_pairs(pairs, measure=wide).gates} == {PASSED}
 
 
 @pytest.mark.parametrize(

@@ -148,19 +148,6 @@ def test_the_order_of_pairs_does_not_matter(order: list[int]) -> None:
     assert found.verdict == expected.verdict
 
 
-def test_an_undecided_gate_is_named() -> None:
-    verdict = judge_pairs(make_pairs(*around(0.95), without=("raw_reward", "peak_memory_bytes"))).verdict
-    assert verdict.word is INCONCLUSIVE
-    assert verdict.headline.startswith("inconclusive: undecided gates: raw_reward, peak_memory_bytes; step time ratio")
-    assert "undecided: raw_reward: mean difference enabled - baseline is not recorded" in verdict.reasons
-
-
-def test_stored_rollouts_need_no_reward() -> None:
-    verdict = judge_pairs(make_pairs(*around(0.95), without=("raw_reward",)), lane="train-only").verdict
-    assert verdict.word is FASTER
-    assert "raw_reward does not apply: both variants train on the same stored rollouts" in verdict.reasons
-
-
 def test_native_operators_never_yield_a_word_on_speed() -> None:
     verdict = judge_pairs(make_pairs(*around(0.5), proof=ProofStatus.NATIVE)).verdict
     assert verdict.word is INCONCLUSIVE
@@ -293,11 +280,6 @@ def test_secondary_effects_are_corrected_among_themselves() -> None:
     assert primary.p_holm is None
     assert by_mean.p_holm == by_mean.p_t
     assert (memory.p_t, memory.p_holm) == (None, None)
-
-
-def test_throttled_trials_are_marked() -> None:
-    verdict = judge_pairs([*make_pairs(*around(0.95)[1:]), make_pair("x", throttled=0.03, step_time_s=57.0)]).verdict
-    assert "thermal: x-enabled was throttled in 3 % of its samples" in verdict.reasons
 
 
 def test_every_gate_status_gives_a_verdict() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlk_repro.base.files import load_json, write_json, write_text
+from rlk_repro.base.files import write_json, write_text
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.rundir.paths import RunDir, runs_root
@@ -26,15 +26,6 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def staged() -> RunDir:
     return make_staged(runs_root() / "smoke" / "20261120T000000Z-made")[1]
-
-
-def test_a_dry_run_of_a_resumption_shows_the_job_and_sends_nothing(call: Call) -> None:
-    run_dir = make_submitted()
-    code, out, _ = call("submit", "--resume", run_dir.run_id, "--dry-run")
-    assert code == 0
-    assert f"rlk_repro.job {run_dir.root} --resume\n" in out
-    shown = json.loads(call("submit", "--resume", run_dir.run_id, "--dry-run", "--json")[1])
-    assert shown["plan"]["plan_hash"] == load_json(run_dir.plan)["plan_hash"]
 
 
 def test_flags_that_a_resumption_would_ignore_are_refused_by_name(call: Call) -> None:
@@ -137,10 +128,3 @@ def test_commands_do_not_touch_a_run_of_another_host(call: Call, command: tuple[
     assert (code, out) == (3, "")
     assert "started on elsewhere, but this machine is " in err
     assert not run_dir.bundle.exists()
-
-
-def test_a_damaged_submission_is_a_plain_error(call: Call) -> None:
-    run_dir = make_submitted()
-    write_json(run_dir.submission, {**GONE.to_json(), "cluster": ["a"]})
-    code, _, err = call("status")
-    assert (code, err) == (5, f"rlk-repro: {run_dir.submission}: cluster: wrong value, got ['a'], expected text\n")

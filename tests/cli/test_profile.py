@@ -50,12 +50,6 @@ def test_a_profile_is_never_replaced(call: Call, tools: Path, tmp_path: Path) ->
     assert path.read_text() == "precious\n"
 
 
-def test_a_profile_bears_the_name_of_its_file(call: Call, tools: Path, tmp_path: Path) -> None:
-    write_slurm(tools)
-    assert call("profile", "init", "--yes", "-o", str(tmp_path / "new" / "Our Site.yaml"))[0] == 0
-    assert load_profile(str(tmp_path / "new" / "Our Site.yaml"), []).model.profile == "our-site"
-
-
 def test_questions_are_answered_by_number_or_name(
     call: Call, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,27 +96,6 @@ def test_a_value_that_the_cluster_does_not_give_names_the_command_that_sets_it(
     write_slurm(tools)
     code, _, err = call("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run", "--hardware", "cpu")
     assert (code, "set the value there; use --profile my-site.yaml" in err) == (2, True), err
-
-
-def test_without_slurm_there_is_nothing_to_ask(call: Call, tools: Path) -> None:
-    code, _, err = call("profile", "init", "--yes")
-    assert code == 3
-    assert err.startswith("rlk-repro: slurm: sinfo: is not on PATH")
-
-
-def test_this_machine_gets_a_profile_as_well(call: Call, tools: Path, tmp_path: Path) -> None:
-    path = tmp_path / "here.yaml"
-    assert call("profile", "init", "--cluster", "local", "--yes", "-o", str(path))[0] == 0
-    profile = load_profile(str(path), []).model
-    assert (profile.cluster, profile.hardware) == ("local", "cpu")
-    code, out, _ = call("profile", "check", str(path))
-    assert (code, out) == (0, "profile here: 0 findings\n")
-
-
-def test_no_profile_can_be_proposed_for_other_clusters(call: Call) -> None:
-    code, _, err = call("profile", "init", "--cluster", "lsf", "--yes")
-    assert code == 2
-    assert err == "rlk-repro: --cluster: unknown, got 'lsf', expected one of local, slurm, k8s\n"
 
 
 def test_a_profile_is_shown_with_what_every_check_does(call: Call, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,37 +61,6 @@ def test_the_earlier_one_has_no_contracts(packages: Path) -> None:
     found = load_operator("logp", "cpu")
     assert isinstance(found, LoadedOperator)
     assert found.version == "unversioned (rl_engine.kernels.registry)"
-
-
-@pytest.mark.parametrize(
-    "absent",
-    [
-        "rl_engine.runtime.registry",
-        "rl_engine.contracts.operators.logprob",
-        "rl_engine.reference.logprob.vocab_parallel_logp",
-    ],
-)
-def test_a_newer_one_that_is_half_installed_is_not_passed_over_for_an_older(
-    packages: Path, monkeypatch: pytest.MonkeyPatch, absent: str
-) -> None:
-    write_package(packages, LATER, EARLIER)
-    monkeypatch.setitem(sys.modules, absent, None)
-    for found in (load_operator("logp", "cpu"), load_contracts()):
-        assert isinstance(found, Refusal)
-        assert found.reason is Reason.NOT_IMPORTABLE
-        assert found.detail == f"rl_engine.runtime.registry: import of {absent} halted; None in sys.modules"
-
-
-def test_ratio_kl_needs_no_logp_where_that_is_not_offered(double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on ROCm."""
-    triton = type("TritonRatioKLOp", (), {})()
-    original = double.get_op
-    monkeypatch.setattr(double, "get_op", lambda name: triton if name == "ratio_kl" else original(name))
-    refused = load_operator("logp", "rocm")
-    assert isinstance(refused, Refusal)
-    assert refused.reason is Reason.NOT_ACCEPTED
-    found = make_route(Case(platform="rocm"), "ratio_kl")
-    assert found.implementation == "TritonRatioKLOp"
 
 
 @pytest.mark.parametrize(

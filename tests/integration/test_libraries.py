@@ -88,11 +88,6 @@ def test_the_fabric_and_nvlink_s_offloads_are_told_without_numbers_of_devices() 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("plugin", ["AWS Libfabric", "IBext_v8", "OFI"])
-def test_a_plugin_has_its_own_name(plugin: str) -> None:
-    assert parse_transport(f"{HEAD} Using network {plugin}\n")["network"] == plugin
-
-
 def test_tcp_is_named() -> None:
     assert parse_transport(TCP) == {"network": "Socket", "paths": ["NET/Socket"], "nvls": False, "mnnvl": False}
 
@@ -164,25 +159,6 @@ def test_a_missing_rollout_stops_it(checkout: Path) -> None:
     done = start(checkout, "--num-rollout", "2", "--load-forge-rollout-data", str(template))
     assert (done.returncode, done.stdout) == (1, "")
     assert "--load-forge-rollout-data: 1 of 2 stored rollouts are missing or empty" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("routes", "said"),
-    [
-        ([[[3, 1]], [[0, 2]]], ""),
-        ([[[3, 1]], [[0, 0]]], "0.pt: samples.1.rollout_routed_experts: names an expert twice for one token"),
-        (None, "0.pt: samples.1.rollout_routed_experts: missing"),
-    ],
-)
-def test_experts_that_no_router_chose_are_not_replayed(checkout: Path, routes: Any, said: str) -> None:
-    stored = (torch.tensor([[[1, 0]]]), None if routes is None else torch.tensor(routes, dtype=torch.int32))
-    samples = [{"rollout_routed_experts": value} for value in stored]
-    torch.save({"rollout_id": 0, "samples": samples}, checkout / "0.pt")
-    load = ["--num-rollout", "1", "--load-debug-rollout-data", str(checkout / "{rollout_id}.pt")]
-    assert start(checkout, *load).is_ok
-    done = start(checkout, *load, "--use-rollout-routing-replay")
-    assert (done.returncode == 0) is not bool(said)
-    assert said in done.stderr
 
 
 @pytest.mark.parametrize(("tokens", "length", "reward"), [([1, 2, 4, 5, 6], 4, 0.75), ([1, 2], 0, 0.0), ([2], 1, 1.0)])

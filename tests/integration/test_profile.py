@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from rlk_repro.integration.measure.profile import HostClock, HostMemory, StepProfile, Timers
 from rlk_repro.integration.switch import Settings, install_into
 from rlk_repro.operators import Case
-from tests.support.loss_examples import load_loss_module, make_args, make_batch, make_logits, train_once
+from tests.support.loss_examples import load_loss_module, make_args, train_once
 
 TIMERS = Timers("forward", "backward", "no_grad")
 
@@ -108,27 +107,6 @@ def test_a_call_without_gradient_has_a_timer_of_its_own() -> None:
     plain = profile.time_function(lambda: 7, Timers("optimizer"))
     assert plain() == 7
     assert end_step(profile) == {"optimizer": 1.0}
-
-
-def test_a_recomputed_loss_is_computed_as_before() -> None:
-    """vime's --recompute-loss-function runs the function again in the backward pass and may stop it midway."""
-    args, batch = make_args(), make_batch()
-
-    def compute(module: Any) -> list[torch.Tensor]:
-        leaf = make_logits().requires_grad_()
-        reducer = module.make_sum_of_sample_mean(batch["loss_masks"], batch["rollout_mask_sums"])
-        loss, _ = checkpoint(module.policy_loss_function, args, batch, leaf * 1.5, reducer, use_reentrant=False)
-        loss.backward()
-        assert leaf.grad is not None
-        return [loss.detach(), leaf.grad]
-
-    module = load_loss_module()
-    expected = compute(module)
-    with install_into(module, Settings(), trainer="example", case=Case(platform="cpu")) as installation:
-        found = compute(module)
-        timers = end_step(installation.profile)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert timers["grpo_loss_backward"] > timers["log_probs_backward"] > 0
 
 
 class FakeMemory:

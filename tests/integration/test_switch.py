@@ -230,22 +230,6 @@ def test_in_require_a_refused_call_stops_the_trainer(tmp_path: Path) -> None:
     )
 
 
-def test_an_error_inside_an_operator_does_not_fall_back(tmp_path: Path) -> None:
-    def launch(call: Call) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    def make_broken(context: RouteContext) -> Route:
-        return Route(implementation="NativeLogpOp", version="0.1.0", refuse=accept, run=launch)
-
-    module = load_loss_module()
-    with install(module, make_settings(tmp_path, Mode.AUTO, "logp"), routes={"logp": make_broken}) as installation:
-        with pytest.raises(RuntimeError, match="illegal memory access") as caught:
-            module.calculate_log_probs_and_entropy(torch.zeros(2, 3), torch.tensor([0, 1]), None)
-        assert caught.traceback[-1].name == "launch"
-        installation.end_step(0)
-    assert read_events(tmp_path)[2]["calls"] == {"logp": {"calls": 0, "tokens": 0, "fallbacks": 0}}
-
-
 @pytest.mark.parametrize(
     ("case", "implementation", "reason"),
     [
@@ -260,18 +244,6 @@ def test_an_implementation_that_does_not_count_is_a_fallback(case: Case, impleme
     found = resolve("logp", RouteContext(case=case, native=print, args=None), {"logp": make_wrong})
     assert isinstance(found, Refusal)
     assert str(found) == reason
-
-
-def test_the_baseline_writes_timers_and_asks_for_nothing(tmp_path: Path) -> None:
-    module = load_loss_module()
-    with install(module, make_settings(tmp_path, Mode.OFF)) as installation:
-        train_once(module, make_args())
-        installation.end_step(7)
-    header, step, _ = read_events(tmp_path)
-    assert (header["mode"], header["is_requested"], header["ops"]) == ("off", False, [])
-    assert (step["step"], step["calls"]) == (7, {})
-    assert {"step", "log_probs_no_grad", "grpo_loss_backward"} < set(step["timers"])
-    assert set(step["memory"]) <= {"peak_rss_bytes"}
 
 
 def test_an_ops_file_that_is_there_already_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -241,36 +241,6 @@ def test_vllm_computes_the_samples_as_prompts_alone_and_together_with_its_layers
     assert list_failures(checks) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"rollout_top_p": 0.9}, "vLLM does not apply temperature and top-p to the log-probs of prompts"),
-        ({"world_size": 2}, "only rank 0 asks vLLM, and only if the training has one data parallel rank"),
-        ({"offload_rollout": True}, "vLLM has released its memory for the training"),
-        ({"vllm_data_parallel_size": 2},
-         "vLLM's data or pipeline parallel workers each compute a part of the samples or layers"),
-        ({"vllm_pipeline_parallel_size": 2},
-         "vLLM's data or pipeline parallel workers each compute a part of the samples or layers"),
-    ],
-)  # fmt: skip
-def test_where_vllm_cannot_be_asked_the_record_has_the_reason(
-    change: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    found = record(tmp_path, asks_vllm=True, **change).log_probs[0][PROMPTS, ""]
-    assert isinstance(found, Skipped)
-    assert found.reason == reason
-
-
-def test_a_server_that_fails_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any, path: str, body: Any) -> Any:
-        raise OSError(path)
-
-    monkeypatch.setattr(Vllm, "answer", fail)
-    found = record(tmp_path, asks_vllm=True).log_probs[0][PROMPTS, ""]
-    assert isinstance(found, Skipped)
-    assert found.reason == "vLLM did not answer: OSError"
-
-
 @SOURCES
 def test_vime_and_megatron_have_the_names_that_are_followed() -> None:
     vime, megatron = (Path(os.environ[name]) for name in ("VIME_SRC", "MEGATRON_SRC"))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from rlk_repro.analysis.checks import check_pair
 from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.integration.vime_rollout import RolloutServer
-from rlk_repro.integration.vllm_prefix import UNUSED, record_prefixes
+from rlk_repro.integration.vllm_prefix import record_prefixes
 from rlk_repro.logs.engines import read_engines
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
 from rlk_repro.rundir.paths import TrialDir
@@ -66,20 +64,3 @@ def test_a_cached_prefix_that_changes_a_log_prob_is_found_with_its_token(tmp_pat
     (check,) = compare(tmp_path, CachingServer(error=0.5))
     assert (check.word, check.num_unequal) == (CheckWord.FAIL, 2)
     assert check.found == "largest 0.5 at sample 1, position 2 of its response, token 15"
-
-
-@pytest.mark.parametrize(
-    ("tell", "reason"),
-    [
-        (lambda _cached: {"cached_tokens": 0}, UNUSED),
-        (lambda _cached: {"cached_tokens": 4}, "vLLM took a cached prefix for the first request with a new salt"),
-        (lambda _cached: None, "vLLM does not say how many tokens of a prefix it took from its cache"),
-    ],
-)
-def test_without_a_cached_prefix_the_record_has_the_reason(
-    tell: Callable[[int], Any], reason: str, tmp_path: Path
-) -> None:
-    server = CachingServer()
-    server.tell = tell  # type: ignore[method-assign,assignment]
-    (check,) = compare(tmp_path, server)
-    assert (check.word, check.found) == (CheckWord.NOT_MEASURED, reason)

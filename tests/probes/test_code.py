@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import sys
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -166,17 +165,6 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object) 
     monkeypatch.syspath_prepend(str(folder))
 
 
-def test_pips_record_of_a_commit_counts_without_a_checkout(tmp_path, monkeypatch):
-    _install(
-        tmp_path, monkeypatch, {"url": "https://example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
-    )
-    facts = code.probe_source(VIME, {}, {"vime": "unused"})
-    assert (facts["version"], facts["source"], facts["commit"]) == ("0.3", "installed", "c0ffee")
-    assert facts["is_dirty"] == Unknown("pip recorded no files of this package")
-    assert code.probe_packages()["vime"] == "0.3"
-    assert "vime" not in sys.modules
-
-
 def test_the_imported_package_counts_not_the_one_that_a_variable_names(tmp_path, monkeypatch):
     _install(tmp_path / "site", monkeypatch, {"vcs_info": {"vcs": "git", "commit_id": "c0ffee"}})
     elsewhere = write_tree(tmp_path / "elsewhere", {"vime/__init__.py": ""})
@@ -306,13 +294,6 @@ def test_a_file_edited_after_the_installation_makes_it_dirty(tmp_path):
 def test_sources_that_were_dirty_when_they_were_built_stay_so(tmp_path):
     facts = probe_installed(install(tmp_path, replace(RECORD, is_dirty=True, diff_sha256="5" * 64)), "rl_engine")
     assert facts == {"commit": "1" * 40, "is_dirty": True, "diff_sha256": "5" * 64, "tree": "2" * 40}
-
-
-def test_without_our_record_pips_own_word_for_a_commit_counts(tmp_path):
-    direct_url = {"url": "https://example.com/x.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
-    facts = probe_installed(install(tmp_path, None, direct_url), "rl_engine")
-    tree = Unknown("the installation recorded no hash of the source tree")
-    assert facts == {"commit": "c0ffee", "is_dirty": False, "diff_sha256": "clean", "tree": tree}
 
 
 def test_a_copy_in_front_of_the_installed_one_borrows_nothing_from_it(tmp_path, monkeypatch):

@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,15 +93,6 @@ def test_facts_that_nvidia_smi_lacks_are_unknown(tools):
     assert devices[0]["ecc_uncorrected"] == Unknown("nvidia-smi reports N/A")
 
 
-def test_a_dead_driver_is_quoted(tools):
-    write_tool(
-        tools, "nvidia-smi", {}, refusal="NVIDIA-SMI has failed because it could not communicate with the driver"
-    )
-    found = gpu_nvidia.probe(Path("/nonexistent"), NO_NVML)
-    reason = "nvidia-smi: exit 2: NVIDIA-SMI has failed because it could not communicate with the driver"
-    assert found == Unknown(f"NVML: Not Supported; {reason}")
-
-
 def test_use_names_the_processes_behind_it(tools):
     write_tool(tools, "nvidia-smi", SMI_ANSWERS)
     by_smi, by_nvml = gpu_nvidia.read_use(NO_NVML), gpu_nvidia.read_use(FakeNvml())
@@ -155,31 +145,6 @@ def test_mi300x_is_described_from_the_kernels_files(tools, tmp_path):
 @pytest.mark.parametrize("text", ["[]", "{}", "null", '"x"', '{"gpu_data": 3}', '[{"asic": 1, "bus": {}}]', "{" * 2000])
 def test_no_answer_of_a_tool_crashes_the_parser(text):
     assert gpu_amd.parse_product_names(text) == {}
-
-
-def test_kernel_architectures_are_named_as_the_compiler_does():
-    assert [gpu_amd.gfx_name(version) for version in (90402, 90010, 90500, 110000)] == [
-        *("gfx942", "gfx90a", "gfx950", "gfx1100")
-    ]
-
-
-def test_use_of_amd_gpus_comes_from_the_kernel(tmp_path):
-    assert gpu_amd.read_use(write_amd(tmp_path)) == [
-        GpuUse(index=0, memory_used_mib=284, pids=(4711,)),
-        GpuUse(index=1, memory_used_mib=284),
-    ]
-
-
-def test_a_machine_without_a_gpu_gives_reasons(tools, tmp_path, monkeypatch):
-    monkeypatch.setattr(nvml, "load_pynvml", lambda: None)
-    reason = "nvidia-ml-py is not installed; nvidia-smi is not on PATH; /sys/class/kfd/kfd absent"
-    assert gpu.probe(tmp_path) == {
-        "vendor": "none",
-        "count": 0,
-        "devices": [],
-        "driver": Unknown(f"no GPU on the PCI bus; {reason}"),
-    }
-    assert gpu.busy_gpus(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.refengine import data, task
-from rlk_repro.refengine.__main__ import main
 from rlk_repro.refengine.arguments import parse_args
 from rlk_repro.refengine.metrics import make_generation_metrics
-
-CPU = torch.device("cpu")
 
 
 def _make_sample(index: int = 0, **changes: Any) -> data.Sample:
@@ -105,18 +102,6 @@ def test_rewards_are_normalised_inside_their_group(groups: list[list[float]]) ->
         assert rewards[4 * index : 4 * index + 4] == pytest.approx(expected, abs=tolerance)
 
 
-def test_steps_and_microbatches_cover_neighbours_in_order() -> None:
-    train_data = data.make_train_data([_make_sample(index) for index in range(10)], 2, CPU)
-    steps = data.make_microbatches(train_data, global_batch_size=5, micro_batch_size=2)
-    assert [[microbatch.indices for microbatch in step] for step in steps] == [
-        [[0, 1], [2, 3], [4]],
-        [[5, 6], [7, 8], [9]],
-    ]
-    microbatch = steps[1][2]
-    assert microbatch.tokens.tolist() == [3, 12, 4, 13, 5, 1]
-    assert microbatch.layout.positions.tolist() == [0, 1, 2, 3, 4, 5]
-
-
 def test_generation_metrics_count_what_was_generated() -> None:
     samples = [
         _make_sample(0, reward=0.25),
@@ -155,12 +140,6 @@ def test_every_answer_is_the_sum_and_operands_stay_in_range() -> None:
         a, b = question.prompt.removesuffix("=").split("+")
         assert question.answer == str(int(a) + int(b))
         assert max(int(a), int(b)) <= 12
-
-
-def test_text_survives_the_tokenizer_and_other_ids_read_as_unknown() -> None:
-    assert task.decode(task.encode(task.SYMBOLS)) == task.SYMBOLS
-    assert task.decode([task.END_ID, task.PAD_ID, len(task.SYMBOLS) + 2, 10_000]) == "$???"
-    assert max(task.encode(task.SYMBOLS)) == len(task.SYMBOLS) + 1
 
 
 @pytest.mark.parametrize(
@@ -221,26 +200,3 @@ def test_contradictions_are_refused(flags: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_args(flags.split())
     assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        *("--learning-rate 1", "--num-roll 3", "--lr -1", "--lr nan", "--num-layers 0", "--vocab-size 13"),
-        *("--n-samples-per-prompt 1", "--num-threads 0"),
-    ],
-)
-def test_unknown_shortened_and_impossible_flags_are_usage_errors(
-    flags: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse_args(flags.split())
-    assert caught.value.code == 2
-    assert flags.split(maxsplit=1)[0] in capsys.readouterr().err
-
-
-def test_a_users_error_is_two_lines_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--debug-train-only"]) == 2
-    assert capsys.readouterr().err == (
-        "input: --debug-train-only: no rollouts to train on\n  hint: add --load-debug-rollout-data\n"
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import gc
 import importlib
 import math
 import os
@@ -18,7 +17,6 @@ import pytest
 import torch
 
 from rlk_repro.base import proc
-from rlk_repro.base.errors import SpecError
 from rlk_repro.base.proc import run as run_process
 from rlk_repro.base.resources import profile_folders
 from rlk_repro.logs.metrics import metric_series
@@ -131,22 +129,6 @@ def test_training_on_stored_rollouts_is_the_live_run_without_generation(run: Run
     assert stored["perf", 2]["perf/step_time"] > 0
 
 
-def test_generating_only_stores_rollouts_and_trains_nothing(run: Run, tmp_path: Path) -> None:
-    log = run(f"--debug-rollout-only --save-debug-rollout-data {tmp_path}/{{rollout_id}}.pt")
-    assert list(log) == [("perf", 0), ("perf", 1), ("perf", 2)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "1.pt", "2.pt"]
-
-
-def test_a_missing_stored_rollout_stops_the_run_before_its_first_step(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(f"--debug-rollout-only --num-rollout 2 --save-debug-rollout-data {tmp_path}/{{rollout_id}}.pt")
-    with pytest.raises(SpecError) as caught:
-        run(f"--load-debug-rollout-data {tmp_path}/{{rollout_id}}.pt")
-    assert str(caught.value) == f"{tmp_path}/2.pt: stored rollout is missing"
-    assert caplog.messages == []
-
-
 def test_the_init_function_gets_the_flags_and_what_it_rebinds_is_used(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -185,14 +167,6 @@ def test_the_program_prints_its_log_with_vimes_prefix_and_exits_zero() -> None:
     lines = result.stdout.splitlines()
     assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] \w+\.py:\d+ - ", line) for line in lines)
     assert len(_parse_log([line.partition(" - ")[2] for line in lines])) == 4
-
-
-def test_objects_of_the_setup_are_frozen_during_the_rollouts_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-    monkeypatch.setattr(trainer, "step_end_hooks", [lambda _: counts.append(gc.get_freeze_count())])
-    run("")
-    assert min(counts) > 10_000
-    assert gc.get_freeze_count() < min(counts)
 
 
 @pytest.mark.gpu

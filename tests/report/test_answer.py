@@ -15,7 +15,7 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.allocations import make_allocation_tables
 from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
-from rlk_repro.report.basis import describe_pairs, describe_sensitivity, make_basis
+from rlk_repro.report.basis import describe_sensitivity, make_basis
 from rlk_repro.report.markdown import render_markdown, render_summary
 from rlk_repro.report.sections import BY_BLOCKS, _make_rl_kernel_cell, make_effects
 from rlk_repro.report.setting import OLD_NORMALISER, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
@@ -23,11 +23,9 @@ from rlk_repro.report.surroundings import make_commands
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.results import (
     Analysis,
-    BlockResult,
     DecisionSummary,
     GateStatus,
     PairStatus,
-    ProofStatus,
     TrialStatus,
     VerdictWord,
 )
@@ -111,21 +109,6 @@ def test_no_larger_run_is_proposed_where_the_speed_is_decided() -> None:
     effects = tuple(replace(item, sd_log=0.01) if item.metric == "step_time_s" else item for item in analysis.effects)
     view = make_view(replace(analysis, effects=effects))
     assert suggest_next(view, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
-
-
-def test_where_rl_kernel_did_not_run_the_next_step_builds_it() -> None:
-    analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
-    trials = tuple(
-        replace(trial, proof=ProofStatus.FALLBACK) if trial.variant == "enabled" else trial for trial in analysis.trials
-    )
-    assert suggest_next(make_view(replace(analysis, trials=trials)), "b.tgz").startswith("rlk-repro doctor ")
-    demo = make_view(replace(analysis, trials=trials, run="demo"))
-    assert suggest_next(demo, "b.tgz").startswith("make demo-rl-kernel ")
-    on_a_cpu = [replace(trial, proof=ProofStatus.NATIVE) for trial in trials if trial.variant == "enabled"]
-    native = suggest_next(make_view(replace(analysis, trials=(*trials, *on_a_cpu), run="demo")), "b.tgz")
-    assert native.endswith("# RL-Kernel is installed, but its kernels run only on a GPU")
-    faster = make_view(change(VerdictWord.FASTER, low=0.2, high=0.3))
-    assert suggest_next(faster, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
@@ -251,21 +234,6 @@ def test_the_sensitivity_is_the_effect_that_nine_in_ten_such_experiments_find() 
     threshold_pct = analysis.verdict.threshold * 100
     chance = power_of(0.293, num_pairs=6, pair_sd_pct=14.6, smallest_effect_pct=threshold_pct, alpha=0.05)
     assert chance == pytest.approx(0.9, abs=0.01)
-
-
-def test_only_blocks_of_scored_sessions_count() -> None:
-    analysis = faster()
-    trials = [dataclasses.replace(trial, name=f"{trial.name}:{trial.variant}") for trial in analysis.trials]
-    first, second = [pair for pair in analysis.pairs if not pair.is_control][:2]
-    blocks = [
-        BlockResult(session=pair.pair, number=number, order="ABBA", is_control=number == 2, reason=reason,
-                    log_ratio=0.1, first_log_ratio=None)
-        for pair in (first, second)
-        for number, reason in enumerate(("", "lost", ""))
-    ]  # fmt: skip
-    pairs = (first, dataclasses.replace(second, status=PairStatus.VOID))
-    found = dataclasses.replace(analysis, trials=tuple(trials), pairs=pairs, blocks=tuple(blocks))
-    assert describe_pairs(found).endswith("counted blocks: 1")
 
 
 # A run in several allocations shows the effect of each one, and the interval with each as one observation.

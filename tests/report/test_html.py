@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.files import dump_json
 from rlk_repro.report import Context
-from rlk_repro.report import evidence as evidence_module
 from rlk_repro.report.html import render_html
 from rlk_repro.report.labels import clean
 from rlk_repro.rundir.results import Analysis
@@ -128,22 +127,6 @@ def test_hostile_names_stay_text_also_in_links_to_files() -> None:
     assert files
     assert all(re.fullmatch(r"\.\./[\w./%~-]+", value) for value in files)
     assert "rlk-repro verify 'a b'\"'\"'; rm -rf ~/.tgz'" in page.text
-
-
-def test_a_number_leads_to_the_steps_and_lines_it_came_from() -> None:
-    html = render_html(faster(), Context(run_directory=".."))
-    assert '<a href="#metric-0-trial-9">' in html
-    column = '<th scope="col" id="metric-0-trial-9" class="number"><a href="../trials/09-p1-enabled/stdout.log">'
-    assert f"{column}09-p1-enabled</a></th>" in html
-    assert "<code>trials/09-p1-enabled/stdout.log:120-414</code>" in html
-    value = faster().trials[0].series[0].values[3]
-    assert f'<th scope="row">3</th><td>{value:.2f} <small>:162</small></td>' in html
-
-
-def test_steps_beyond_the_limit_are_left_to_the_analysis_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence_module, "MAX_VALUES", 32)
-    text = Page(render_html(small())).text
-    assert "The table has the first 2 of 4 steps; the bundle's analysis file has all steps." in text
 
 
 def test_a_large_run_stays_readable_by_a_browser() -> None:

@@ -31,7 +31,7 @@ from rlk_repro.switches import (
     SWITCH_SCHEDULE,
 )
 from rlk_repro.workloads import WORKLOADS
-from rlk_repro.workloads.vime.memory import count_parameters, estimate_memory
+from rlk_repro.workloads.vime.memory import count_parameters
 from tests.support.rollout_examples import make_rollout
 from tests.support.slurm.examples import plan_for
 from tests.support.vime_examples import list_plans, list_runs, trial_argv, with_workload
@@ -89,13 +89,6 @@ def test_pairs_differ_in_their_seed_alone() -> None:
     one, two = (flags_of(plan, number) for number in (0, 2))
     assert {flag for flag in one if one[flag] != two[flag]} == {"--seed", "--rollout-seed"}
     assert [one["--seed"], two["--seed"]] == [("1234",), ("1235",)]
-
-
-def test_vime_gets_the_number_of_gpus_per_node() -> None:
-    flags = flags_of(plan_for("qwen3-30b-a3b", "gb200", settings=LIVE))
-    names = ("--actor-num-nodes", "--actor-num-gpus-per-node", "--num-gpus-per-node", "--rollout-num-gpus")
-    assert [flags[name] for name in names] == [("2",), ("4",), ("4",), ("8",)]
-    assert flags["--colocate"] == ()
 
 
 def test_training_and_inference_on_different_gpus() -> None:
@@ -162,13 +155,6 @@ def test_sessions_on_rollouts_that_were_stored_before_need_one_for_each_step_of_
     assert stored.path == Path("/shared/runs/prepared/rollouts/eight")
 
 
-def test_sessions_of_a_run_that_times_nothing_are_refused() -> None:
-    (problem,) = VIME.find_problems(with_workload(plan_sessions("live"), what_for="profiler"))
-    assert "measure.design: a run with what_for: profiler measures no time, got 'crossover', expected parallel" in str(
-        problem
-    )
-
-
 PROFILED = ("workload.what_for=profiler", "measure.design=parallel", "measure.pairs=1")
 FAKE_PROFILER = """#!/usr/bin/env python3
 import json, os, sys
@@ -220,15 +206,6 @@ def test_no_scored_step_follows_the_freeze_of_python_s_objects(changed: dict[str
     measure = plan.run.measure.model_copy(update=changed)
     plan = dataclasses.replace(plan, run=plan.run.model_copy(update={"measure": measure}))
     assert VIME.trainer_command(plan, plan.trials[0], RUN_DIR).env["RLK_REPRO_GC_FREEZE_AFTER"] == freeze_after
-
-
-def test_vllm_computes_no_prompt_as_long_as_its_longest_sequence() -> None:
-    plan = plan_for("vime-agreement", "h200", settings=("workload.arguments.vllm-max-model-len=192",))
-    assert [str(problem) for problem in VIME.find_problems(plan)] == [
-        "run vime-agreement: workload.arguments.vllm-max-model-len: does not fit the longest sample (192 tokens), "
-        "got 192, expected a number from 193 to 100000000"
-    ]
-    assert VIME.find_problems(with_workload(plan, what_for="deterministic")) == []
 
 
 def test_prepared_things_lie_where_the_profile_says() -> None:
@@ -375,13 +352,6 @@ def test_routing_replay_needs_a_kernel_that_reports_its_experts(lane: str) -> No
     assert lane != "train-only" or VIME.find_problems(with_workload(plan, rollouts=stored)) == []
 
 
-def test_require_with_an_operator_that_cannot_run_is_refused() -> None:
-    plan = plan_for("qwen3-30b-a3b", "mi300x", settings=("rl_kernel.ops_on={}",))
-    (problem,) = VIME.find_problems(plan)
-    assert "rl_kernel.ops: logp: is required, but not eligible here" in str(problem)
-    assert "expected rl_kernel.ops_on.mi300x without logp" in str(problem)
-
-
 def test_a_stack_without_vime_is_refused() -> None:
     (problem,) = VIME.find_problems(plan_for("vime-smoke", "h200", stack="host"))
     assert str(problem).startswith("stack host: pins.vime: missing, but needed to check the flags")
@@ -392,13 +362,6 @@ def test_a_stack_without_vime_is_refused() -> None:
 )
 def test_parameters_are_counted_as_published(run: str, billions: float) -> None:
     assert count_parameters(list_runs()[run].model).total / 1e9 == pytest.approx(billions, abs=0.005)
-
-
-def test_memory_falls_as_the_layout_grows() -> None:
-    small = estimate_memory(plan_for("glm-4.5-air", "h200"))
-    large = estimate_memory(plan_for("glm-4.5-air", "h200", settings=("layouts.h200.num_nodes=8",)))
-    assert large.states_gib < small.states_gib
-    assert large.logits_gib == small.logits_gib
 
 
 def test_rollouts_must_all_be_there_before_vime_starts(tmp_path: Path) -> None:
