@@ -23,7 +23,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import load_json, load_record
 from rlk_repro.base.findings import Finding, Level, limit_findings
-from rlk_repro.base.units import count
+from rlk_repro.base.units import count, group, name_some
 from rlk_repro.logs.telemetry import find_throttled, parse_telemetry
 from rlk_repro.plan import Plan, Trial, find_run_id
 from rlk_repro.rundir.differences import Kind, PairRecord, read_pair
@@ -40,7 +40,7 @@ from rlk_repro.rundir.results import (
 from rlk_repro.rundir.store import read_plan
 from rlk_repro.sources import MEGATRON, OURSELVES, RL_KERNEL, VIME
 from rlk_repro.spec.values import BASELINE
-from rlk_repro.statistics.stats import pair_metrics
+from rlk_repro.statistics.stats import STEP_TIME, pair_metrics
 
 # Each fact at the head of a report: its label, and its dotted path in the manifest.
 HEADLINE_FACTS: Final = (
@@ -60,6 +60,8 @@ HEADLINE_FACTS: Final = (
 )
 LIBRARIES: Final = ("torch", "cuda", "hip", "cudnn", "nccl")
 MAX_ALIKE: Final = 20
+MIN_COPIED: Final = 4
+"""So many equal step times, one after the other, show that a log is a copy."""
 
 
 def analyse(run_dir: RunDir) -> Analysis:
@@ -76,7 +78,7 @@ def analyse(run_dir: RunDir) -> Analysis:
         for trial in (plan.trials if plan.is_crossover else ())
     )
     trials = tuple(_read_trials(plan, run_dir, throttled, sessions))
-    misfits = find_misfits(plan, run_dir)
+    misfits = dict(_find_copies(plan, trials)) | find_misfits(plan, run_dir)
     compared, blocks = compare_sessions(sessions)
     made = _drop_misfits(compared, misfits) if sessions else _make_pairs(plan, trials, misfits)
     pairs = tuple(made)
@@ -156,6 +158,16 @@ def _read_trials(
         yield from session.arms
     for trial in () if sessions else plan.trials:
         yield read_trial(plan, trial, run_dir.trial(trial.name), throttled.get(trial.name))
+
+
+def _find_copies(plan: Plan, trials: Sequence[TrialResult]) -> Iterator[tuple[str, str]]:
+    """Yield each pair of which a trial has the step times of another trial: no clock measures one series twice."""
+    pairs = {trial.name: name for name, members in plan.groups().items() for trial in members}
+    times = [(series.values, trial.name) for trial in trials if (series := trial.get_series(STEP_TIME)) is not None]
+    for values, names in group(times).items():
+        if len(names) > 1 and sum(value is not None for value in values) >= MIN_COPIED:
+            for name in names:
+                yield pairs[name.partition(":")[0]], f"{name_some(names)} have the same step times"
 
 
 def _drop_misfits(pairs: Iterable[PairResult], misfits: Mapping[str, str]) -> Iterator[PairResult]:

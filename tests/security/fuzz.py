@@ -11,15 +11,18 @@ import argparse
 import gzip
 import io
 import json
+import lzma
 import random
 import shutil
 import sys
 import tarfile
 import tempfile
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +32,7 @@ from rlk_repro.base.files import dump_json, sha256_bytes
 from rlk_repro.base.resources import run_folders
 from rlk_repro.bundle.checksums import CHECKSUMS, render_checksums
 from rlk_repro.rundir.paths import RunDir
+from tests import ROOT
 from tests.security.hostile import list_files, make_honest
 from tests.security.sandbox import Outcome, Sandbox
 
@@ -110,7 +114,8 @@ def read_folder(run_dir: RunDir) -> Files:
 def try_case(sandbox: Sandbox, honest: Mapping[str, bytes], seed: int, number: int, keep: Path) -> bool:
     """Tell whether this case found a failure; the reduced case then lies in ``keep``."""
     rng = random.Random(f"{seed}-{number}")
-    kind = rng.choices((_fuzz_bundle, _fuzz_folder, _fuzz_yaml, _fuzz_setting), (10, 3, 2, 2))[0]
+    kinds = (_fuzz_bundle, _fuzz_folder, _fuzz_yaml, _fuzz_setting, _fuzz_agreement, _fuzz_prepared)
+    kind = rng.choices(kinds, (10, 3, 2, 2, 4, 4))[0]
     seeds = [rng.random() for _ in range(rng.choice(NUM_MUTATIONS))]
     choice = rng.random()
     found = _find(sandbox, kind(honest, seeds, choice))
@@ -187,10 +192,66 @@ def _fuzz_bundle(honest: Mapping[str, bytes], seeds: Sequence[float], choice: fl
     else:  # verify stops at an unsealed bundle; readers read all of it
         files.pop(CHECKSUMS, None)
     command = rng.choice(
-        (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"), ("replay", "--dry-run"))
-    )
+        (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"), ("replay", "--dry-run"),
+         ("index", "-o", "{out}"), ("diff", "{target}"), ("diff", "--gate", "{target}"))
+    )  # fmt: skip
     options = ("--json",) if rng.random() < 0.3 else ()
     return Case(argv=(*command, "{target}", *options), files=files, is_archive=True)
+
+
+@cache
+def read_agreement() -> Files:
+    """Return the files of sealed evidence that compared engines."""
+    with tarfile.open(ROOT / "docs" / "evidence" / "vime-agreement-h200.tgz") as archive:
+        found = ((member.name, archive.extractfile(member)) for member in archive)
+        return {name: stream.read() for name, stream in found if stream is not None}
+
+
+def _fuzz_agreement(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
+    """Mutate the records of engines, and rarely another file."""
+    del honest
+    rng = random.Random(choice)
+    files = dict(read_agreement())
+    engines = [name for name in sorted(files) if "/engines/" in name]
+    for item in seeds:
+        own = random.Random(item)
+        name = own.choice(engines)
+        if own.random() < 0.1:
+            _mutate(files, own)
+        elif name in files:
+            files[name] = _mutate_lines(files[name], own)
+    files.pop(CHECKSUMS, None)
+    command = rng.choice((("agreement",), ("report", "-o", "{out}"), ("diff", "{target}"), ("index", "-o", "{out}")))
+    options = ("--json",) if rng.random() < 0.3 and command[0] in {"agreement", "diff"} else ()
+    return Case(argv=(*command, "{target}", *options), files=files, is_archive=True)
+
+
+def _fuzz_prepared(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
+    """Mutate stored rollouts, the pickle inside them or an archive of them, for the readers of `prepare`."""
+    del honest
+    rng = random.Random(choice)
+    name = rng.choice(("vime-r3", "vime-tp2"))
+    data = lzma.decompress((ROOT / "tests" / "assets" / "rollouts" / f"{name}.pt.xz").read_bytes())
+    is_archive = rng.random() < 0.3
+    if is_archive:
+        data = gzip.decompress(pack({"x/0.pt": data[:20_000], "1.pt": b"x"}))
+    elif rng.random() < 0.7:
+        data = _mutate_pickle(data, seeds)
+    if is_archive or data[:2] != b"PK" or rng.random() < 0.3:
+        for item in seeds:
+            data = _mutate_bytes(data, random.Random(item))
+    return Case(argv=("prepare-file", "{file}"), files={"run.yaml": data}, is_archive=False)
+
+
+def _mutate_pickle(data: bytes, seeds: Sequence[float]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as changed:
+        for item in archive.infolist():
+            content = archive.read(item)
+            for seed in seeds if item.filename.endswith("data.pkl") else ():
+                content = _mutate_bytes(content, random.Random(seed))
+            changed.writestr(item.filename, content)
+    return out.getvalue()
 
 
 def _fuzz_folder(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:

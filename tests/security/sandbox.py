@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -21,6 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from rlk_repro.base.errors import BundleUnreadable, Problem, finish
+from rlk_repro.prepare.downloads import Bounds
+from rlk_repro.prepare.stored_rollouts import _unpack
+from rlk_repro.rundir.rollout_files import check_file
 from tests import ROOT
 
 MOST_ADDRESS_BYTES: Final = 6 << 30
@@ -156,6 +161,8 @@ def _become_command(scratch: Path, argv: Sequence[str]) -> NoReturn:
     try:
         from rlk_repro.cli import main
 
+        if argv[0] == "prepare-file":
+            sys.exit(finish(lambda: _prepare_file(Path(argv[1]), scratch / "tmp")))
         main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -165,6 +172,22 @@ def _become_command(scratch: Path, argv: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _prepare_file(path: Path, folder: Path) -> None:
+    """Read a stranger's file as `prepare` does: stored rollouts, or an archive of them."""
+    if path.read_bytes()[:2] == b"PK":
+        check_file(path)
+        return
+    place = folder / "unpacked"
+    place.mkdir()
+    try:
+        with path.open("rb") as stream:
+            _unpack(stream, place, 2, Bounds(asked="https://example.org/a", what="archive", limit=1 << 30))
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise BundleUnreadable(Problem(path.name, f"could not be fetched ({error})")) from None
+    finally:
+        shutil.rmtree(place)
 
 
 def _watch_writes(scratch: Path) -> None:

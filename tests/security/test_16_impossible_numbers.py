@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import load_json, write_json, write_text
 from rlk_repro.probes.code import probe_source
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.results import PairStatus, TrialStatus
+from rlk_repro.rundir.results import PairStatus, TrialStatus, VerdictWord
 from rlk_repro.sources import OURSELVES
 from tests.support.make_run import Recipe, finish_run, make_run, reseal
 
@@ -163,3 +164,21 @@ def test_another_version_may_have_other_words_and_they_are_not_shown(call, tmp_p
     assert (code, "because another version of rlk-repro sealed it" in " ".join(out.split())) == (0, True)
     assert call("report", bundle, "-o", str(tmp_path / "out"))[0] == 0
     assert "independent laboratory" not in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_one_pair_that_stands_for_several_is_void(tmp_path: Path) -> None:
+    """No clock measures one series of times twice."""
+
+    def copy_first_pair(run_dir: RunDir) -> None:
+        trials = [trial for trial in run_dir.trial_dirs() if "-p" in trial.name]
+        for variant in ("baseline", "enabled"):
+            first, *others = [trial for trial in trials if trial.name.endswith(variant)]
+            for other in others:
+                shutil.copy(first.stdout, other.stdout)
+                shutil.copytree(first.ops, other.ops, dirs_exist_ok=True)
+
+    recipe = Recipe(speedup=1.2)
+    assert analyse(make_run(tmp_path / "honest", recipe)).verdict.word is VerdictWord.FASTER
+    analysis = analyse(make_run(tmp_path / "copied", recipe, copy_first_pair))
+    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
+    assert "have the same step times" in {pair.status: pair.reason for pair in analysis.pairs}[PairStatus.VOID]

@@ -103,7 +103,6 @@ def test_every_statement_of_the_security_page_names_tests_that_exist() -> None:
     names = {path.name.split("_")[1] for path in (ROOT / "tests" / "security").glob("test_[0-9]*.py")}
     named = {number for group in re.findall(r"\(([^()]*)\)", page) for number in re.findall(r"\b\d\d\b", group)}
     assert named <= names
-    bullets = re.findall(
-        r"^- .*(?:\n  .*)*", page.partition("## What run files")[0] + page.partition("## What a seal")[2], re.M
-    )
+    parts = page.partition("## What run files")[0] + page.partition("## What a seal")[2]
+    bullets = re.findall(r"^- .*(?:\n  .*)*", parts, re.MULTILINE)
     assert [bullet for bullet in bullets if not re.search(r"\d\d[,)]|tests/", bullet)] == []
