@@ -57,7 +57,8 @@ def test_a_bundle_has_its_row_and_its_origin(bundle: Path) -> None:
         assert n == f"{effect.n} {analysis.unit}s"
     else:
         assert ratio.startswith("none: ")
-    if analysis.effect("energy_j") is not None:
+    spent = analysis.effect("energy_j")
+    if spent is not None and spent.ratio is not None:
         joules = [mean(analysis, "energy_j", variant) for variant in ("baseline", "enabled")]
         assert energy == " → ".join(f"{float(f'{value:.3g}'):g} J" for value in joules)
     code: Any = manifest.sections["code"]
@@ -80,10 +81,41 @@ def test_a_bundle_has_its_row_and_its_origin(bundle: Path) -> None:
         ("qwen3-30b-a3b-random-4l-sixteen-h200", "step_time_s"),
         ("qwen3-4b-random-live-h200", "step_time_s"),
         ("qwen3-4b-random-live-h200", "train_time_s"),
+        ("module-qwen3-4b-027c809-h200", "step_time_s"),
+        ("module-qwen3-4b-202f0e3-h200", "step_time_s"),
+        ("module-qwen3-4b-compile-h200", "step_time_s"),
+        ("module-qwen3-4b-against-compile-h200", "step_time_s"),
     ],
 )
 def test_the_page_says_how_much_less_time_a_run_takes(name: str, metric: str) -> None:
     assert less(analyse(FOLDER / f"{name}.tgz"), metric) in " ".join(PAGE.split())
+
+
+# The columns vime, torch.compile, RL-Kernel 202f0e3 and RL-Kernel 027c809 of the page's table.
+ARMS = (("027c809", "baseline"), ("compile", "enabled"), ("202f0e3", "enabled"), ("027c809", "enabled"))
+
+
+@pytest.mark.parametrize(
+    ("label", "metric"),
+    [
+        ("step", "step_time_s"),
+        ("old-policy pass, no gradient", "log_probs_time_s"),
+        ("reference pass, no gradient", "ref_log_probs_time_s"),
+        ("GRPO loss, forward and backward", "actor_train_time_s"),
+        ("log-probs in the loss, forward", "module_log_probs_forward_s"),
+        ("log-probs in the loss, backward", "module_log_probs_backward_s"),
+        ("peak memory, passes without gradient", "peak_memory_in_forward_only_bytes"),
+        ("peak memory of the step", "peak_memory_bytes"),
+    ],
+)
+def test_the_parts_of_vime_torch_compile_and_both_commits(label: str, metric: str) -> None:
+    section = PAGE.split("## RL-Kernel's newer commit, and torch.compile")[1].split("\n## ")[0]
+    (row,) = (line for line in section.splitlines() if line.startswith(f"| {label} |"))
+    cells = []
+    for name, variant in ARMS:
+        value = mean(analyse(FOLDER / f"module-qwen3-4b-{name}-h200.tgz"), metric, variant)
+        cells.append(f"{value / 2**30:.1f} GiB" if metric.endswith("_bytes") else f"{value * 1000:.2f} ms")
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == cells
 
 
 def test_the_readme_repeats_figures_of_the_page() -> None:
