@@ -27,10 +27,11 @@ def agreement(
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report.markdown import render_checks
     from rlk_repro.rundir.agreement import describe_checks
+    from rlk_repro.submit.authored import OTHER_CONTRACT
 
     unwanted = {WORDS[word] for word in read_fail_on(fail_on, WORDS, "word")}
     analysis, context = load_result(bundle, is_linked=False)
-    checks, is_other_contract = analysis.checks, context.is_other_contract
+    checks, is_other_contract = analysis.checks, OTHER_CONTRACT in context.findings
     summary = describe_checks(checks)
     if as_json:
         say_json({"summary": summary, "checks": checks, "is_other_contract": is_other_contract})

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from rlk_repro import __version__
 from rlk_repro.analysis.analyse import analyse
-from rlk_repro.analysis.checks import has_other_contract
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, shorten
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.files import MAX_ANALYSIS_BYTES, parse_json, read_limited
@@ -99,7 +98,6 @@ def read_result(
     plan = Plan.load(run_dir.plan)
     context = report_context(run_dir, source, is_linked=is_linked)
     found = find_rewritten(plan, run_dir)
-    is_other_contract = bool(analysis.checks) and has_other_contract(plan, run_dir)
     difference = find_difference(run_dir, analysis) if run_dir.is_sealed else None
     if difference is not None:
         expected = "the values computed from the logs, as in this report"
@@ -110,7 +108,6 @@ def read_result(
         findings=findings,
         bundle_id=bundle_id or "",
         is_folder=is_folder(source),
-        is_other_contract=is_other_contract,
     )
 
 

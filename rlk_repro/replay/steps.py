@@ -13,6 +13,7 @@ from rlk_repro.base.files import read_limited, sha256_file
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.yamlfile import MAX_BYTES as MAX_YAML_BYTES
 from rlk_repro.bundle.seal import open_bundle
+from rlk_repro.bundle.verify import verify
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
@@ -20,7 +21,7 @@ from rlk_repro.probes.node import PROBES, probe_node
 from rlk_repro.replay.answers import Reanalysis
 from rlk_repro.replay.compare import Comparison, compare_analyses
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
-from rlk_repro.replay.recorded import find_difference, has_same_bytes, refuse_blocking, require_intact
+from rlk_repro.replay.recorded import find_difference, has_same_bytes, refuse_blocking
 from rlk_repro.rundir.manifest import Manifest, diff_manifests, load_manifests
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis
@@ -92,8 +93,9 @@ def reanalyse(bundle: Path) -> Recorded:
     Raises:
         CheckFailed: a file was changed, the logs give another analysis, or the author's files give another plan.
     """
-    bundle_id = require_intact(bundle)
-    with open_bundle(bundle, bundle_id) as run_dir:
+    verification = verify(bundle)
+    refuse_blocking(verification.findings)
+    with open_bundle(bundle, verification.bundle_id) as run_dir:
         analysis = _require_same_analysis(run_dir)
         plan = Plan.load(run_dir.plan)
         inputs = _read_inputs(run_dir)

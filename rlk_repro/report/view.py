@@ -50,7 +50,6 @@ class Context:
         overrides: the paths of the values that flags changed.
         rule_changes: how the rules of the run differ from those of the shipped run.
         differences: how the arguments and environments of variants differ: planned if ``is_as_planned``, else recorded.
-        is_other_contract: whether the bundle records another contract than this version's, which judges the checks.
         plan: the plan of the run, from which the report measures the noise of blocks.
         own_work: sentences that name the part of the enabled variant's gain that comes from rlk-repro's own code.
     """
@@ -72,7 +71,6 @@ class Context:
     plan: Plan | None = None
     own_work: tuple[str, ...] = ()
     is_folder: bool = False
-    is_other_contract: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_FINDINGS: Final = 20
 MAX_FLAGS: Final = 1000
+OTHER_CONTRACT: Final = Finding(Level.BLOCKING, "engines: contract", "this version's", "another one")
 SETTING: Final = "--set "
 PROFILE: Final = "profile."
 # These keys of ``measure`` say how much is measured, and not how the results are judged.
@@ -39,7 +40,7 @@ def find_rewritten(plan: Plan, run_dir: RunDir) -> list[Finding]:
     """Return a blocking finding for each plan value that comes neither from a bundled file nor from a recorded flag."""
     found = list(_find_rewritten(plan, run_dir))
     if has_other_contract(plan, run_dir):
-        found.append(Finding(Level.BLOCKING, "engines: contract", "this version's agreement contract", "another one"))
+        found.append(OTHER_CONTRACT)
     rest = found[MAX_FINDINGS:]
     differing = f"{len(rest)} more values that differ"
     more = [Finding(Level.BLOCKING, run_dir.plan.name, "values of the bundled files", differing)]

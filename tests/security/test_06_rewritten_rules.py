@@ -17,7 +17,7 @@ from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.bundle.verify import Verification, verify
 from rlk_repro.clusters.api import Job
 from rlk_repro.plan import Plan, make_plan, make_record
-from rlk_repro.replay import recorded
+from rlk_repro.replay import recorded, steps
 from rlk_repro.replay.steps import prepare, reanalyse
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Margins, Measure
@@ -218,7 +218,8 @@ def test_a_bundle_exchanged_after_its_check_is_refused(
         shutil.copy(forged, bundle)
         return found
 
-    monkeypatch.setattr(recorded, "verify", check_and_exchange)
+    for module in (recorded, steps):
+        monkeypatch.setattr(module, "verify", check_and_exchange)
     name, *options = [str(tmp_path / word) if word == "out" else word for word in command]
     bundles = [str(bundle)] * (2 if name == "diff" else 1)
     code, _, error = call(name, *bundles, *options)

@@ -76,3 +76,9 @@ def test_a_report_of_a_sealed_bundle_is_without_that_caution(call, tmp_path: Pat
     sealed = finish_run(make_run(tmp_path / "sealed"))
     code, out, _ = call("report", str(sealed), "-o", str(tmp_path / "out"))
     assert (code, "Not sealed" in out) == (0, False)
+
+
+@pytest.mark.parametrize("options", [["--analyze-only"], ["--dry-run"], ["--yes"]])
+def test_an_unsealed_run_is_not_replayed(call, unsealed: RunDir, options: list[str]) -> None:
+    code, _, err = call("replay", str(unsealed.bundle), *options)
+    assert (code, "bundle: SHA256SUMS: differs from what was sealed" in err) == (1, True)

@@ -1,26 +1,35 @@
 """These bundles of less than 1 MB once took minutes or gigabytes; ``test_corpus`` has more of them."""
 
 import gzip
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from rlk_repro.analysis.checks import check_agreement
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.findings import MAX_FINDINGS, Finding, Level, limit_findings
+from rlk_repro.base.resources import data_dir
 from rlk_repro.bundle import gzip_stream
 from rlk_repro.bundle.archive import ArchiveReader
 from rlk_repro.bundle.gzip_stream import LIMITS, Limits
+from rlk_repro.bundle.seal import unpack
 from rlk_repro.logs.metrics import metric_series
 from rlk_repro.logs.ops import MAX_METRICS, read_ops
 from rlk_repro.logs.vime import parse_log
+from rlk_repro.plan import Plan
+from rlk_repro.rundir.agreement import ENGINES
 from rlk_repro.rundir.manifest import MAX_FACTS, Manifest, diff_nodes
 from rlk_repro.rundir.paths import RunDir, TrialDir
+from tests import ROOT
 from tests.security import hostile
 from tests.security.sandbox import Sandbox
 from tests.security.test_corpus import MOST_BYTES, MOST_CPU_S
 from tests.support.verifying import verify_bundle
 
+EVIDENCE = ROOT / "docs" / "evidence"
+AGREEMENT = data_dir("manifests") / "contracts" / "agreement.yaml"
 # Each bundle and the reader's answer: a refusal with the limit, or a report.
 NAMED = {
     "plan: 10^9 optimizer steps a rollout": "",
@@ -132,3 +141,30 @@ def test_many_wrong_lines_of_checksums_stop_the_reader(sandbox: Sandbox, honest:
         any("this line and all later lines were not read" in finding.found for finding in found)
         or found[-1].where == "findings"
     )
+
+
+BEGIN = {"event": "begin", "schema": 1, "contract": AGREEMENT.read_text()}
+
+
+def engines(tmp_path: Path, lines: list[dict[str, object]]) -> tuple[Plan, RunDir]:
+    """Return sealed evidence whose records of engines hold these lines."""
+    run_dir = unpack(EVIDENCE / "vime-agreement-h200.tgz", tmp_path / "id")
+    for trial in run_dir.trial_dirs():
+        path = next(iter(trial.engines_files().values()))
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in [BEGIN, *lines]))
+    return Plan.load(run_dir.plan), run_dir
+
+
+def test_records_of_engines_hold_planned_steps_and_give_a_bounded_number_of_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = {"event": "log_probs", "case": "", "dtype": "float32", "values": []}
+    plan, run_dir = engines(tmp_path / "late", [{**empty, "step": 2, "engine": "training"}])
+    with pytest.raises(BundleUnreadable, match="records steps that the plan lacks, got 2, expected steps below 2"):
+        list(check_agreement(plan, run_dir))
+    cases = [{**empty, "step": 0, "engine": name, "case": case} for name in ENGINES for case in ("", "a", "b", "c")]
+    plan, run_dir = engines(tmp_path / "many", cases)
+    found = list(check_agreement(plan, run_dir))
+    monkeypatch.setattr("rlk_repro.analysis.checks.MAX_CHECKS", len(found) - 1)
+    with pytest.raises(BundleUnreadable, match="give more than"):
+        list(check_agreement(plan, run_dir))
