@@ -45,7 +45,8 @@ def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:
         if baseline := plan.run.rl_kernel.find_commit(BASELINE):
             facts.append((BASELINE, f"RL-Kernel {baseline[:12]}"))
         elif (other := plan.run.rl_kernel.baseline_implementation) != TRAINER:
-            facts.append((BASELINE, f"{TITLES[other]} in place of {plan.run.workload.trainer}'s function"))
+            removed = "" if plan.run.entropy_metric else " and its entropy metric removed"
+            facts.append((BASELINE, f"{plan.run.workload.trainer} with {TITLES[other]}{removed}"))
         where = "computed" if plan.run.entropy_metric else "left out"
         facts.append(("entropy metric", f"{where}, in both variants"))
         if plan.run.gc_freeze:

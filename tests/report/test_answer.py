@@ -295,3 +295,8 @@ def test_an_interval_that_is_narrow_by_luck_stands_beside_the_noise(
     assert f"speed-up of {sensitivity}" in dict(make_basis(view))["sensitivity"]
     table = make_effects(view).blocks[1]
     assert BY_BLOCKS in [column.name for column in table.columns]  # type: ignore[union-attr]
+
+
+def test_a_baseline_that_torch_compile_serves_is_named() -> None:
+    plan = make_tier_plan("module-qwen3-4b", "rl_kernel.baseline_implementation=torch-compile", hardware="h200")
+    assert dict(describe_setting(plan))["baseline"] == "vime with torch.compile and its entropy metric removed"
