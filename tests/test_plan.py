@@ -38,11 +38,11 @@ from tests.support.run_plans import make_run_plan
 from tests.support.tier_examples import make_tier_plan
 
 
-def plan_smoke(*settings: str, hardware: str = "cpu", **options: Any) -> Plan:
+def plan_smoke(*settings: str, hardware: str = "cpu", stack: str = "host", **options: Any) -> Plan:
     overrides = parse_overrides(settings)
     return make_plan(
         run=load_run("smoke", overrides),
-        stack=load_stack("host"),
+        stack=load_stack(stack),
         hardware=load_hardware(hardware),
         profile=load_profile("local", profile_folders("local")),
         overrides=overrides,
@@ -158,10 +158,12 @@ def test_a_removed_key_is_refused_in_a_new_run_and_readable_in_a_plan() -> None:
 
 
 def test_an_enabled_variant_with_no_eligible_operator_is_refused() -> None:
+    older: dict[str, Any] = {"hardware": "mi300x", "stack": "rl-kernel-host"}
     with pytest.raises(SpecError) as caught:
-        plan_smoke("rl_kernel.ops=[logp]", hardware="mi300x")
+        plan_smoke("rl_kernel.ops=[logp]", **older)
     assert "run smoke: rl_kernel.ops: logp: not eligible here" in str(caught.value)
-    assert plan_smoke("rl_kernel.ops=[logp]", hardware="mi300x", variants=("baseline",)).trials
+    assert plan_smoke("rl_kernel.ops=[logp]", **older, variants=("baseline",)).trials
+    assert plan_smoke("rl_kernel.ops=[logp]", **(older | {"stack": "vime-host-027c809"})).trials
 
 
 def test_the_dry_run_says_what_the_pairs_can_show() -> None:
