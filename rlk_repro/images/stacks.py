@@ -47,7 +47,9 @@ def get_stack(name: str | None) -> Stack:
     """Return a stack by name or file; for None, the newest that has, or will have, an image for this machine."""
     if name is not None:
         return load_stack(name).model
-    stacks = (get_stack(found) for found in sorted(list_names(stack_folders()), reverse=True))
+    # a stack with a suffix, such as another commit of RL-Kernel, comes after the stack of the same month
+    names = sorted(list_names(stack_folders()), key=lambda found: (found[:7], -len(found)), reverse=True)
+    stacks = (get_stack(found) for found in names)
     return next(
         stack
         for stack in stacks
