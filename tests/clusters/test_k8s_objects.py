@@ -467,7 +467,7 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Object]], Any], str]] = {
 
 def expressions(objects: list[Object]) -> list[Object]:
     rule = template(objects[0])["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    return list(rule["nodeSelectorTerms"][0]["matchExpressions"])
+    return list(rule["nodeSelectorTerms"][-1]["matchExpressions"])  # the term with NVIDIA's own label
 
 
 def resources(objects: list[Object]) -> list[Object]:
