@@ -280,7 +280,9 @@ class Environment:
 
     def run(self, *arguments: str, path: str = "") -> proc.Completed:
         environ = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "RLK_SRC"}}
-        environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": path} if path else {})
+        # the installer is a module of this checkout, and no child imports from the folder where it starts
+        entries = [path, str(ROOT)] if path else [str(ROOT)]
+        environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(entries)}
         return proc.run([str(self.folder / "bin/python"), *arguments], cwd=ROOT, env=environ, timeout_s=200)
 
     @property
