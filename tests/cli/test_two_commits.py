@@ -104,7 +104,10 @@ def test_a_missing_commit_is_named_before_the_first_trial(result: dict[str, Any]
 def test_commits_of_a_bundle_that_no_shipped_stack_pins_are_foreign_code(result: dict[str, Any]) -> None:
     plan = Plan.load(Path(result["bundle"]).parent / "plan.json")
     assert [str(item) for item in find_foreign(plan)] == [f"rl_kernel.commits {commit}" for commit in (OLD, NEW)]
-    assert f"rl_kernel.commits {OLD}" in list_what_runs(plan, plan.profile)["named code"]
+    shown = list_what_runs(plan, plan.profile)
+    assert "named code" not in shown
+    for number, commit in enumerate((OLD, NEW), start=1):
+        assert shown[f"FOREIGN {number} of 2"] == f"rl_kernel.commits {commit} (needs --trust)"
 
 
 def test_a_plan_of_commits_asks_for_them_and_not_for_the_pinned_one() -> None:

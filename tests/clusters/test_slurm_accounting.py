@@ -45,7 +45,8 @@ def test_accounting_remembers_how_a_forgotten_job_ended(site: Site) -> None:
     try:
         run.wait_for_end()
         run.wait_until(lambda: not site.cluster.job_field(run.job_id, "%i"), "forgotten by the controller")
-        assert run.poll().reason == "Slurm says NODE_FAIL, the agent ended without a report"
+        expected = f"Slurm says NODE_FAIL, lost node {node}, the agent ended without a report"
+        assert run.poll().reason == expected
         assert not inspect_bundle(run.collect()).is_sealed
         assert "|NODE_FAIL|" in run.run_dir.scheduler_file("accounting-at-end").read_text()
     finally:
