@@ -350,7 +350,7 @@ def test_the_newer_log_prob_is_proved_by_both_kernels(
         assert prove_kernels(forward, backward).status is ProofStatus.FALLBACK
         return
     assert prove_kernels(forward, backward).status is ProofStatus.PROVED
-    # the class's backward pass goes to plain PyTorch without a word where Triton fails
+    # where Triton fails, the class's backward pass runs plain PyTorch and reports nothing
     assert prove_kernels(forward, "gemm").reason == f"ratio_kl: ops/0.jsonl: the profiler saw no {backward}"
     part = forward.removeprefix("void ").partition("<")[0]
     assert part in prove_kernels(backward).reason

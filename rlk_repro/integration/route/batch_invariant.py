@@ -1,7 +1,7 @@
 """Compute log-probs with RL-Kernel's ``batch_invariant_logp``, with and without gradient, in one read of the logits.
 
-On Hopper RL-Kernel chooses a class whose forward kernel loads by TMA (SM90); its backward kernel is Triton's.  That
-class hands inputs that it cannot take to another class without a word, so this module judges them before the call.
+On Hopper RL-Kernel chooses a class whose forward kernel loads by TMA (SM90); its backward kernel is Triton's.  If it
+cannot take an input, it calls another class and reports nothing, so this module judges inputs before the call.
 """
 
 from __future__ import annotations
