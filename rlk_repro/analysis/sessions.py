@@ -15,7 +15,7 @@ from rlk_repro.analysis.proof import count_serving, find_unproved, find_unswitch
 from rlk_repro.analysis.shadows import summarise_shadows
 from rlk_repro.analysis.trials import count_steps, fell_back_everywhere, read_unproved, summarise_all
 from rlk_repro.base.units import count
-from rlk_repro.logs.ops import OpsLog, RankOps
+from rlk_repro.logs.ops import OpsLog
 from rlk_repro.plan import Plan, Trial
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import (
@@ -150,9 +150,10 @@ def _find_faults(
         for op in plan.ops_of(variant)
         if any(item.op == op and item.is_served for item in decisions)
     }
+    uncounted = _find_uncounted(ops, len(schedule.rollouts)) if plan.num_gpus else set()
     for block, steps in enumerate(schedule.steps_of_blocks):
         unswitched = (find_unswitched(ops, step, schedule.variant_of(step)) for step in steps if plan.run.switch)
-        found = (_find_fault(plan, ops, served, schedule, step_times, step) for step in steps)
+        found = (_find_fault(plan, ops, served, schedule, step_times, uncounted, step) for step in steps)
         if fault := next(filter(None, (*unswitched, *found)), ""):
             yield block, fault
 
@@ -163,6 +164,7 @@ def _find_fault(
     served: Mapping[str, str],
     schedule: Schedule,
     step_times: Sequence[float | None],
+    uncounted: Collection[int],
     step: int,
 ) -> str:
     stages, planned = plan.layout.pipeline_parallel, schedule.variant_of(step)
@@ -173,18 +175,26 @@ def _find_fault(
         return ""
     if step >= len(step_times) or step_times[step] is None:
         return f"step {step} has no step time"
-    if plan.num_gpus and not all(_has_counts(rank, step) for rank in ops.ranks):
+    if step in uncounted:
         return f"step {step}, which is scored, has no counts of compilations and repeated allocations"
     counts = ops.counts_in(step)
     return next((f"{count(counts[name], what)} in step {step}, which is scored"
                  for name, what in _COUNTS.items() if counts.get(name)), "")  # fmt: skip
 
 
-def _has_counts(rank: RankOps, step: int) -> bool:
-    """Older records lack the count of kernel compilations, and so does a rank that has not loaded Triton."""
-    records = [record for _, record in rank.steps.values()]
-    wanted = _COUNTS.keys() - ({_KERNELS} if not any(_KERNELS in record.counts for record in records) else set())
-    return step in rank.steps and wanted <= rank.steps[step][1].counts.keys()
+def _find_uncounted(ops: OpsLog, num_steps: int) -> set[int]:
+    """Return the steps of which a rank's record lacks a count.
+
+    Older records lack the count of kernel compilations, and so does a rank that has not loaded Triton.
+    """
+    uncounted: set[int] = set()
+    for rank in ops.ranks:
+        counts = {step: record.counts.keys() for step, (_, record) in rank.steps.items()}
+        wanted = set(_COUNTS)
+        if not any(_KERNELS in names for names in counts.values()):
+            wanted.remove(_KERNELS)
+        uncounted |= {step for step in range(num_steps) if step not in counts or not wanted <= counts[step]}
+    return uncounted
 
 
 def _make_arm(whole: TrialResult, variant: str, schedule: Schedule, faults: Mapping[int, str]) -> TrialResult:
