@@ -121,9 +121,10 @@ class Follower:
         """Call ``keep`` until the step is over, and return the step as the leader left it."""
         while True:
             now = _find_step(self._member)
-            if now is None or now.number != step.number or now.stage in {Stage.OVER, Stage.ENDED}:
-                is_this = now is not None and now.number == step.number
-                return now if is_this and now is not None else step
+            if now is None or now.number != step.number:
+                return step
+            if now.stage in {Stage.OVER, Stage.ENDED}:
+                return now
             keep(now)
             if self._is_silent() or self._member.stop.wait(POLL_S):
                 return step

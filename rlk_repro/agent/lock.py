@@ -112,15 +112,14 @@ class RunLock:
         with writing(self._run_dir.lock):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             self._handle = os.open(self._run_dir.lock, flags, 0o644)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self._handle)
             self.is_taken = self._wait()
             if self.is_taken:
                 with writing(self._run_dir.lock):
                     self._write(0)
                 self._thread.start()
-        except BaseException:
-            os.close(self._handle)
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(
