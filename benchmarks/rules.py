@@ -154,14 +154,14 @@ def simulate(case: Case, num_runs: int = NUM_RUNS, seed: int = SEED) -> Outcome:
     parts, gaps = [], []
     for start in range(0, num_runs, CHUNK):
         number = min(CHUNK, num_runs - start)
-        sessions = [
-            (find_block_effects(case, schedules, times, picks, has_lost=place == 0), find_gaps(schedules, times, picks))
-            for place in range(case.sessions)
-            for picks in [source.integers(NUM_SCHEDULES, size=number)]
-            for times in [draw_times(case, schedules, picks, source)]
-        ]
-        parts.append(estimate([effects for effects, _ in sessions]))
-        gaps.append(np.stack([gap for _, gap in sessions], axis=1))
+        effects_of, gaps_of = [], []
+        for place in range(case.sessions):
+            picks = source.integers(NUM_SCHEDULES, size=number)
+            times = draw_times(case, schedules, picks, source)
+            effects_of.append(find_block_effects(case, schedules, times, picks, has_lost=place == 0))
+            gaps_of.append(find_gaps(schedules, times, picks))
+        parts.append(estimate(effects_of))
+        gaps.append(np.stack(gaps_of, axis=1))
     errors, alone, floors = (np.concatenate(column) for column in zip(*parts, strict=True))
     carried = np.concatenate(gaps) if case.period_steps == 1 else None
     widths = np.maximum(alone, floors)

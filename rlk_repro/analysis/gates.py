@@ -149,11 +149,15 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
         measured = (*measured, _training_gate(evidence))
     last = (_active_gate(evidence), _units_gate(evidence))
     if evidence.is_crossover:
-        is_planned = evidence.measure.shadow_steps > 0 and not evidence.switch
+        unplanned = None
+        if evidence.switch:
+            unplanned = GateStatus.NOT_APPLICABLE
+        elif not evidence.measure.shadow_steps:
+            unplanned = evidence.not_planned
         shadows = make_shadow_gate(
             evidence.shadows,
             sessions=[pair.pair for pair in evidence.scored],
-            unplanned=None if is_planned else GateStatus.NOT_APPLICABLE if evidence.switch else evidence.not_planned,
+            unplanned=unplanned,
             margins=evidence.measure.margins,
             routes=evidence.served.routes,
         )

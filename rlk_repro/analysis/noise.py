@@ -23,7 +23,9 @@ def find_noise(sessions: Sequence[Session], pairs: Sequence[str]) -> dict[str, B
     slopes = find_slopes(sessions)
     found: dict[str, list[list[float]]] = {}
     for session in sessions:
-        for metric, effects in list_effects(session, slopes).items() if session.trial.pair in pairs else ():
+        if session.trial.pair not in pairs:
+            continue
+        for metric, effects in list_effects(session, slopes).items():
             found.setdefault(metric, []).append(effects)
     noise = {metric: measure_noise(effects) for metric, effects in found.items()}
     return {metric: item for metric, item in noise.items() if item is not None}

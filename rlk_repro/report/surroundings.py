@@ -118,15 +118,18 @@ def _find_sources(view: View, metric: str) -> set[str]:
 
 def make_setup(view: View) -> Section:
     analysis = view.analysis
-    plan = (
+    plan = [
         *make_identity(analysis),
         ("steps per trial", f"{analysis.num_warmup_steps} warm-up, {analysis.num_scored_steps} scored"),
-        *(() if view.context.plan is None else (("version of the rules", str(view.context.plan.run.measure.rules)),)),
+    ]
+    if view.context.plan is not None:
+        plan.append(("version of the rules", str(view.context.plan.run.measure.rules)))
+    plan += [
         ("exploratory", "yes" if analysis.verdict.is_exploratory else "no"),
         ("experiment hash", analysis.experiment_hash),
         ("plan hash", analysis.plan_hash),
-    )
-    blocks: list[Block] = [_fact_table("Plan", plan)]
+    ]
+    blocks: list[Block] = [_fact_table("Plan", tuple(plan))]
     if analysis.facts:
         facts = sorted(analysis.facts.items(), key=lambda fact: fact[0].casefold())
         blocks.append(_fact_table("Hardware and software", tuple(facts)))

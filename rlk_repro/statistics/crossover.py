@@ -66,7 +66,10 @@ def measure_noise(sessions: Sequence[Sequence[float]]) -> BlockNoise | None:
 
     The median absolute residual measures the noise, because a standard deviation would grow with every rare stall.
     """
-    residuals = [abs(value - center) for values in sessions for center in [hodges_lehmann(values)] for value in values]
+    residuals: list[float] = []
+    for values in sessions:
+        center = hodges_lehmann(values)
+        residuals += [abs(value - center) for value in values]
     df = len(residuals) - len(sessions)
     if df < 1:
         return None

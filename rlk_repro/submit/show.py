@@ -169,11 +169,10 @@ def plan_lines(plan: Plan) -> list[str]:
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
         *((("other design", _describe_other_design(summary, plan)),) if _has_choice(plan) else ()),
-        *(_operator_rows(plan, summary) if plan.routed else ()),
-        *_difference_rows(summary),
-        ("experiment", plan.experiment_hash),
-        ("plan", plan.plan_hash),
     ]  # fmt: skip
+    if plan.routed:
+        rows += _operator_rows(plan, summary)
+    rows += [*_difference_rows(summary), ("experiment", plan.experiment_hash), ("plan", plan.plan_hash)]
     if not plan.run.entropy_metric:
         rows.append(("entropy metric", "not computed, in both variants"))
     if plan.run.gc_freeze:

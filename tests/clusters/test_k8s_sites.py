@@ -46,7 +46,8 @@ def node(
     **spec: Any,
 ) -> dict[str, Any]:
     allocatable = {"cpu": "190", "memory": "1900Gi", resource: str(gpus)}
-    known = {"kubernetes.io/arch": "amd64", **({PRODUCT: "NVIDIA-H200"} if labels is None else labels)}
+    given = {PRODUCT: "NVIDIA-H200"} if labels is None else labels
+    known = {"kubernetes.io/arch": "amd64"} | given
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -105,8 +105,10 @@ def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool
 def _list_symbols(found: Found, *, is_sm90: bool) -> tuple[str, ...]:
     if not is_sm90:
         return SYMBOLS
-    is_newer = any(operator.registered for operator in found.operators)
-    return (*SYMBOLS, *SM90_SYMBOLS, *(SM90_NEWER_SYMBOLS if is_newer else ()))
+    symbols: tuple[str, ...] = SYMBOLS + SM90_SYMBOLS
+    if any(operator.registered for operator in found.operators):
+        symbols += SM90_NEWER_SYMBOLS
+    return symbols
 
 
 def _extension_problems(found: Found, wanted: tuple[str, ...]) -> Iterator[Problem]:
