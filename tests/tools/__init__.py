@@ -1,1 +1,0 @@
-"""What only the Makefile and tests use."""
