@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlk_repro.agent.parts import NodePlace
 from rlk_repro.base.clock import utc_now
 from rlk_repro.base.disk import Unwritable, open_stream
 from rlk_repro.base.errors import EXIT_BUG, RlkReproError
@@ -38,9 +39,9 @@ class PhaseEnd:
 class Journal:
     """Append the events of one agent until the run directory is sealed."""
 
-    def __init__(self, run_dir: RunDir, allocation: str, node: str, redact: Callable[[str], str]) -> None:
+    def __init__(self, run_dir: RunDir, place: NodePlace, redact: Callable[[str], str]) -> None:
         self._run_dir = run_dir
-        self._common = {"allocation": allocation, "node": node}
+        self._common = {"allocation": place.allocation, "node": place.node}
         self._redact = redact
 
     def keep_room(self) -> None:
@@ -79,13 +80,9 @@ class Journal:
             phase.error = error
             if isinstance(error, Unwritable):
                 self.give_room()
-            self.record_error(name, error)
+            is_known = isinstance(error, RlkReproError)
+            text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
+            sys.stderr.write(f"{name}: {self._redact(text)}")
+            self.record("error", phase=name, kind=type(error).__name__, error=text)
         else:
             self.record("end", phase=name, duration_s=time.monotonic() - started)
-
-    def record_error(self, phase: str, error: BaseException) -> None:
-        """Write an error to standard error and the journal, with a traceback if rlk-repro does not define the error."""
-        is_known = isinstance(error, RlkReproError)
-        text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
-        sys.stderr.write(f"{phase}: {self._redact(text)}")
-        self.record("error", phase=phase, kind=type(error).__name__, error=text)

@@ -21,12 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from rlk_repro.agent.parts import Deadlines, NodePlace
-from rlk_repro.agent.stop import Stop
+from rlk_repro.agent.parts import Agent
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.files import write_text
-from rlk_repro.rundir.paths import RunDir
 
 LOOK_S: Final = 1.0
 MAX_BYTES: Final = 4096
@@ -94,15 +92,13 @@ class RunLock:
         EnvironmentMissing: the file system does not support locks.
     """
 
-    def __init__(
-        self, run_dir: RunDir, place: NodePlace, deadlines: Deadlines, stop: Stop, tell: Callable[[str], object]
-    ) -> None:
+    def __init__(self, agent: Agent, tell: Callable[[str], object]) -> None:
         self.is_taken = False
         self._is_ending = False
-        self._run_dir = run_dir
-        self._own = Holder(place.node, place.allocation)
-        self._deadlines = deadlines
-        self._stop = stop
+        self._run_dir = agent.run_dir
+        self._own = Holder(agent.place.node, agent.place.allocation)
+        self._deadlines = agent.deadlines
+        self._stop = agent.stop
         self._tell = tell
         self._handle = -1
         self._is_over = threading.Event()

@@ -1,8 +1,9 @@
-"""Define an agent's place among the nodes, its time limits, and the functions that it calls."""
+"""Define an agent: its plan, its place among the nodes, its time limits, and the functions that it calls."""
 
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from rlk_repro.agent.address import find_address
+from rlk_repro.agent.stop import Stop
 from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.secrets import Scrubber
+from rlk_repro.plan import Plan
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Workload
+from rlk_repro.workloads.environment import profile_env
+
+POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,3 +119,29 @@ def _analyse(run_dir: RunDir) -> dict[str, Any]:
     from rlk_repro.analysis.analyse import analyse
 
     return analyse(run_dir).to_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """One node's agent: what it runs, where, and with which parts; ``stop`` receives the signals."""
+
+    plan: Plan
+    run_dir: RunDir
+    place: NodePlace
+    parts: Parts
+    stop: Stop
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return self.parts.deadlines
+
+    def make_scrubber(self) -> Scrubber:
+        return Scrubber.from_environment(named=profile_env(self.plan)[1].values())
+
+    def wait_for(self, is_there: Callable[[], bool], deadline_s: float) -> bool:
+        """Poll until ``is_there`` returns true, the deadline passes or a signal asks the agent to stop."""
+        until = time.monotonic() + deadline_s
+        while not is_there():
+            if time.monotonic() >= until or self.stop.wait(POLL_S):
+                return False
+        return True

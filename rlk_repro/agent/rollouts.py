@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -24,29 +24,38 @@ SCHEMA: Final = 1
 ROLLOUTS: Final = "rollouts"
 
 
-def store_rollouts(
-    plan: Plan, run_dir: RunDir, seed: int, command: Command, run: Callable[[Command, Path], Outcome]
-) -> None:
-    """Store the rollouts of a seed and record their hashes, unless the recorded files exist unchanged.
+def are_stored(run_dir: RunDir, seed: int) -> bool:
+    """Whether the rollouts of a seed are recorded.
 
     Raises:
-        CheckFailed: the command failed or did not write all files, or recorded files changed.
+        CheckFailed: recorded files changed.
+    """
+    stored = load_record(run_dir.prepared, schema=SCHEMA).get(ROLLOUTS, {})
+    if str(seed) not in stored:
+        return False
+    folder = run_dir.rollouts_of(seed).path
+    for name, digest in stored[str(seed)]["files"].items():
+        path = folder / name
+        if not path.is_file() or sha256_file(path) != digest:
+            what = "stored rollouts changed since they were made"
+            raise CheckFailed(Problem(str(folder), what, got=name, hint="submit a new run"))
+    return True
+
+
+def record_stored(plan: Plan, run_dir: RunDir, seed: int, command: Command, outcome: Outcome) -> None:
+    """Record the hashes of the rollouts that a command has stored.
+
+    Raises:
+        CheckFailed: the command failed or did not write all files.
     """
     folder = run_dir.rollouts_of(seed)
-    prepared = load_record(run_dir.prepared, schema=SCHEMA)
-    stored = prepared.get(ROLLOUTS, {})
-    if str(seed) in stored:
-        _require_same(folder, stored[str(seed)]["files"])
-        return
-    folder.path.mkdir(parents=True, exist_ok=True)
-    outcome = run(command, folder.stdout)
-    if outcome.status is TrialStatus.INTERRUPTED:
-        return
     if outcome.status is not TrialStatus.OK:
         raise CheckFailed(Problem(str(folder.stdout), f"rollouts were not stored ({outcome.reason})"))
+    prepared = load_record(run_dir.prepared, schema=SCHEMA)
     files = {path.name: sha256_file(path) for path in _list_files(plan, folder)}
     record = {"command": record_command(command, run_dir)["argv"], "files": files}
-    write_json(run_dir.prepared, {**prepared, "schema": SCHEMA, ROLLOUTS: {**stored, str(seed): record}})
+    stored = {**prepared.get(ROLLOUTS, {}), str(seed): record}
+    write_json(run_dir.prepared, {**prepared, "schema": SCHEMA, ROLLOUTS: stored})
 
 
 def count_stored(run_dir: RunDir) -> int:
@@ -72,23 +81,19 @@ def lay_out_rollouts(plan: Plan, trial: Trial, stored: RolloutDir, folder: Rollo
     others = (path for path in itertools.cycle([*warmed, *largest[num_warmed:]]) for _ in range(2))
     chosen = [next(others) if rollout.stored is None else files[rollout.stored] for rollout in rollouts]
     shutil.rmtree(folder.path, ignore_errors=True)
-    folder.path.mkdir()
+    folder.path.mkdir(parents=True)
     placed: dict[Path, Path] = {}
     for number, path in enumerate(chosen):
-        _place(placed.get(path, path), folder.file(number))
-        placed.setdefault(path, folder.file(number))
+        target = folder.file(number)
+        try:
+            os.link(placed.get(path, path), target)  # a run directory must not hold symbolic links
+        except OSError:  # hard links to other file systems or other users' files may fail
+            shutil.copyfile(path, target)
+        placed.setdefault(path, target)
     try:
         yield [path.name for path in chosen]
     finally:
         shutil.rmtree(folder.path)
-
-
-def _place(source: Path, target: Path) -> None:
-    # This is a hard link, because a run directory must not hold symbolic links.
-    try:
-        os.link(source, target)
-    except OSError:  # hard links to other file systems or other users' files may fail
-        shutil.copyfile(source, target)
 
 
 def _list_files(plan: Plan, folder: RolloutDir) -> list[Path]:
@@ -97,11 +102,3 @@ def _list_files(plan: Plan, folder: RolloutDir) -> list[Path]:
         what = f"{len(absent)} of {len(paths)} rollouts are missing, the first is {absent[0]}"
         raise CheckFailed(Problem(str(folder.path), what))
     return paths
-
-
-def _require_same(folder: RolloutDir, recorded: dict[str, str]) -> None:
-    paths = {name: folder.path / name for name in recorded}
-    changed = [name for name, path in paths.items() if not path.is_file() or sha256_file(path) != recorded[name]]
-    if changed:
-        what = "stored rollouts changed since they were made"
-        raise CheckFailed(Problem(str(folder.path), what, got=changed[0], hint="submit a new run"))

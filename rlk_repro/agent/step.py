@@ -12,11 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.agent.parts import Agent
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.workloads.api import Command
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+ROLLOUTS: Final = "rollouts-"
 
 
 class Stage(StrEnum):
@@ -30,27 +33,17 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
-    """The command of a step: that of a trial, or the one that stores the rollouts of a seed."""
-
-    trial: str | None = None
-    seed: int | None = None
-
-    def __str__(self) -> str:
-        return f"rollouts-{self.seed}" if self.trial is None else self.trial
-
-
-@dataclass(frozen=True, kw_only=True)
 class Step:
     """``number`` counts the allocation's steps from 1; ``head`` is the address:port of Ray's head, if agents start Ray.
 
-    Without ``keeps_logs``, the nodes delete Ray's logs, because the command ended well.
+    ``use`` names the command: a trial, or ``rollouts-<seed>``.  Without ``keeps_logs``, the nodes delete Ray's logs,
+    because the command ended well.
     """
 
     allocation: str
     number: int = 0
     stage: Stage = Stage.WAITING
-    use: Use = Use()
+    use: str = ""
     head: str = ""
     keeps_logs: bool = True
 
@@ -59,14 +52,13 @@ class Step:
 class Report:
     """One node's report about a step: ``is_over`` if nothing of it runs there any more, ``reason`` if its Ray ended.
 
-    ``busy`` names GPUs that are still in use; ``has_left``: the node's agent has ended.
+    ``has_left``: the node's agent has ended.
     """
 
     allocation: str
     number: int = 0
     is_over: bool = False
     reason: str = ""
-    busy: tuple[str, ...] = ()
     has_left: bool = False
 
 
@@ -78,29 +70,35 @@ def write_report(run_dir: RunDir, node: str, report: Report) -> None:
     _write(run_dir.report_of(node), report)
 
 
-def read_step(run_dir: RunDir) -> Step | None:
-    value = _read(run_dir.step)
-    if value is None:
-        return None
-    return Step(**{**value, "stage": Stage(value["stage"]), "use": Use(**value["use"])})
+def read_step(run_dir: RunDir, allocation: str) -> Step | None:
+    """Return the step that the leader of this allocation has told."""
+    value = _read(run_dir.step, allocation)
+    return None if value is None else Step(**value | {"stage": Stage(value["stage"])})
 
 
 def read_report(run_dir: RunDir, node: str, allocation: str) -> Report:
     """Return the node's last report in this allocation; an empty one before its first."""
-    value = _read(run_dir.report_of(node))
-    if value is None or value["allocation"] != allocation:
-        return Report(allocation=allocation)
-    return Report(**{**value, "busy": tuple(value["busy"])})
+    value = _read(run_dir.report_of(node), allocation)
+    return Report(allocation=allocation) if value is None else Report(**value)
+
+
+def find_command(agent: Agent, use: str) -> Command:
+    """Return the command that a step names; every node computes the same command."""
+    workload, plan = agent.parts.workload, agent.plan
+    if use.startswith(ROLLOUTS):
+        return workload.rollout_commands(plan, agent.run_dir)[int(use.removeprefix(ROLLOUTS))]
+    trial = next(trial for trial in plan.trials if trial.name == use)
+    return workload.trainer_command(plan, trial, agent.run_dir)
 
 
 def _write(path: Path, item: Step | Report) -> None:
     write_json(path, {"schema": SCHEMA, **dataclasses.asdict(item)}, is_durable=False)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, allocation: str) -> dict[str, Any] | None:
     try:
         value: dict[str, Any] = load_json(path, schema=SCHEMA)
     except BundleUnreadable:
         return None
     del value["schema"]
-    return value
+    return value if value["allocation"] == allocation else None

@@ -9,7 +9,7 @@ from rlk_repro.cli.output import AsJson, say, say_json
 
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine, and show what would make a run fail."""
-    from rlk_repro.agent.preflight.doctor import Examination, examine
+    from rlk_repro.cli.examination import Examination, examine
     from rlk_repro.clusters.local import guess_hardware
     from rlk_repro.clusters.registry import list_clients
     from rlk_repro.probes.node import probe_node

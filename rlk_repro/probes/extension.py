@@ -70,3 +70,18 @@ def build_variables(environ: Mapping[str, str]) -> dict[str, Fact] | Unknown:
     names = sorted(name for name in environ if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES))
     found: dict[str, Fact] = {name: environ[name] for name in names}
     return found or Unknown("no variable of RL-Kernel's build is set")
+
+
+def serves(architecture: str, capability: str) -> bool:
+    """Whether code for an architecture (``sm_90``) runs on a GPU with a compute capability (``9.0``).
+
+    Machine code (``sm_``) also runs on later minor versions, and PTX (``compute_``) also on later major versions.
+    Code for ``sm_90a`` runs on 9.0 only (CUDA programming guide, binary and PTX compatibility).
+    """
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
+    if match is None:
+        return False
+    built, (major, minor) = (int(match[2]), int(match[3])), map(int, capability.split("."))
+    if match[4]:
+        return built == (major, minor)
+    return built <= (major, minor) and (match[1] == "compute" or built[0] == major)

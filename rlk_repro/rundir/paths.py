@@ -135,7 +135,7 @@ class RunDir:
 
     def session_rollouts(self, trial: str) -> RolloutDir:
         """Return a folder whose rollouts are never packed, because the plan determines them."""
-        return RolloutDir(self.root / f".rollouts-{trial}")
+        return RolloutDir(self.work / f"rollouts-{trial}")
 
     nodes = Within(NODES)
 
@@ -169,7 +169,9 @@ class RunDir:
     bundle = Within("bundle.tgz")
     report = Within("report")
     lock = Within(".lock")
-    reserve = Within(".reserve")
+    work = Within(".work")
+    """The folder holds what the agents of a running job share; nothing in it is needed once they have ended."""
+    reserve = Within(".work/reserve")
     """The file reserves disk space: on a full disk the leading agent removes it to write its last message."""
     token = Within(".token")
     """The file holds random text by which its user recognises the run directory."""
@@ -210,27 +212,27 @@ class RunDir:
     @property
     def live(self) -> RunDir:
         """Until a run on another machine is collected, this folder holds copies of its state and logs."""
-        return RunDir(self.root / ".live")
+        return RunDir(self.work / "live")
 
     def partial_bundle(self, digest: str) -> Path:
         """Return the path of the file with the received part of the bundle with this checksum."""
         return self.root / f".bundle-{digest}.part"
 
-    claim = Within(".claim")
+    claim = Within(".work/claim")
     """The file names an agent that waits for the lock: one of a later allocation of the same job."""
-    step = Within(".step.json")
+    step = Within(".work/step.json")
     """With this file the leading agent tells the other nodes which command runs now."""
 
     def report_of(self, node: str) -> Path:
         """Return the file in which this node's agent tells the leading one how its step ended."""
-        return self.root / f".node-{node}.json"
+        return self.work / f"node-{node}.json"
 
-    ray_token = Within(".ray-token")
+    ray_token = Within(".work/ray-token")
     """The file holds the secret token by which processes of one Ray cluster recognize each other."""
 
     again = Within(".again")
     """The file names an allocation whose time ran out after some pairs; the next one continues the run."""
-    lost = Within(".lost")
+    lost = Within(".work/lost")
     """The file names an allocation that ended because it lost nodes; another one may continue the run."""
 
     @property

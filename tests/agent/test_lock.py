@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from rlk_repro.agent.lock import Holder, RunLock
-from rlk_repro.agent.parts import Deadlines, make_place
+from rlk_repro.agent.parts import Agent, Deadlines, make_place
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.base.files import load_json
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import read_state
 from tests import ROOT
-from tests.support.job_examples import find_descendants, make_staged, run_example
+from tests.support.job_examples import find_descendants, make_parts, make_staged, run_example
 from tests.support.verifying import verify_bundle
 from tests.support.waiting import wait_until
 
@@ -29,8 +30,13 @@ QUICK = Deadlines(pulse_s=0.1, silent_s=1.0, handover_s=1.0)
 
 
 def make_lock(run_dir: RunDir, node: str, allocation: str, deadlines: Deadlines = QUICK, **tell: Any) -> RunLock:
+    return RunLock(make_agent(run_dir, node, allocation, deadlines), tell.get("tell", print))
+
+
+def make_agent(run_dir: RunDir, node: str, allocation: str, deadlines: Deadlines) -> Agent:
+    parts = make_parts(deadlines=deadlines)
     place = make_place(node, (node,), allocation)
-    return RunLock(run_dir, place, deadlines, Stop(), tell.get("tell", print))
+    return Agent(plan=Plan.load(run_dir.plan), run_dir=run_dir, place=place, parts=parts, stop=Stop())
 
 
 @pytest.fixture(params=["common", "local"])
@@ -102,8 +108,9 @@ AGENT = """
 import fcntl, sys
 from pathlib import Path
 from rlk_repro.agent.agent import run_agent
-from rlk_repro.agent.parts import Deadlines, make_place
+from rlk_repro.agent.parts import Agent, Deadlines, make_place
 from rlk_repro.base.errors import RlkReproError
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from tests.support.job_examples import FakeWorkload, make_parts
 kind, root, node, allocation, *actions = sys.argv[1:]
@@ -194,13 +201,10 @@ def test_an_agent_of_another_job_changes_nothing(agents: Agents) -> None:
 
 def test_an_agent_that_is_stopped_while_it_waits_says_so(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run")
-    stop = Stop()
-    with make_lock(run_dir, "a", "9.0", Deadlines(pulse_s=60)):
-        waiting = RunLock(
-            run_dir, make_place("b", ("b",), "9.1"), Deadlines(), stop, lambda _: stop.request(signal.SIGTERM)
-        )
-        with waiting:
-            assert not waiting.is_taken
+    agent = make_agent(run_dir, "b", "9.1", Deadlines())
+    waiting = RunLock(agent, lambda _: agent.stop.request(signal.SIGTERM))
+    with make_lock(run_dir, "a", "9.0", Deadlines(pulse_s=60)), waiting:
+        assert not waiting.is_taken
     assert run_dir.claim.read_text() == "b\n9.1\n"
 
 

@@ -93,11 +93,11 @@ def test_sessions_on_stored_rollouts_are_run_sealed_and_read(tmp_path: Path) -> 
     assert (len(found.pairs), found.num_pairs_planned, found.num_scored_steps) == (2, 2, 8)
     assert [block.is_control for block in found.blocks] == [False, True] * 2
     assert verify_bundle(run_dir.bundle) == []
-    assert not list(run_dir.root.glob(".rollouts*"))
+    assert not list(run_dir.work.glob("rollouts*"))
     environment = load_json(run_dir.trial(NAMES[0]).env)["env"]
     assert environment["VIME_RL_KERNEL_SCHEDULE"] == make_schedule(plan.run.measure, plan.trials[0].seed).text
     command = load_json(run_dir.trial(NAMES[0]).command)["argv"]
-    assert command[-1] == "{run_dir}/.rollouts-00-s1-crossover/{rollout_id}.pt"
+    assert command[-1] == "{run_dir}/.work/rollouts-00-s1-crossover/{rollout_id}.pt"
 
 
 def test_a_session_that_is_stopped_inside_is_done_again_as_a_whole(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rlk_repro.agent.preflight.code import check_rl_kernel, find_pinned
+from rlk_repro.agent.preflight.code import check_rl_kernel
 from rlk_repro.base.findings import Level
+from rlk_repro.images.pins import find_pinned
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.results import PairStatus, ProofStatus
 from rlk_repro.submit.consent import find_foreign, list_what_runs

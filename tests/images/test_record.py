@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlk_repro import image_check
-from rlk_repro.agent.preflight.code import find_record, match_image
+from rlk_repro.agent.preflight.code import match_image
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Level
@@ -24,6 +24,7 @@ from rlk_repro.images.match import (
     match_running,
     match_stack,
 )
+from rlk_repro.images.pins import load_record
 from rlk_repro.images.record import Base, ImageRecord, digest_of, parse_record
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec import Stack
@@ -262,8 +263,8 @@ def test_a_job_in_a_container_needs_the_stacks_image_where_there_are_gpus(
     locked = plan.stack.model_copy(update={"locks": {"cuda-amd64": f"sha256:{'1' * 64}"}})
     (unrecorded,) = match_image(dataclasses.replace(plan, stack=locked), outside, tmp_path / "none")
     assert (unrecorded.level, unrecorded.where) == (Level.BLOCKING, "/opt/rlk-repro/provenance.json")
-    assert find_record(root) == make_record()
-    assert find_record(tmp_path / "none") is None
+    assert load_record(root) == make_record()
+    assert load_record(tmp_path / "none") is None
 
 
 def test_the_check_has_exit_code_3_outside_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,7 +294,7 @@ class Environment:
         """What a manifest says of RL-Kernel, and what preflight says of the pin."""
         script = (
             "import sys; from rlk_repro.rundir.manifest import Manifest; from rlk_repro.probes import code; "
-            "from rlk_repro.agent.preflight.code import match_pins; from rlk_repro.spec.load import load_stack; "
+            "from rlk_repro.images.pins import match_pins; from rlk_repro.spec.load import load_stack; "
             "facts = code.probe(environ={}); "
             "stack = load_stack(sys.argv[1]).model; "
             "print(facts['rl_kernel']['is_dirty'], facts['rl_kernel']['is_compiled'], "

@@ -74,7 +74,7 @@ def test_a_folder_that_the_user_names_may_be_a_link(call: Call, run_dir: RunDir,
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "collect", "resume"])
-@pytest.mark.parametrize("place", [".live", "job", "scheduler", ".agent.log", "nodes/n/telemetry.jsonl", ".cancelled"])
+@pytest.mark.parametrize("place", [".work", "job", "scheduler", ".agent.log", "nodes/n/telemetry.jsonl", ".cancelled"])
 def test_no_command_writes_into_a_run_directory_with_links(
     call: Call, tmp_path: Path, mine: Path, command: str, place: str
 ) -> None:

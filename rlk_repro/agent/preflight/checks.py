@@ -1,7 +1,7 @@
 """The table of preflight's checks.
 
 A row is here because its problem ends a run or makes its numbers wrong; the comment above it says how.  All other facts
-of a node (governor, NUMA balancing, locked memory, load, …) are only recorded in the node's manifest.
+of a node (governor, load, fabric state, clock, …) are only recorded in the node's manifest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ LEVELS: Final[dict[Policy, Level]] = {
     "warn": Level.WARNING,
     "fail": Level.BLOCKING,
 }
+
+UNUSED_LIMITS: Final = frozenset({"max_clock_skew_s", "max_file_latency_ms"})
 
 Find: TypeAlias = Callable[[Facts], Iterable[Finding]]
 
@@ -98,8 +100,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("gpu_errors", with_gpus, gpu.check_errors, "fail", "drain the node and reset the GPU"),
     # With a link down, collectives take another route, and every step is several times too long.
     Check("gpu_links", with_gpus, gpu.check_links, "fail", "drain the node: a link is down"),
-    # Without its fabric manager, CUDA fails with error 802 (system not yet initialized).
-    Check("gpu_fabric", with_gpus, gpu.check_fabric, "fail", "restart nvidia-fabricmanager"),
     # A MIG slice, or a partition of an MI300X, has a part of the memory and speed of its name.
     Check("gpu_partition", with_gpus, gpu.check_partition, "fail", "use whole GPUs (MIG off, SPX)"),
     # Heat or a power brake slows one GPU; which variant it hits depends on the hour.
@@ -108,22 +108,16 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("gpu_visibility", with_gpus, gpu.check_visibility, "fail", "ask for whole nodes"),
     # An extension without code for this GPU: the enabled variant runs no compiled kernel.
     Check("rl_kernel_architecture", with_gpus, code.check_architecture, "fail", "build for this GPU"),
-    # An earlier job's Ray keeps ports and shared memory, and Ray's start fails after minutes.
-    Check("stale_processes", with_gpus, host.check_stale_processes, "warn", "end these processes"),
     # Two runs on one machine slow each other down, also while the GPUs of one are idle.
     Check("other_runs", with_gpus, host.check_other_runs, "fail", "wait until that run has ended"),
     # A container's default of 64 MiB: NCCL and data loaders end with a bus error.
     Check("shared_memory", with_gpus, host.check_shared_memory, "warn", "docker: --ipc=host"),
     # Ray opens several sockets per worker, and ends with "Too many open files".
     Check("open_files", with_gpus, host.check_open_files, "warn", "ulimit -Hn 65536"),
-    # A program that compares a file's time with its own clock may wait for ever.
-    Check("clock_skew", on_node, host.check_clock_skew, "warn", "timedatectl set-ntp true"),
     # Without an open RDMA device (such as a container without it), NCCL takes TCP in silence.
     Check("rdma_opens", with_network, network.check_rdma, "fail", "set container.fabric"),
     # One job on two kinds of nodes measures neither.
     Check("nodes_alike", between_nodes, network.compare_nodes, "fail", "ask for nodes of one kind"),
-    # On GB200, without an IMEX channel no GPU reaches the memory of another tray.
-    Check("imex", between_nodes, network.check_imex, "fail", "start nvidia-imex on the nodes"),
 )
 
 
@@ -145,9 +139,7 @@ def default_policies() -> dict[CheckName, Policy]:
 def find_unused(limits: Preflight) -> Iterator[Finding]:
     """Yield a warning about settings of a profile that belong to checks of earlier versions."""
     names = [str(name) for name in limits.policy if name not in default_policies()]
+    names += sorted(limits.model_fields_set & UNUSED_LIMITS)
     if names:
         found = f"{', '.join(names)}: no longer checked, only recorded in the manifest"
-        yield Finding(Level.WARNING, "profile: preflight.policy", "names from docs/preflight.md", found)
-    if "max_file_latency_ms" in limits.model_fields_set:
-        where = "profile: preflight.max_file_latency_ms"
-        yield Finding(Level.WARNING, where, "no such key", "the latency is only recorded in the manifest")
+        yield Finding(Level.WARNING, "profile: preflight", "names from docs/preflight.md", found)

@@ -155,16 +155,6 @@ def _check_xgmi(facts: Facts, expected: int) -> Iterator[Finding]:
         yield wrong("gpu.topology_links.gpu_gpu.XGMI", f"{wanted} pairs", str(pairs))
 
 
-def check_fabric(facts: Facts) -> Iterator[Finding]:
-    """Check that the fabric manager has registered each GPU; otherwise collectives fail or use PCIe."""
-    fabric = facts.mapping("gpu", "fabric")
-    state, status = fabric.get("state"), fabric.get("status")
-    if isinstance(state, str) and state not in {"N/A", "Completed"}:
-        yield wrong("gpu.fabric.state", "Completed", state)
-    elif isinstance(status, str) and state == "Completed" and status != "Success":
-        yield wrong("gpu.fabric.status", "Success", status)
-
-
 def check_partition(facts: Facts) -> Iterator[Finding]:
     mig = name_gpus(facts.devices, lambda device: device.get("mig_mode") == "enabled")
     if mig:

@@ -1,4 +1,4 @@
-"""Check a node's run directory, memory, processes, limits and clock."""
+"""Check a node's run directory, memory, other runs and limits."""
 
 from __future__ import annotations
 
@@ -51,14 +51,6 @@ def read_free_memory(path: Path = _MEMINFO) -> int | None:
         return None
 
 
-def check_stale_processes(facts: Facts) -> Iterator[Finding]:
-    """Before the first trial, a process of Ray or of an engine belongs to another job."""
-    names = facts.fact("host", "trainer_processes")
-    if isinstance(names, list) and names:
-        expected = "no such process before the first trial"
-        yield wrong("host.trainer_processes", expected, ", ".join(map(str, names)))
-
-
 def check_other_runs(facts: Facts) -> Iterator[Finding]:
     runs = facts.fact("host", "other_runs")
     if isinstance(runs, list) and runs:
@@ -76,13 +68,6 @@ def check_open_files(facts: Facts) -> Iterator[Finding]:
     limit = facts.mapping("host", "limits").get("nofile")
     found = limit.get("hard") if isinstance(limit, dict) else None
     yield from _require_least("host.limits.nofile.hard", found, MIN_OPEN_FILES)
-
-
-def check_clock_skew(facts: Facts) -> Iterator[Finding]:
-    skew_s = facts.fact("run_directory", "clock_skew_s")
-    if isinstance(skew_s, int | float) and abs(skew_s) > facts.limits.max_clock_skew_s:
-        expected = "the same time on this node and the file system"
-        yield wrong("clock", expected, f"a difference of {skew_s:+.1f} s")
 
 
 def _require_least(where: str, value: Any, least: float) -> Iterator[Finding]:

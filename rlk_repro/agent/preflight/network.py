@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from typing import Final
 
 from rlk_repro.agent.preflight.facts import Facts, wrong
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.probes.network import OPENS
-from rlk_repro.rundir.manifest import ACTIVE, Manifest, Unknown, diff_manifests, list_ports
-
-NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
+from rlk_repro.rundir.manifest import ACTIVE, diff_manifests, list_ports
 
 
 def check_rdma(facts: Facts) -> Iterator[Finding]:
@@ -36,25 +32,3 @@ def compare_nodes(facts: Facts) -> Iterator[Finding]:
             if item.level is Level.BLOCKING:
                 expected = f"the same as on {first.node}: {item.expected}"
                 yield wrong(f"nodes.{other.node}.{item.where}", expected, item.found)
-
-
-def check_imex(facts: Facts) -> Iterator[Finding]:
-    """A node of an NVLink domain needs an IMEX channel to reach the memory of the other nodes."""
-    domains = Counter(filter(None, map(find_domain, facts.nodes)))
-    for manifest in facts.nodes:
-        domain = find_domain(manifest)
-        channels = manifest.sections.get("gpu", {}).get("imex_channels", Unknown("not recorded"))
-        if domain is not None and domains[domain] > 1 and not isinstance(channels, int):
-            where = f"nodes.{manifest.node}.gpu.imex_channels"
-            yield wrong(where, "an IMEX channel for this job", channels)
-
-
-def find_domain(manifest: Manifest) -> str | None:
-    """Return a node's NVLink domain (cluster and clique); None if it has none or it is unknown."""
-    fabric = manifest.sections.get("gpu", {}).get("fabric")
-    if not isinstance(fabric, dict):
-        return None
-    cluster, clique = fabric.get("cluster_uuid"), fabric.get("clique_id")
-    if not isinstance(cluster, str) or cluster == NO_CLUSTER or not isinstance(clique, int | str):
-        return None
-    return f"{cluster}.{clique}"

@@ -1,4 +1,4 @@
-"""Run Ray on this node during one command.
+"""Run Ray on this node during one command; the leader and the other nodes do this in the same way.
 
 ``ray stop`` is never called, because it ends every Ray on the machine.
 """
@@ -13,20 +13,27 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from rlk_repro.agent.outcome import quote_end
-from rlk_repro.agent.ray.launch import RaySeat, render_start
+from rlk_repro.agent.parts import Agent
+from rlk_repro.agent.preflight.host import read_free_memory
+from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, find_store_bytes, render_env, render_start
+from rlk_repro.agent.step import Step, find_command
 from rlk_repro.base.files import write_bytes
 from rlk_repro.base.guarded import Guarded
+from rlk_repro.base.secrets import Scrubber
+from rlk_repro.workloads.environment import resolve_env
 
 START_LOG: Final = "start.log"
 MAX_LOG_BYTES: Final = 1 << 20
 MAX_LOGS: Final = 1000
 NUM_FILES: Final = 65535
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (only the folder's size is read)
 _TAIL_BYTES: Final = 8192
 # the path is short because paths of Unix sockets below it may have at most 107 bytes
 _TEMP_ROOT: Final = "/tmp"  # noqa: S108 (only a new folder in it is used)
@@ -35,23 +42,38 @@ _PREFIX: Final = "rlk-ray-"
 _LEFT_AFTER_S: Final = 60.0
 
 
+def find_own_address(agent: Agent, others: tuple[str, ...]) -> str:
+    return agent.parts.find_address(agent.place.node, others, agent.plan.profile.ray.interface)
+
+
+def make_ray_node(agent: Agent, step: Step) -> RayNode:
+    """Prepare Ray on this node without starting it; Ray's workers get the environment of the step's command."""
+    head = step.head.rpartition(":")[0]
+    seat = RaySeat(
+        index=agent.place.nodes.index(agent.place.node),
+        node=agent.place.node,
+        address=head if agent.place.is_leader else find_own_address(agent, (head,)),
+        head=step.head,
+        num_gpus=agent.plan.layout.gpus_per_node,
+        first_port=agent.plan.profile.ray.first_port,
+        has_client=find_spec("grpc") is not None,
+        store_bytes=find_store_bytes(shutil.disk_usage(SHARED_MEMORY).total, read_free_memory() or 0),
+    )
+    return RayNode(agent, seat, step.use)
+
+
 class RayNode:
     """The process ``ray start --block`` and its guard; its drivers need the variables of ``client_env``."""
 
-    def __init__(
-        self,
-        seat: RaySeat,
-        env: Mapping[str, str],
-        client_env: dict[str, str],
-        retry_s: float,
-        grace_s: float,
-    ) -> None:
+    def __init__(self, agent: Agent, seat: RaySeat, use: str) -> None:
         self.reason = ""
-        self.client_env = client_env
+        command = find_command(agent, use)
+        own = render_env(seat, str(agent.run_dir.ray_token.absolute()), command.address_names)
+        self.client_env = SETTINGS | own | {"RAY_ADDRESS": seat.head}
+        self._agent = agent
         self._seat = seat
-        self._env = dict(env)
-        self._retry_s = retry_s
-        self._grace_s = grace_s
+        self._env = resolve_env(command, os.environ) | SETTINGS | own
+        self._scrub = Scrubber.from_environment(named=command.from_env.values()).bytes
         self._guarded: Guarded | None = None
         self._next_start = 0.0
         remove_left_folders()
@@ -74,17 +96,25 @@ class RayNode:
         if self.is_up:
             return
         if self._guarded is not None:
-            self.reason = self._explain(self._guarded)
+            quote = quote_end(_read_end(self._log, _TAIL_BYTES))
+            self.reason = f"ray start ended with {self._guarded.code or 0}: {quote}"
             self._guarded.release()
             self._guarded = None
         if is_joining and time.monotonic() >= self._next_start:
-            self._next_start = time.monotonic() + self._retry_s
+            self._next_start = time.monotonic() + self._agent.deadlines.ray_retry_s
             self._start()
 
-    def end(self) -> None:
+    def put_away(self, step: Step) -> None:
+        """Stop Ray on this node, collect its logs if the step keeps them, and delete its temporary folder."""
+        self.keep(is_joining=False)
         if self._guarded is not None:
-            self._guarded.end(self._grace_s)
+            self._guarded.end(self._agent.deadlines.grace_s)
             self._guarded = None
+        if step.keeps_logs:
+            self.collect(self._agent.run_dir.node(self._agent.place.node).ray_logs(step.use), self._scrub)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def collect(self, folder: Path, scrub: Callable[[bytes], bytes]) -> None:
         """Copy the logs to ``folder``, and only the end of a long log."""
@@ -92,12 +122,6 @@ class RayNode:
             data = scrub(_read_end(source))
             if data:
                 write_bytes(folder / name, data, is_durable=False)
-
-    def delete(self) -> None:
-        """Delete Ray's temporary folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
 
     def _start(self) -> None:
         taken = [f"{number} ({name})" for name, number in self._seat.ports().items() if not _is_free(number)]
@@ -110,9 +134,6 @@ class RayNode:
             log.write(f"{' '.join(argv)}\n".encode())
             log.flush()
             self._guarded = Guarded(argv, self._env, log.fileno())
-
-    def _explain(self, guarded: Guarded) -> str:
-        return f"ray start ended with {guarded.code or 0}: {quote_end(_read_end(self._log, _TAIL_BYTES))}"
 
     def _find_logs(self) -> Iterator[tuple[Path, Path]]:
         if self._log.is_file():
@@ -166,12 +187,9 @@ def _is_free(port: int) -> bool:
 
 def _read_end(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bytes:
     try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(size - max_bytes, 0))
-            data = stream.read(max_bytes)
+        data = path.read_bytes()
     except OSError:
         return b""
-    if size <= max_bytes:
+    if len(data) <= max_bytes:
         return data
-    return b"[%d bytes before]\n" % (size - max_bytes) + data.partition(b"\n")[2]
+    return b"[%d bytes before]\n" % (len(data) - max_bytes) + data[-max_bytes:].partition(b"\n")[2]

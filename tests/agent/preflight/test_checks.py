@@ -11,11 +11,11 @@ import pytest
 
 from rlk_repro.agent.preflight import gpu as gpu_checks
 from rlk_repro.agent.preflight.checks import CHECKS, between_nodes, default_policies, find_unused, in_run, judge
-from rlk_repro.agent.preflight.code import serves
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.agent.preflight.gpu import find_toolkit
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.probes import gpu_amd, gpu_nvidia, host, network
+from rlk_repro.probes.extension import serves
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec import CheckName, Layout, Preflight
@@ -34,7 +34,6 @@ from tests.support.probe_examples import (
 )
 
 __all__ = ["tools"]
-CLUSTER = "6f2a4b0e-0000-4000-8000-000000000001"
 DEVICE = {
     "name": "NVIDIA H200",
     "memory_total_mib": 143771,
@@ -49,7 +48,6 @@ PORT = {"state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
 GOOD: Mapping[str, Mapping[str, Any]] = {
     "host": {
         "machine": "x86_64",
-        "trainer_processes": [],
         "dev_shm_gib": 1007.8,
         "limits": {"nofile": {"soft": 1024, "hard": 1048576}},
     },
@@ -57,8 +55,6 @@ GOOD: Mapping[str, Mapping[str, Any]] = {
         "vendor": "nvidia",
         "count": 8,
         "driver": "580.159.04",
-        "fabric": {"state": "Completed", "status": "Success", "cluster_uuid": CLUSTER, "clique_id": 7},
-        "imex_channels": 1,
         "devices": [{"index": index, **DEVICE} for index in range(8)],
     },
     "network": {
@@ -67,7 +63,6 @@ GOOD: Mapping[str, Mapping[str, Any]] = {
     },
     "code": {"packages": {"torch": "2.9.0+cu130"}, "rl_kernel": {"extension_architectures": ["sm_90"]}},
     "environment": {},
-    "run_directory": {"clock_skew_s": 0.1},
 }
 
 
@@ -120,11 +115,6 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
     "gpu_links": (
         {"gpu": devices(nvlinks_up=17)}, Level.BLOCKING, ("gpu.devices.3.nvlinks_up", "18", "17"),
     ),
-    "gpu_fabric": (
-        {"gpu": {"fabric": {"state": "In Progress", "status": Unknown("not yet")}}},
-        Level.BLOCKING,
-        ("gpu.fabric.state", "Completed", "In Progress"),
-    ),
     "gpu_partition": (
         {"gpu": devices(mig_mode="enabled")},
         Level.BLOCKING,
@@ -140,11 +130,6 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
         Level.BLOCKING,
         ("code.rl_kernel.extension_architectures", "code for compute capability 9.0", "sm_80, sm_100a"),
     ),
-    "stale_processes": (
-        {"host": {"trainer_processes": ["raylet"]}},
-        Level.WARNING,
-        ("host.trainer_processes", "no such process before the first trial", "raylet"),
-    ),
     "other_runs": (
         {"host": {"other_runs": ["20261120T120000Z-0123abcd-4567"]}},
         Level.BLOCKING,
@@ -155,11 +140,6 @@ BAD: dict[str, tuple[dict[str, Any], Level, tuple[str, str, str]]] = {
         {"host": {"limits": {"nofile": {"soft": 1024, "hard": 4096}}}},
         Level.WARNING,
         ("host.limits.nofile.hard", "at least 8192", "4096"),
-    ),
-    "clock_skew": (
-        {"run_directory": {"clock_skew_s": -3.04}},
-        Level.WARNING,
-        ("clock", "the same time on this node and the file system", "a difference of -3.0 s"),
     ),
     "rdma_opens": (
         {"network": {"rdma_verbs": {"mlx5_0": "no verbs device", "mlx5_1": "/dev/infiniband/uverbs1: Not found"}}},
@@ -191,9 +171,9 @@ def test_every_row_has_its_own_name_an_example_and_a_line_in_the_page() -> None:
 def test_a_profile_may_still_name_a_check_that_went() -> None:
     kept = Preflight(policy={"gpu_idle": "warn"})
     assert list(find_unused(kept)) == []
-    found = list(find_unused(Preflight(policy={"governor": "fail", "load": "pass"}, max_file_latency_ms=5.0)))
-    assert [item.level for item in found] == [Level.WARNING, Level.WARNING]
-    assert found[0].found.startswith("governor, load: no longer checked")
+    found = list(find_unused(Preflight(policy={"governor": "fail", "imex": "pass"}, max_file_latency_ms=5.0)))
+    assert [item.level for item in found] == [Level.WARNING]
+    assert found[0].found.startswith("governor, imex, max_file_latency_ms: no longer checked")
 
 
 def test_a_run_without_gpus_skips_checks_of_disturbed_times() -> None:
@@ -202,7 +182,7 @@ def test_a_run_without_gpus_skips_checks_of_disturbed_times() -> None:
         for section, body in facts.items():
             changes[section] = {**changes.get(section, {}), **body} if isinstance(body, dict) else body
     found = judged(situation(hardware="cpu", layout={"num_nodes": 1}, **changes))
-    assert {finding.where for finding in found} == {"clock"}
+    assert found == []
 
 
 def test_one_node_is_not_asked_about_the_network() -> None:
@@ -360,21 +340,3 @@ def test_nodes_must_share_the_facts_of_the_experiment() -> None:
     ]
     lenient = compared(node("a", gpu={"count": 8}), node("b", gpu={"count": 7}), nodes_alike="warn")
     assert [item.level for item in lenient] == [Level.WARNING]
-
-
-def test_nodes_of_one_nvlink_domain_must_have_imex_channels() -> None:
-    missing = {"imex_channels": Unknown("no channel")}
-    expected = ("an IMEX channel for this job", "unknown (no channel)")
-    assert compared(node("a"), node("b", gpu=missing)) == [
-        Finding(Level.BLOCKING, "nodes.b.gpu.imex_channels", *expected)
-    ]
-
-
-@pytest.mark.parametrize("cluster", ["00000000-0000-0000-0000-000000000000", "one of its own"])
-def test_nodes_with_their_own_switch_need_no_imex_channel(cluster: str) -> None:
-    def alone(name: str) -> Manifest:
-        uuid = cluster if cluster.startswith("0") else f"{cluster} {name}"
-        fabric = {"state": "Completed", "status": "Success", "cluster_uuid": uuid, "clique_id": 0}
-        return node(name, gpu={"fabric": fabric, "imex_channels": Unknown("no channel")})
-
-    assert compared(alone("a"), alone("b")) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -13,19 +12,20 @@ from rlk_repro.agent.node import make_facts, write_preflight
 from rlk_repro.agent.parts import make_place
 from rlk_repro.agent.preflight import code as code_checks
 from rlk_repro.agent.preflight.checks import judge
-from rlk_repro.agent.preflight.code import check_rl_kernel, find_absent, find_pinned, match_pins
+from rlk_repro.agent.preflight.code import check_rl_kernel
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.agent.preflight.gpu import check_hardware, find_busy, wait_until_idle
 from rlk_repro.agent.preflight.host import check_writable, read_free_memory, require_room
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.probes import code, folder
+from rlk_repro.images.pins import find_pinned
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.sources import RL_KERNEL, SECTIONS
-from rlk_repro.spec import Hardware, Layout, Pin, Preflight, Stack, Variant
+from rlk_repro.sources import RL_KERNEL
+from rlk_repro.spec import Hardware, Layout, Pin, Preflight, Variant
 from rlk_repro.spec.load import load_hardware
+from tests.agent.preflight.test_checks import situation
 from tests.support.job_examples import PROFILE, SETTINGS, make_example_plan, make_staged, make_staged_facts, run_example
 
 GIB = 1 << 30
@@ -70,11 +70,6 @@ def test_free_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
     assert read_free_memory(tmp_path / "meminfo") == 2 << 20
     assert read_free_memory(tmp_path / "absent") is None
-
-
-def test_a_missing_module_blocks() -> None:
-    found = list(find_absent(("json", "no_such_module")))
-    assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]
 
 
 NOT_INSTALLED = "missing: the enabled variant uses the trainer's own functions"
@@ -189,79 +184,6 @@ def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, lev
     assert judged_hardware(a100, manifest_of(count=8, devices=devices)) == [expected]
 
 
-PINNED = Stack(
-    stack="pinned", purpose="x", pins={"megatron_lm": Pin(repository="https://git.example/x", commit="1" * 40)}
-)
-WAY_OUT = ", pinned by stack pinned; --stack host uses what is installed"
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ({"megatron": {"commit": "1" * 40, "is_dirty": False}}, None),
-        ({"megatron": {"commit": "1" * 40, "is_dirty": Unknown("no checkout")}}, None),
-        ({"megatron": {"commit": "1" * 40, "is_dirty": True}}, ("is_dirty", f"{'1' * 40} unchanged", "changed files")),
-        ({"megatron": {"commit": "2" * 40}}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
-        ({"megatron": {"commit": Unknown("absent")}}, ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (absent)")),
-        ({}, ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (not recorded)")),
-    ],
-)
-def test_a_pin_that_is_not_confirmed_blocks(code: dict[str, Fact], expected: tuple[str, str, str] | None) -> None:
-    found = list(match_pins(PINNED, Manifest(node="n", sections={"code": code})))
-    assert found == ([] if expected is None else
-                     [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ({"commit": Unknown("no checkout"), "tree": "3" * 40}, None),
-        (
-            {"commit": Unknown("no checkout"), "tree": "4" * 40},
-            ("tree", f"{'3' * 40} (the files of {'1' * 12}){WAY_OUT}", "4" * 40),
-        ),
-        (
-            {"commit": Unknown("no checkout"), "tree": Unknown("installed")},
-            ("commit", f"{'1' * 40}{WAY_OUT}", "unknown (no checkout)"),
-        ),
-        ({"commit": "2" * 40, "tree": "3" * 40}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
-        (
-            {"commit": Unknown("none recorded"), "tree": "3" * 40, "is_dirty": True},
-            ("is_dirty", f"{'1' * 40} unchanged", "changed files"),
-        ),
-        ({"commit": Unknown("no checkout"), "tree": "5" * 40}, None),
-        ({"commit": "1" * 40, "tree": "5" * 40, "is_dirty": True}, None),
-        ({"commit": "2" * 40, "tree": "5" * 40}, ("commit", f"{'1' * 40}{WAY_OUT}", "2" * 40)),
-    ],
-)
-def test_an_archive_of_the_pinned_tree_is_the_pinned_commit(
-    facts: dict[str, Fact], expected: tuple[str, str, str] | None
-) -> None:
-    pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40, "patched_tree": "5" * 40})
-    stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
-    found = list(match_pins(stack, Manifest(node="n", sections={"code": {"megatron": facts}})))
-    assert found == ([] if expected is None else
-                     [Finding(Level.BLOCKING, f"code.megatron.{expected[0]}", expected[1], expected[2])])  # fmt: skip
-
-
-@pytest.mark.parametrize(("tree", "is_taken"), [("3" * 40, False), ("5" * 40, True)])
-def test_a_run_that_needs_the_patch_takes_no_unpatched_sources(tree: str, is_taken: bool) -> None:
-    pin = PINNED.pins["megatron_lm"].model_copy(update={"tree": "3" * 40, "patched_tree": "5" * 40})
-    stack = PINNED.model_copy(update={"pins": {"megatron_lm": pin}})
-    facts: dict[str, Fact] = {"commit": Unknown("no checkout"), "tree": tree}
-    manifest = Manifest(node="n", sections={"code": {"megatron": facts}})
-    told, without = f"{'5' * 40} (with upstream's patch)", f"{tree} (without this patch)"
-    expected = Finding(Level.BLOCKING, "code.megatron.tree", told, without)
-    found = list(match_pins(stack, manifest, patched=frozenset({"megatron_lm"})))
-    assert found == ([] if is_taken else [expected])
-
-
-def test_every_pin_of_a_stack_is_a_source_that_manifests_describe() -> None:
-    pins = get_args(get_args(Stack.model_fields["pins"].annotation)[0])
-    assert set(pins) == set(SECTIONS)
-    assert set(SECTIONS.values()) <= code.probe().keys()
-
-
 def test_busy_gpus_block_and_unknown_use_warns() -> None:
     busy = GpuUse(index=3, memory_used_mib=70_000)
     expected = Finding(Level.BLOCKING, "gpu", "idle", "GPU 3: 70000 MiB in use, processes: none visible")
@@ -292,16 +214,14 @@ def test_the_record_is_the_findings_of_one_allocation(tmp_path: Path) -> None:
     ("policy", "code", "level"), [("fail", 3, "blocking"), ("warn", 0, "warning"), ("pass", 0, "info")]
 )
 def test_the_profile_decides_whether_a_finding_stops_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, code: int, level: str
+    tmp_path: Path, policy: str, code: int, level: str
 ) -> None:
-    monkeypatch.setattr(folder, "probe_folder", lambda _: {"clock_skew_s": 7.04})
     limits = "min_free_disk_gib: 0.01, min_free_memory_gib: 0.01"
-    profile = f"profile: x\ncluster: local\npreflight: {{{limits}, policy: {{clock_skew: {policy}}}}}\n".encode()
-    _, run_dir = make_staged(tmp_path / "run", profile=profile)
-    assert run_example(run_dir) == code
-    found = [item for item in load_json(run_dir.node("node-0").preflight)["findings"] if item["where"] == "clock"]
-    expected, apart = "the same time on this node and the file system", "a difference of +7.0 s"
-    assert found == [{"level": level, "where": "clock", "expected": expected, "found": apart}]
+    profile = f"profile: x\ncluster: local\npreflight: {{{limits}, policy: {{shared_memory: {policy}}}}}\n".encode()
+    _, run_dir = make_staged(tmp_path / "run", profile=profile, hardware="h200")
+    sections = situation(host={"dev_shm_gib": 0.06}).manifest.sections
+    assert run_example(run_dir, probe_node=lambda node: Manifest(node=node, sections=sections)) == code
+    found = load_json(run_dir.node("node-0").preflight)["findings"]
+    expected = {"level": level, "where": "host.dev_shm_gib", "expected": "at least 1", "found": "0.06"}
+    assert [item for item in found if item["where"] == expected["where"]] == [expected]
     assert len(run_dir.trial_dirs()) == (0 if code else 4)
-    sections = load_json(run_dir.node("node-0").manifest)["sections"]
-    assert sections["run_directory"] == {"clock_skew_s": 7.04}

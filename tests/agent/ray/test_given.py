@@ -10,16 +10,17 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.parts import Deadlines, NodePlace
+from rlk_repro.agent.parts import Agent, Deadlines, NodePlace
 from rlk_repro.agent.process import Ended
 from rlk_repro.agent.ray import steps
-from rlk_repro.agent.ray.member import RayMember
-from rlk_repro.agent.ray.steps import ADDRESS_VARIABLE, Steps
-from rlk_repro.agent.step import Report, Use, write_report
+from rlk_repro.agent.ray.given import ADDRESS_VARIABLE
+from rlk_repro.agent.ray.steps import Steps
+from rlk_repro.agent.step import Report, write_report
 from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.trial import Outcome
 from rlk_repro.base import proc
@@ -59,8 +60,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Steps]:
         monkeypatch.setenv(ADDRESS_VARIABLE, address)
         place = NodePlace(node="node-0", nodes=nodes, allocation="a")
         parts = make_parts(deadlines=Deadlines(**deadlines))
-        member = RayMember(plan=None, run_dir=RunDir(folder), place=place, parts=parts, stop=Stop())  # type: ignore[arg-type]
-        return Steps(member, record, note)
+        agent = Agent(plan=None, run_dir=RunDir(folder), place=place, parts=parts, stop=Stop())  # type: ignore[arg-type]
+        return Steps(agent, record, note)
 
     return make
 
@@ -72,7 +73,7 @@ def make_command(**env: str) -> Command:
 def test_a_command_that_needs_no_ray_gets_nothing(given: Callable[..., Steps]) -> None:
     found: list[Finding] = []
     ray = given("node-0", note=found.extend)
-    with ray.serve(Use(trial="00-p1-baseline"), Command(argv=("true",), env={}, from_env={})) as service:
+    with ray.serve("00-p1-baseline", Command(argv=("true",), env={}, from_env={})) as service:
         assert service.env == {}
     assert found == []
 
@@ -83,11 +84,11 @@ def test_a_lasting_ray_is_reported_once(given: Callable[..., Steps], monkeypatch
     monkeypatch.setattr(steps, "find_members", lambda *_: ("node-0",))
     ray = given("node-0", record=lambda event, **_: told.append(event), note=found.extend)
     for number in range(2):
-        with ray.serve(Use(trial=f"{number:02d}-p1-baseline"), make_command(VIME_RL_KERNEL=str(number))) as service:
+        with ray.serve(f"{number:02d}-p1-baseline", make_command(VIME_RL_KERNEL=str(number))) as service:
             config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])
             assert config["runtime_env"]["env_vars"]["VIME_RL_KERNEL"] == str(number)
             assert service.env["RAY_ADDRESS"] == "127.0.0.1:6379"
-    assert told == ["ray given", "ray left"] * 2
+    assert told == ["ray up", "ray down"] * 2
     assert [finding.where for finding in found] == ["ray"]
     assert ray.lost == {}
 
@@ -97,7 +98,7 @@ def test_nodes_that_stay_away_are_an_error(
 ) -> None:
     monkeypatch.setattr(steps, "find_members", lambda *_: ("node-0",))
     ray = given("node-0", "node-1", address="127.0.0.1:1", folder=tmp_path, ray_up_s=0.2, **QUICK_END)
-    with pytest.raises(EnvironmentMissing, match="expected 2 nodes"), ray.serve(Use(seed=1), make_command()):
+    with pytest.raises(EnvironmentMissing, match="expected 2 nodes"), ray.serve("rollouts-1", make_command()):
         pass
 
 
@@ -117,7 +118,8 @@ def test_a_trial_that_lost_a_node_is_interrupted(
     ray = given("node-0", "node-1", folder=tmp_path, **QUICK_END)
     ended = Ended(code=1, signal=None, cause=None, num_leftovers=0, duration_s=1.0)
     failed = Outcome(status=TrialStatus.FAILED, reason="exit code 1", ended=ended, started_unix_s=0.0)
-    with ray.serve(Use(trial="00-p1-baseline"), make_command()) as service:
+    is_lost = pytest.raises(EnvironmentMissing, match=f"nodes.node-1: is lost: {loss}") if loss else nullcontext()
+    with is_lost, ray.serve("00-p1-baseline", make_command()) as service:
         assert service.find_trouble() == ""
         write_report(run_dir, "node-1", report)
         settled = service.settle(failed)
@@ -135,7 +137,7 @@ def test_what_a_command_asks_of_ray_s_workers_is_kept_beside_its_environment(
     monkeypatch.setattr(steps, "find_members", lambda *_: ("node-0",))
     asked = json.dumps({"runtime_env": {"py_executable": "nsys profile python"}, "metadata": {}})
     ray = given("node-0")
-    with ray.serve(Use(trial="00-p1-baseline"), make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=asked, A="1")) as service:
+    with ray.serve("00-p1-baseline", make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=asked, A="1")) as service:
         config = json.loads(service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
     assert config["py_executable"] == "nsys profile python"
     assert config["env_vars"]["A"] == "1"
@@ -168,7 +170,7 @@ def test_the_variants_environment_reaches_the_workers_of_a_ray_that_stays(
     ray = given("node-0", address=address, ray_up_s=120)
     for value in ("0", "1"):
         command = make_command(VIME_RL_KERNEL=value)
-        with ray.serve(Use(trial="00-p1-baseline"), command) as service:
+        with ray.serve("00-p1-baseline", command) as service:
             assert os.environ["RAY_AUTH_TOKEN"] not in service.env["RAY_JOB_CONFIG_JSON_ENV_VAR"]
             env = resolve_env(command, os.environ)
             assert "RAY_AUTH_TOKEN" not in env
@@ -187,7 +189,7 @@ def test_workers_of_a_ray_that_stays_start_under_what_the_command_asks(
     tool.chmod(0o755)
     config = {"runtime_env": {"py_executable": f"{tool} profile --trace=cuda {sys.executable}"}, "metadata": {}}
     command = make_command(RAY_JOB_CONFIG_JSON_ENV_VAR=json.dumps(config))
-    with given("node-0", address=address, ray_up_s=120).serve(Use(trial="00-p1-baseline"), command) as service:
+    with given("node-0", address=address, ray_up_s=120).serve("00-p1-baseline", command) as service:
         assert run_driver({**resolve_env(command, os.environ), **service.env}) == {"VIME_RL_KERNEL": "traced"}
 
 

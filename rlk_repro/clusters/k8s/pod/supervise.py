@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from rlk_repro.agent.ray.given import ADDRESS_VARIABLE
 from rlk_repro.agent.ray.launch import SETTINGS, require_tokens
 from rlk_repro.agent.ray.node import raise_file_limit
-from rlk_repro.agent.ray.steps import ADDRESS_VARIABLE
 from rlk_repro.agent.stop import Stop
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError, code_after

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.preflight import code
-from rlk_repro.agent.preflight.code import try_imports
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
+from rlk_repro.workloads import imports
+from rlk_repro.workloads.imports import find_absent, try_imports
 from tests.support.probe_examples import write_tree
 from tests.support.tier_examples import make_tier_plan
 
@@ -71,9 +71,14 @@ def test_an_import_that_ends_otherwise_is_quoted(
 
 def test_a_child_that_does_not_end_is_a_warning(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(tmp_path, monkeypatch, **{LOSS: "import time; time.sleep(60)"})
-    monkeypatch.setattr(code, "IMPORT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(imports, "IMPORT_TIMEOUT_S", 0.3)
     assert list(try_imports(plan)) == [Finding(Level.WARNING, WHERE, "imported within 0.3 s", "not imported yet")]
 
 
 def test_other_workloads_import_nothing_before_their_trials() -> None:
     assert list(try_imports(make_tier_plan("operators-smoke"))) == []
+
+
+def test_a_missing_module_blocks() -> None:
+    found = list(find_absent(("json", "no_such_module")))
+    assert found == [Finding(Level.BLOCKING, "python module no_such_module", "installed", "missing")]

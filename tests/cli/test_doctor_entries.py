@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.agent.preflight import doctor
-from rlk_repro.agent.preflight.doctor import Entry, examine
+from rlk_repro.cli import examination
+from rlk_repro.cli.examination import Entry, examine
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.probes.node import probe_node
 from rlk_repro.rundir.manifest import Manifest, Unknown
@@ -21,7 +21,7 @@ H200 = load_hardware("h200").model
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "busy_gpus", list)
+    monkeypatch.setattr(examination, "busy_gpus", list)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
 
 
@@ -43,7 +43,6 @@ def test_a_good_machine_has_nothing_to_advise(tmp_path: Path) -> None:
     [
         ("gpus", {"gpu": {"vendor": "none", "count": 0, "devices": []}}, "warn", "none", "--hardware cpu"),
         ("gpus", {"gpu": {"count": Unknown("no driver")}}, "fail", "nvidia: no driver", "install the driver"),
-        ("gpu_fabric", {"gpu": {"fabric": {"state": "Not Started"}}}, "fail", "Not Started", "restart"),
         ("gpu_errors", {"gpu": devices(ecc_uncorrected=3)}, "fail", "GPU 3, expected 0", "reset the GPU"),
         ("shared_memory", {"host": {"dev_shm_gib": 0.06}}, "warn", "0.06, expected at least 1", "--ipc=host"),
         ("rl-kernel", {"code": {"rl_kernel": {"is_compiled": False}}}, "warn", "without its", "GPU is visible"),
@@ -60,7 +59,7 @@ def test_each_fault_is_named_with_one_next_step(
 def test_facts_outside_the_manifest_are_judged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    monkeypatch.setattr(doctor, "busy_gpus", lambda: [GpuUse(index=1, memory_used_mib=9000, pids=(77,))])
+    monkeypatch.setattr(examination, "busy_gpus", lambda: [GpuUse(index=1, memory_used_mib=9000, pids=(77,))])
     (tmp_path / "file").write_text("")
     entries = examined(tmp_path / "file" / "runs")
     bad = {name for name, entry in entries.items() if entry.status != "ok"}

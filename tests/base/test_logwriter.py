@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlk_repro.agent import trial
-from rlk_repro.agent.trial import LogWriter
+from rlk_repro.base import logwriter
+from rlk_repro.base.logwriter import LogWriter
 from rlk_repro.base.secrets import Scrubber, scrub_bytes
 
 STAMP = "2026-11-20T13:45:12.345Z"
@@ -83,7 +83,7 @@ def test_a_private_key_is_redacted_whole_however_its_lines_arrive(tmp_path: Path
 
 
 def test_a_private_key_that_never_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr(logwriter, "MAX_HELD_BYTES", 1000)
     pieces = [b"-----BEGIN PRIVATE KEY-----\n", *[b"text that goes on\n"] * 100]
     with LogWriter(tmp_path / "log", scrub_bytes, lambda: STAMP) as writer:
         written = b"".join(writer.feed(piece) for piece in pieces)
@@ -95,16 +95,16 @@ def test_an_endless_line_is_written_in_pieces_with_one_stamp(tmp_path: Path) -> 
     with LogWriter(tmp_path / "log", scrub_bytes, lambda: STAMP) as writer:
         for start in range(0, len(progress), 65536):
             writer.feed(progress[start : start + 65536])
-            assert len(writer._held) <= trial.MAX_HELD_BYTES + 65536
+            assert len(writer._held) <= logwriter.MAX_HELD_BYTES + 65536
         writer.feed(b"\nnext\n")
     assert (tmp_path / "log").read_bytes() == f"{STAMP} ".encode() + progress + f"\n{STAMP} next\n".encode()
 
 
 @pytest.mark.parametrize("offset", range(-45, 5, 7))
 def test_an_endless_line_is_not_cut_through_a_token(tmp_path: Path, offset: int) -> None:
-    where = trial.MAX_HELD_BYTES - trial._NEAR_BYTES + offset
+    where = logwriter.MAX_HELD_BYTES - logwriter._NEAR_BYTES + offset
     line = b"x," * (where // 2) + b"Bearer " + TOKEN + b"," + b"y," * 4096
-    written = write(tmp_path / "log", [line[: trial.MAX_HELD_BYTES + 1], line[trial.MAX_HELD_BYTES + 1 :]])
+    written = write(tmp_path / "log", [line[: logwriter.MAX_HELD_BYTES + 1], line[logwriter.MAX_HELD_BYTES + 1 :]])
     assert TOKEN not in written
     assert written.count(b"<redacted") == 1
 
@@ -113,4 +113,4 @@ def test_the_tail_is_bounded(tmp_path: Path) -> None:
     with LogWriter(tmp_path / "log", scrub_bytes, lambda: STAMP) as writer:
         for _ in range(20):
             writer.feed(b"z" * 9_999 + b"\n")
-        assert writer.tail == (b"z" * 9_999 + b"\n")[-(trial.TAIL_BYTES % 10_000) :] + (b"z" * 9_999 + b"\n") * 6
+        assert writer.tail == (b"z" * 9_999 + b"\n")[-(logwriter.TAIL_BYTES % 10_000) :] + (b"z" * 9_999 + b"\n") * 6

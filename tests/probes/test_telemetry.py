@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rlk_repro.agent.gpu_sensors import AmdSensors, NvidiaSensors, open_sensors
-from rlk_repro.agent.telemetry import Current, ProcessSampler, Sampler
 from rlk_repro.base import proc, procfs
 from rlk_repro.logs.telemetry import parse_telemetry
+from rlk_repro.probes.gpu_sensors import AmdSensors, NvidiaSensors, open_sensors
+from rlk_repro.probes.telemetry import Current, ProcessSampler, Sampler
 from tests.support.waiting import wait_until
 
 

@@ -1,4 +1,4 @@
-"""Sample the node's activity into ``telemetry.jsonl``, from a thread of the agent.
+"""Sample a node's activity into ``telemetry.jsonl``, from a thread.
 
 CPU and memory are those of the trial's processes; 100 % CPU is one core.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from rlk_repro.agent.gpu_sensors import Sensors
 from rlk_repro.base import procfs
 from rlk_repro.base.disk import Stream, Unwritable, writing
 from rlk_repro.base.files import dump_json_line
+from rlk_repro.probes.gpu_sensors import Sensors
 
 RESCAN_S: Final = 5.0
 

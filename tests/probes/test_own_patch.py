@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent import node
-from rlk_repro.agent.node import with_own_patch
 from rlk_repro.base.secrets import Scrubber
+from rlk_repro.images import own_patch
+from rlk_repro.images.own_patch import with_own_patch
 from rlk_repro.replay.recorded import describe_own_patch
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
@@ -28,8 +28,8 @@ def record(
 ) -> tuple[Manifest, RunDir]:
     run_dir = RunDir(tmp_path)
     made = patch if isinstance(patch, Unknown) else (patch, untracked or [])
-    monkeypatch.setattr(node, "make_patch", lambda *_: made)
-    return with_own_patch(make_manifest(is_dirty=True), run_dir, Scrubber()), run_dir
+    monkeypatch.setattr(own_patch, "make_patch", lambda *_: made)
+    return with_own_patch(make_manifest(is_dirty=True), run_dir.own_patch, Scrubber()), run_dir
 
 
 def read_fact(manifest: Manifest) -> object:
@@ -39,9 +39,9 @@ def read_fact(manifest: Manifest) -> object:
 
 
 def test_a_clean_checkout_has_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "make_patch", None)
+    monkeypatch.setattr(own_patch, "make_patch", None)
     manifest, run_dir = make_manifest(is_dirty=False), RunDir(tmp_path)
-    assert with_own_patch(manifest, run_dir, Scrubber()) is manifest
+    assert with_own_patch(manifest, run_dir.own_patch, Scrubber()) is manifest
     assert not run_dir.own_patch.exists()
     assert describe_own_patch(Path("b.tgz"), [manifest]) == []
 
@@ -84,7 +84,7 @@ def test_files_outside_the_commit_are_named_and_not_kept(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [
-        (b"x" * (node.MAX_PATCH_BYTES + 1), "the patch is larger than 1 MiB"),
+        (b"x" * (own_patch.MAX_PATCH_BYTES + 1), "the patch is larger than 1 MiB"),
         (
             PATCH + b"\nGIT binary patch\nliteral 3\n",
             "the changes include binary files, which may hide secrets",
