@@ -7,10 +7,10 @@ PyTorch), so the returned class is always checked.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final
 
 from rlk_repro.loss_options import LossOptions
 
@@ -100,69 +100,39 @@ class Case:
     """The commit of RL-Kernel that the stack pins; empty if the stack pins none."""
 
 
-Rule: TypeAlias = Callable[[Case], Refusal | None]
-
-
-def _needs_no_grad_pass(case: Case) -> Refusal | None:
-    return None if case.loss.has_no_grad_pass else Refusal(Reason.NO_SUCH_CALL)
-
-
-def _needs_no_entropy_gradient(case: Case) -> Refusal | None:
-    return Refusal(Reason.ENTROPY_GRADIENT) if case.loss.has_entropy_gradient else None
-
-
-def _needs_every_column(case: Case) -> Refusal | None:
-    return Refusal(Reason.TOP_P_REPLAY) if case.loss.is_top_p_replayed else None
-
-
-def _needs_whole_vocabulary(case: Case) -> Refusal | None:
-    size = case.tensor_parallel
-    return Refusal(Reason.TENSOR_PARALLEL, f"tensor parallel size {size}") if size > 1 else None
-
-
-def _needs_one_rank(case: Case) -> Refusal | None:
-    if case.context_parallel > 1 and case.tensor_parallel == 1:
-        return Refusal(Reason.CONTEXT_PARALLEL, f"context parallel size {case.context_parallel}")
-    return _needs_whole_vocabulary(case)
-
-
-def _needs_plain_loss(case: Case) -> Refusal | None:
-    if not case.loss.is_clip_symmetric:
-        return Refusal(Reason.LOSS_OPTIONS, "asymmetric clip")
-    if case.loss.kl_loss_type is not None:
-        return Refusal(Reason.LOSS_OPTIONS, f"KL type {case.loss.kl_loss_type} from stored log-probs")
-    return Refusal(Reason.LOSS_OPTIONS, "correction terms") if case.loss.has_other_terms else None
-
-
-def _needs_output_layer(case: Case) -> Refusal | None:
-    if not case.has_output_layer:
-        return Refusal(Reason.OUTPUT_LAYER, "this workload has no output layer")
-    return Refusal(Reason.OUTPUT_LAYER, "multi-token prediction") if case.loss.has_multi_token_prediction else None
-
-
-def _needs_policy_loss(case: Case) -> Refusal | None:
-    return None if case.loss.loss_type == "policy_loss" else Refusal(Reason.LOSS_TYPE, case.loss.loss_type)
-
-
-def _needs_no_entropy_metric(case: Case) -> Refusal | None:
-    return Refusal(Reason.ENTROPY_METRIC) if case.has_entropy_metric else None
-
-
-def _needs_no_temperature(case: Case) -> Refusal | None:
-    value = case.loss.rollout_temperature
-    return None if value == 1 else Refusal(Reason.TEMPERATURE, f"{value:g}")
+def _find_obstacles(case: Case) -> list[Refusal]:
+    """Return what could keep an operator from serving a case; each operator names the reasons that concern it."""
+    loss, ranks, parts = case.loss, case.tensor_parallel, case.context_parallel
+    found = (
+        (not loss.has_no_grad_pass, Reason.NO_SUCH_CALL, ""),
+        (parts > 1 and ranks == 1, Reason.CONTEXT_PARALLEL, f"context parallel size {parts}"),
+        (ranks > 1, Reason.TENSOR_PARALLEL, f"tensor parallel size {ranks}"),
+        (not case.has_output_layer, Reason.OUTPUT_LAYER, "this workload has no output layer"),
+        (loss.has_multi_token_prediction, Reason.OUTPUT_LAYER, "multi-token prediction"),
+        (loss.loss_type != "policy_loss", Reason.LOSS_TYPE, loss.loss_type),
+        (loss.has_entropy_gradient, Reason.ENTROPY_GRADIENT, ""),
+        (case.has_entropy_metric, Reason.ENTROPY_METRIC, ""),
+        (loss.is_top_p_replayed, Reason.TOP_P_REPLAY, ""),
+        (not loss.is_clip_symmetric, Reason.LOSS_OPTIONS, "asymmetric clip"),
+        (loss.kl_loss_type is not None, Reason.LOSS_OPTIONS, f"KL type {loss.kl_loss_type} from stored log-probs"),
+        (loss.has_other_terms, Reason.LOSS_OPTIONS, "correction terms"),
+        (loss.rollout_temperature != 1, Reason.TEMPERATURE, f"{loss.rollout_temperature:g}"),
+    )
+    return [Refusal(reason, detail) for holds, reason, detail in found if holds]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """An operator; ``implementations`` holds, by platform, the classes that count as RL-Kernel."""
+    """An operator; ``implementations`` holds, by platform, the classes that count as what serves it.
+
+    A case is refused for the reasons in ``refused_for``.
+    """
 
     name: str
     function: str
     calls: Calls
     implementations: Mapping[str, tuple[Implementation, ...]]
-    rules: tuple[Rule, ...] = ()
-    excludes: frozenset[str] = frozenset()
+    refused_for: frozenset[Reason] = frozenset()
     is_opt_in: bool = False
     served_by: str = RL_KERNEL
 
@@ -189,8 +159,14 @@ class Operator:
         return next((item for item in accepted if name in {item.class_name, item.backend}), None)
 
 
-def _native(class_name: str, backend: str) -> tuple[Implementation, ...]:
-    return (Implementation(class_name, backend, is_native=True),)
+def _native(class_name: str, backend: str, registered: str = "") -> tuple[Implementation, ...]:
+    return (Implementation(class_name, backend, registered, is_native=True),)
+
+
+def _by_platform(
+    cuda: tuple[Implementation, ...], rocm: tuple[Implementation, ...], cpu: tuple[Implementation, ...]
+) -> dict[str, tuple[Implementation, ...]]:
+    return {Platform.CUDA: cuda, Platform.ROCM: rocm, Platform.CPU: cpu}
 
 
 BATCH_INVARIANT_LOGP: Final = "batch_invariant_logp"
@@ -203,138 +179,107 @@ HAS_BATCH_INVARIANT_LOGP: Final[Mapping[str, bool]] = {
 }
 """Whether a commit of RL-Kernel has it, for the commits that stacks pin."""
 SM90_BATCH_INVARIANT: Final = "BatchInvariantLogpSM90Op"
-_SM90_BATCH_INVARIANT_SYMBOL: Final = "batch_invariant_logp_sm90"
+_SM90_NEWER: Final = "batch_invariant_logp_sm90"
 
 
-def _batch_invariant(*backward: str) -> dict[str, tuple[Implementation, ...]]:
-    """Return the classes of ``batch_invariant_logp`` by platform; ``backward`` is the kernel of the backward pass."""
-    sm90 = Implementation(
-        SM90_BATCH_INVARIANT,
-        "CUDA_BATCH_INVARIANT_LOGP_SM90",
-        registered=BATCH_INVARIANT_LOGP,
-        symbols=(_SM90_BATCH_INVARIANT_SYMBOL,),
-        kernels=(f"{_SM90_BATCH_INVARIANT_SYMBOL}_kernel", *backward),
-    )
-    triton = Implementation(
-        "TritonBatchInvariantLogpOp",
-        "TRITON_BATCH_INVARIANT_LOGP",
-        registered=BATCH_INVARIANT_LOGP,
-        kernels=("_batch_invariant_logp_kernel", *backward),
-    )
-    native = Implementation(
-        "NativeBatchInvariantLogpOp", "PYTORCH_BATCH_INVARIANT_LOGP", registered=BATCH_INVARIANT_LOGP, is_native=True
-    )
-    return {Platform.CUDA: (sm90, triton), Platform.ROCM: (triton,), Platform.CPU: (native,)}
+def _list_newer(*backward: str) -> tuple[Implementation, ...]:
+    """Return the GPU classes of ``batch_invariant_logp``: SM90, Triton; ``backward`` is the backward pass's kernel."""
+    return (
+        Implementation(SM90_BATCH_INVARIANT, "CUDA_BATCH_INVARIANT_LOGP_SM90", BATCH_INVARIANT_LOGP,
+                       symbols=(_SM90_NEWER,), kernels=(f"{_SM90_NEWER}_kernel", *backward)),
+        Implementation("TritonBatchInvariantLogpOp", "TRITON_BATCH_INVARIANT_LOGP", BATCH_INVARIANT_LOGP,
+                       kernels=("_batch_invariant_logp_kernel", *backward)),
+    )  # fmt: skip
 
 
-_NO_GRAD_BATCH_INVARIANT: Final = _batch_invariant()
-# the backward pass is Triton's in both classes
-_GRAD_BATCH_INVARIANT: Final = _batch_invariant("_batch_invariant_logp_bwd_kernel")
-_ONLINE_LOGP: Final = ("fused_logp", "fused_logp_forward_online_fp32")
-_ONLINE_KERNEL: Final = ("fused_logp_forward_online_kernel",)
-_SELECTED_LOG_PROBS: Final = "calculate_log_probs_and_entropy"
-_TRITON_LINEAR_LOGP: Final = Implementation(
+_NEWER_NO_GRAD: Final = _list_newer()
+_NEWER_GRAD: Final = _list_newer("_batch_invariant_logp_bwd_kernel")  # Triton's in both classes
+_NEWER_NATIVE: Final = _native("NativeBatchInvariantLogpOp", "PYTORCH_BATCH_INVARIANT_LOGP", BATCH_INVARIANT_LOGP)
+_ONLINE_LOGP: Final = tuple(
+    Implementation(class_name, backend, symbols=("fused_logp", "fused_logp_forward_online_fp32"),
+                   kernels=("fused_logp_forward_online_kernel",))
+    for class_name, backend in (("FusedLogpGenericOp", "CUDA_FUSED_LOGP_GENERIC"),
+                                ("FusedLogpSM90Op", "CUDA_FUSED_LOGP_SM90"))
+)  # fmt: skip
+_RATIO_KL_KERNELS: Final = ("_ratio_kl_fwd_kernel", "_ratio_kl_bwd_kernel")
+_RATIO_KL: Final = Implementation("TritonRatioKLOp", "TRITON_RATIO_KL", kernels=_RATIO_KL_KERNELS)
+_GRPO_LOSS: Final = Implementation("TritonGRPOLossOp", "TRITON_GRPO_LOSS", kernels=_RATIO_KL_KERNELS)
+_LINEAR_LOGP: Final = Implementation(
     "TritonLinearLogpOp", "TRITON_LINEAR_LOGP", needs_whole_vocabulary=True, kernels=("_linear_logp_fwd_kernel",)
 )
-_SM90_SYMBOL: Final = "fused_linear_logp_sm90"
+_SM90_LINEAR: Final = "fused_linear_logp_sm90"
 _SM90_LINEAR_LOGP: Final = Implementation(
-    "FusedLinearLogpSM90Op", "CUDA_FUSED_LINEAR_LOGP_SM90", symbols=(_SM90_SYMBOL,), kernels=(f"{_SM90_SYMBOL}_kernel",)
+    "FusedLinearLogpSM90Op", "CUDA_FUSED_LINEAR_LOGP_SM90", symbols=(_SM90_LINEAR,), kernels=(f"{_SM90_LINEAR}_kernel",)
 )
-_RATIO_KL_KERNELS: Final = ("_ratio_kl_fwd_kernel", "_ratio_kl_bwd_kernel")
-_TRITON_RATIO_KL: Final = (Implementation("TritonRatioKLOp", "TRITON_RATIO_KL", kernels=_RATIO_KL_KERNELS),)
-_TRITON_GRPO_LOSS: Final = (Implementation("TritonGRPOLossOp", "TRITON_GRPO_LOSS", kernels=_RATIO_KL_KERNELS),)
-_HIP_LOGP: Final = ("hip_deterministic_logp_tile_stats", "hip_deterministic_logp_backward")
-_VOCAB_PARALLEL_KERNELS: Final = ("_vocab_tile_stats_kernel", "_vocab_logp_backward_kernel")
-_TRITON_VOCAB_PARALLEL_LOGP: Final = Implementation(
-    "TritonVocabParallelLogprobOp", "triton-vocab-parallel-logp-ws2", kernels=_VOCAB_PARALLEL_KERNELS
-)
+_VOCAB_PARALLEL: Final = Implementation(
+    "TritonVocabParallelLogprobOp", "triton-vocab-parallel-logp-ws2",
+    kernels=("_vocab_tile_stats_kernel", "_vocab_logp_backward_kernel"),
+)  # fmt: skip
+_HIP_VOCAB_PARALLEL: Final = Implementation(
+    "RocmVocabParallelLogprobOp", "rocm-vocab-parallel-logp-ws2",
+    symbols=("hip_deterministic_logp_tile_stats", "hip_deterministic_logp_backward"),
+)  # fmt: skip
+_LOG_PROBS: Final = "calculate_log_probs_and_entropy"
+_FORMS: Final = frozenset({Reason.ENTROPY_GRADIENT, Reason.TOP_P_REPLAY})
+"""No operator computes the entropy's gradient, or leaves out columns."""
 
 OPERATORS: Final[Mapping[str, Operator]] = {
     operator.name: operator
     for operator in (
         Operator(
             name="logp",
-            function=_SELECTED_LOG_PROBS,
+            function=_LOG_PROBS,
             calls=Calls.NO_GRAD,
-            implementations={
-                Platform.CUDA: (
-                    Implementation(
-                        "FusedLogpGenericOp", "CUDA_FUSED_LOGP_GENERIC", symbols=_ONLINE_LOGP, kernels=_ONLINE_KERNEL
-                    ),
-                    Implementation(
-                        "FusedLogpSM90Op", "CUDA_FUSED_LOGP_SM90", symbols=_ONLINE_LOGP, kernels=_ONLINE_KERNEL
-                    ),
-                    *_NO_GRAD_BATCH_INVARIANT[Platform.CUDA],
-                ),
-                Platform.ROCM: _NO_GRAD_BATCH_INVARIANT[Platform.ROCM],
-                Platform.CPU: (
-                    *_native("NativeLogpOp", "PYTORCH_NATIVE"),
-                    *_NO_GRAD_BATCH_INVARIANT[Platform.CPU],
-                ),
-            },
-            rules=(_needs_no_grad_pass, _needs_every_column),
+            implementations=_by_platform(
+                cuda=_ONLINE_LOGP + _NEWER_NO_GRAD,
+                rocm=_NEWER_NO_GRAD[1:],
+                cpu=_native("NativeLogpOp", "PYTORCH_NATIVE") + _NEWER_NATIVE,
+            ),
+            refused_for=frozenset({Reason.NO_SUCH_CALL, Reason.TOP_P_REPLAY}),
         ),
         Operator(
             name="ratio_kl",
-            function=_SELECTED_LOG_PROBS,
+            function=_LOG_PROBS,
             calls=Calls.GRAD,
-            implementations={
-                Platform.CUDA: (*_TRITON_RATIO_KL, *_GRAD_BATCH_INVARIANT[Platform.CUDA]),
-                Platform.ROCM: (*_TRITON_RATIO_KL, *_GRAD_BATCH_INVARIANT[Platform.ROCM]),
-                Platform.CPU: (
-                    *_native("NativeRatioKLOp", "PYTORCH_RATIO_KL"),
-                    *_GRAD_BATCH_INVARIANT[Platform.CPU],
-                ),
-            },
-            rules=(_needs_no_entropy_gradient, _needs_every_column),
+            implementations=_by_platform(
+                cuda=(_RATIO_KL, *_NEWER_GRAD),
+                rocm=(_RATIO_KL, *_NEWER_GRAD[1:]),
+                cpu=_native("NativeRatioKLOp", "PYTORCH_RATIO_KL") + _NEWER_NATIVE,
+            ),
+            refused_for=_FORMS,
         ),
         Operator(
             name="grpo_loss",
             function="policy_loss_function",
             calls=Calls.GRAD,
-            implementations={
-                Platform.CUDA: _TRITON_GRPO_LOSS,
-                Platform.ROCM: _TRITON_GRPO_LOSS,
-                Platform.CPU: _native("NativeGRPOLossOp", "PYTORCH_GRPO_LOSS"),
-            },
-            rules=(_needs_one_rank, _needs_no_entropy_gradient, _needs_every_column, _needs_plain_loss),
-            excludes=frozenset({"ratio_kl", "linear_logp"}),
+            implementations=_by_platform(
+                (_GRPO_LOSS,), (_GRPO_LOSS,), _native("NativeGRPOLossOp", "PYTORCH_GRPO_LOSS")
+            ),
+            refused_for=_FORMS | {Reason.CONTEXT_PARALLEL, Reason.TENSOR_PARALLEL, Reason.LOSS_OPTIONS},
             is_opt_in=True,
         ),
         Operator(
             name="linear_logp",
-            function=_SELECTED_LOG_PROBS,
+            function=_LOG_PROBS,
             calls=Calls.ALL,
-            implementations={
-                Platform.CUDA: (_TRITON_LINEAR_LOGP, _SM90_LINEAR_LOGP),
-                Platform.ROCM: (_TRITON_LINEAR_LOGP,),
-                Platform.CPU: _native("NativeLinearLogpOp", "PYTORCH_LINEAR_LOGP"),
-            },
-            rules=(
-                _needs_output_layer,
-                _needs_policy_loss,
-                _needs_no_entropy_gradient,
-                _needs_no_entropy_metric,
-                _needs_every_column,
-                _needs_no_temperature,
+            implementations=_by_platform(
+                (_LINEAR_LOGP, _SM90_LINEAR_LOGP),
+                (_LINEAR_LOGP,),
+                _native("NativeLinearLogpOp", "PYTORCH_LINEAR_LOGP"),
             ),
-            excludes=frozenset({"logp", "ratio_kl", "grpo_loss"}),
+            refused_for=_FORMS | {Reason.OUTPUT_LAYER, Reason.LOSS_TYPE, Reason.ENTROPY_METRIC, Reason.TEMPERATURE},
             is_opt_in=True,
         ),
         Operator(
             name="vocab_parallel_logp",
-            function=_SELECTED_LOG_PROBS,
+            function=_LOG_PROBS,
             calls=Calls.ALL,
-            implementations={
-                Platform.CUDA: (_TRITON_VOCAB_PARALLEL_LOGP,),
-                Platform.ROCM: (
-                    Implementation("RocmVocabParallelLogprobOp", "rocm-vocab-parallel-logp-ws2", symbols=_HIP_LOGP),
-                    _TRITON_VOCAB_PARALLEL_LOGP,
-                ),
-                Platform.CPU: _native("VocabParallelLogprobOp", "pytorch-vocab-parallel-logp-ws2"),
-            },
-            rules=(_needs_no_entropy_gradient, _needs_every_column),
-            excludes=frozenset({"logp", "ratio_kl", "grpo_loss", "linear_logp"}),
+            implementations=_by_platform(
+                (_VOCAB_PARALLEL,),
+                (_HIP_VOCAB_PARALLEL, _VOCAB_PARALLEL),
+                _native("VocabParallelLogprobOp", "pytorch-vocab-parallel-logp-ws2"),
+            ),
+            refused_for=_FORMS,
             is_opt_in=True,
         ),
     )
@@ -349,15 +294,14 @@ KERNELS: Final = frozenset(
 """Parts of the names of all of RL-Kernel's kernels in the table."""
 DEFAULT_OPS: Final = tuple(name for name, operator in OPERATORS.items() if not operator.is_opt_in)
 COMPILED_LOGP: Final = "compiled_logp"
-_INDUCTOR: Final = (Implementation("torch.compile", "inductor"),)
 ALL_OPERATORS: Final[Mapping[str, Operator]] = {
     **OPERATORS,
     COMPILED_LOGP: Operator(
         name=COMPILED_LOGP,
-        function=_SELECTED_LOG_PROBS,
+        function=_LOG_PROBS,
         calls=Calls.ALL,
-        implementations=dict.fromkeys(Platform, _INDUCTOR),
-        rules=(_needs_whole_vocabulary, _needs_no_entropy_gradient, _needs_every_column),
+        implementations=dict.fromkeys(Platform, (Implementation("torch.compile", "inductor"),)),
+        refused_for=_FORMS | {Reason.TENSOR_PARALLEL},
         is_opt_in=True,
         served_by=TORCH_COMPILE,
     ),
@@ -382,8 +326,7 @@ def find_refusal(op: str, case: Case) -> Refusal | None:
     if not offered:
         pinned = f", RL-Kernel {case.commit[:12]}" if case.platform in operator.implementations else ""
         return Refusal(Reason.PLATFORM, f"{case.platform}{pinned}")
-    refusals = (rule(case) for rule in operator.rules)
-    first = next((refusal for refusal in refusals if refusal is not None), None)
+    first = next((item for item in _find_obstacles(case) if item.reason in operator.refused_for), None)
     return first or find_split_refusal(offered, case)
 
 
@@ -401,4 +344,5 @@ def find_conflicts(ops: Iterable[str]) -> list[tuple[str, str]]:
 
 def _exclude(one: str, other: str) -> bool:
     first, second = ALL_OPERATORS[one], ALL_OPERATORS[other]
-    return other in first.excludes or one in second.excludes or first.served_by != second.served_by
+    do_overlap = first.calls is second.calls or Calls.ALL in {first.calls, second.calls}
+    return do_overlap or first.served_by != second.served_by
