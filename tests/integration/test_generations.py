@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlk_repro.integration.route import rl_kernel
-from rlk_repro.integration.route.rl_kernel import LoadedOperator, Provenance, load_contracts, load_operator
+from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_contracts, load_operator
 from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
 from rlk_repro.operators import Case, Reason, Refusal
 from tests.support.later_rl_kernel import (
@@ -88,14 +88,14 @@ def test_kernels_are_asked_for_where_there_are_any_and_recorded(double: Any) -> 
     found = VocabParallelLogp.find(Case(platform="cuda", tensor_parallel=4, context_parallel=2))
     assert isinstance(found, VocabParallelLogp)
     assert found.loaded.implementation == "TritonVocabParallelLogprobOp"
-    assert found.loaded.provenance == Provenance(
-        requested_backend="production",
-        actual_backend="triton-vocab-parallel-logp-ws2",
-        backend_enum="TRITON_VOCAB_PARALLEL_LOGP",
-        platform="cuda",
-        fallback=False,
-        prior_rejections=(),
-    )
+    assert found.loaded.provenance == {
+        "requested_backend": "production",
+        "actual_backend": "triton-vocab-parallel-logp-ws2",
+        "backend_enum": "TRITON_VOCAB_PARALLEL_LOGP",
+        "platform": "cuda",
+        "fallback": False,
+        "prior_rejections": (),
+    }
 
 
 def test_a_class_that_does_not_count_is_refused_whatever_it_calls_itself(double: Any) -> None:

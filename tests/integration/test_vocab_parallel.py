@@ -133,7 +133,7 @@ def test_another_implementation_than_the_recorded_one_is_refused(double: Any, pa
         assert result.provenance is not None
         if part == "implementation":
             return dataclasses.replace(result, implementation="AnotherOp")
-        return dataclasses.replace(result, provenance=dataclasses.replace(result.provenance, actual_backend="another"))
+        return dataclasses.replace(result, provenance={**result.provenance, "actual_backend": "another"})
 
     shard = Shard(0, 1, None)
     assert found.check(logits, tokens, shard) is None

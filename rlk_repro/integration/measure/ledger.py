@@ -14,7 +14,6 @@ from rlk_repro.base.disk import open_stream
 from rlk_repro.base.errors import CheckFailed, Problem, SpecError
 from rlk_repro.base.files import dump_json_line
 from rlk_repro.integration.route.api import NO_CALLS, Route
-from rlk_repro.integration.route.rl_kernel import Provenance
 from rlk_repro.operators import ALL_OPERATORS, RL_KERNEL, Refusal
 from rlk_repro.rundir.paths import ops_file
 
@@ -30,7 +29,7 @@ class Decision:
     version: str
     reason: str
     is_rl_kernel: bool
-    provenance: Provenance | None = None
+    provenance: Mapping[str, Any] | None = None
 
 
 class OpsWriter:

@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol, TypeAlias
 import torch
 
 from rlk_repro.integration.route.batch import CurrentBatch
-from rlk_repro.integration.route.rl_kernel import Provenance
 from rlk_repro.integration.route.watch import Watch
 from rlk_repro.operators import ALL_OPERATORS, Case, Operator, Reason, Refusal, find_refusal
 
@@ -33,7 +32,7 @@ class Route:
     version: str
     refuse: Callable[[Call], Refusal | None]
     run: Callable[[Call], Any]
-    provenance: Provenance | None = None
+    provenance: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

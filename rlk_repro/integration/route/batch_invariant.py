@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from rlk_repro.integration.route.log_probs import (
     LogP,
+    Selected,
     Shard,
     ShardLogProbs,
     Targets,
@@ -33,10 +34,8 @@ WARM_ROWS: Final = (16, 17)
 """Triton compiles a kernel twice: for numbers of rows that 16 divides, and for all others."""
 
 
-def select(
-    op: LogP, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, *, with_entropy: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return log-probs [T] float32, with gradient if ``logits`` need one, and entropies [T] without gradient.
+def select(op: LogP, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, *, with_entropy: bool) -> Selected:
+    """Return log-probs, with gradient if ``logits`` need one, and entropies.
 
     On one rank the operator's own graph becomes the trainer's.  On several, the shards' log-sum-exps are joined.
 
@@ -47,8 +46,7 @@ def select(
     """
     needs_grad = torch.is_grad_enabled() and logits.requires_grad
     if shard.size > 1 and not needs_grad:
-        joined = select_no_grad(op, logits, tokens, shard, with_entropy=with_entropy)
-        return joined.log_probs, joined.entropy
+        return select_no_grad(op, logits, tokens, shard, with_entropy=with_entropy)
     targets = Targets.find(logits, tokens, shard)
     entropy = find_moments(logits.detach()).entropy if with_entropy else None
 
@@ -59,7 +57,7 @@ def select(
 
     if shard.size == 1:
         return select_local(logits), entropy
-    result: tuple[torch.Tensor, torch.Tensor | None] = ShardLogProbs.apply(  # type: ignore[no-untyped-call]
+    result: Selected = ShardLogProbs.apply(  # type: ignore[no-untyped-call]
         logits, targets, select_local, entropy, shard
     )
     return result

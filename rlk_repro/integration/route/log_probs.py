@@ -21,6 +21,8 @@ from rlk_repro.operators import Reason, Refusal
 LogP: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LogPOfRows: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 RatioKL: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Selected: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""Log-probs [T] float32, and entropies [T] without gradient if they are requested."""
 ValueCheck: TypeAlias = Callable[[torch.Tensor, torch.Tensor, "Shard"], Refusal | None]
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -154,7 +156,7 @@ def find_form_refusal(logits: torch.Tensor, *, is_on_device: bool) -> Refusal | 
 
 def select_no_grad(
     logp: LogP, logits: torch.Tensor, tokens: torch.Tensor, shard: Shard, *, with_entropy: bool
-) -> Joined:
+) -> Selected:
     """Return log-probs and, if requested, entropies; neither has a gradient.
 
     Args:
@@ -164,8 +166,8 @@ def select_no_grad(
     targets = Targets.find(logits, tokens, shard)
     local = logp(logits, targets.columns)
     check_result("logp", local, tokens)
-    entropy = find_moments(logits).entropy if with_entropy else None
-    return _join(targets, local, entropy, shard)
+    joined = _join(targets, local, find_moments(logits).entropy if with_entropy else None, shard)
+    return joined.log_probs, joined.entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +191,8 @@ def select_with_grad(
     *,
     with_entropy: bool,
     hint: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return log-probs [T] with gradient to ``logits``, and entropies [T] without gradient.
+) -> Selected:
+    """Return log-probs with gradient to ``logits``, and entropies.
 
     The log-prob is computed as old + log(ratio), where any ``old`` is allowed.  If ``old`` is the log-prob itself, the
     ratio is 1 up to rounding, so exp and log lose no precision.  ``hint`` ([T]) holds log-probs of the old policy.
@@ -215,7 +217,7 @@ def select_with_grad(
         near = old if far is None else _mend_far_rows(ratio, old, leaf.detach(), targets.columns, far)
         return near + ratio.log()
 
-    result: tuple[torch.Tensor, torch.Tensor | None] = ShardLogProbs.apply(  # type: ignore[no-untyped-call]
+    result: Selected = ShardLogProbs.apply(  # type: ignore[no-untyped-call]
         logits, targets, select, entropy, shard
     )
     return result
@@ -238,7 +240,7 @@ class ShardLogProbs(torch.autograd.Function):
         select: Callable[[torch.Tensor], torch.Tensor],
         entropy: torch.Tensor | None,
         shard: Shard,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Selected:
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
             local = select(leaf)

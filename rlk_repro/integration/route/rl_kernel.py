@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from rlk_repro.operators import BATCH_INVARIANT_LOGP, OPERATORS, Reason, Refusal
 
@@ -25,31 +25,16 @@ _MAX_CHARS: Final = 300
 _MAX_REJECTIONS: Final = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """RL-Kernel's own report on how it chose an implementation; long lists and texts are shortened."""
-
-    requested_backend: str
-    actual_backend: str
-    backend_enum: str
-    platform: str
-    fallback: bool
-    prior_rejections: tuple[str, ...]
-
-    @classmethod
-    def read(cls, said: Mapping[str, Any]) -> Self:
-        return cls(
-            requested_backend=cut(said.get("requested_backend", "")),
-            actual_backend=cut(said.get("actual_backend", "")),
-            backend_enum=cut(said.get("backend_enum", "")),
-            platform=cut(said.get("platform", "")),
-            fallback=bool(said.get("fallback")),
-            prior_rejections=tuple(cut(text) for text in said.get("prior_rejections", ())[:_MAX_REJECTIONS]),
-        )
-
-
 def cut(text: object) -> str:
     return str(text)[:_MAX_CHARS]
+
+
+def read_provenance(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return RL-Kernel's own report on how it chose an implementation; long lists and texts are shortened."""
+    names = ("requested_backend", "actual_backend", "backend_enum", "platform")
+    rejections = tuple(cut(text) for text in said.get("prior_rejections", ())[:_MAX_REJECTIONS])
+    texts = {name: cut(said.get(name, "")) for name in names}
+    return {**texts, "fallback": bool(said.get("fallback")), "prior_rejections": rejections}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +44,12 @@ class LoadedOperator:
     op: Any
     implementation: str
     version: str
-    provenance: Provenance | None = None
+    provenance: Mapping[str, Any] | None = None
     contract: Any = None
 
     @property
     def backend(self) -> str:
-        return "" if self.provenance is None else self.provenance.actual_backend
+        return "" if self.provenance is None else str(self.provenance["actual_backend"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +73,7 @@ def load_batch_invariant(name: str, platform: str) -> LoadedOperator | Refusal |
 
 def load_operator(name: str, platform: str, registered: str = "") -> LoadedOperator | Refusal:
     """Load the operator that RL-Kernel's registry has under ``registered``, or else under its own name."""
-    if platform not in OPERATORS[name].implementations:
-        return Refusal(Reason.PLATFORM, platform)
-    found = _find_registry()
+    found = Refusal(Reason.PLATFORM, platform) if platform not in OPERATORS[name].implementations else _find_registry()
     if isinstance(found, Refusal):
         return found
     module, registry_name = found
@@ -119,21 +102,34 @@ def load_contracts() -> Contracts | Refusal:
 
 def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
     implementation = OPERATORS[name].find_implementation(platform, class_name)
-    if implementation is None:
-        return Refusal(Reason.NOT_ACCEPTED, f"{class_name}, because {_explain(name, platform)}")
-    absent = find_absent_symbols(implementation.symbols)
-    return Refusal(Reason.NOT_ACCEPTED, f"{class_name}: {EXTENSION} lacks {', '.join(absent)}") if absent else None
+    if implementation is not None:
+        absent = find_absent_symbols(implementation.symbols)
+        what = f"{class_name}: {EXTENSION} lacks {', '.join(absent)}"
+        return Refusal(Reason.NOT_ACCEPTED, what) if absent else None
+    compiled = next((item for item in OPERATORS[name].implementations[platform] if item.symbols), None)
+    if compiled is None:
+        why = "RL-Kernel's kernels cannot be loaded on this machine"
+    elif isinstance(extension := _load_extension(), str):
+        why = f"{EXTENSION} cannot be imported: {extension}"
+    elif absent := find_absent_symbols(compiled.symbols):
+        why = f"{EXTENSION} lacks {', '.join(absent)}"
+    else:
+        why = "RL-Kernel's registry chose this class"
+    return Refusal(Reason.NOT_ACCEPTED, f"{class_name}, because {why}")
 
 
 def find_absent_symbols(symbols: tuple[str, ...]) -> list[str]:
     """Return the symbols that the compiled extension lacks; return all of them if the extension cannot be imported."""
-    if not symbols:
-        return []
+    extension = _load_extension() if symbols else None
+    return [symbol for symbol in symbols if isinstance(extension, str) or not hasattr(extension, symbol)]
+
+
+def _load_extension() -> Any | str:
+    """Return RL-Kernel's compiled extension, or the error of its import."""
     try:
-        extension = importlib.import_module(EXTENSION)
-    except ImportError:
-        return list(symbols)
-    return [symbol for symbol in symbols if not hasattr(extension, symbol)]
+        return importlib.import_module(EXTENSION)
+    except ImportError as error:
+        return str(error)
 
 
 def find_version() -> str:
@@ -170,15 +166,3 @@ def _find_registry() -> tuple[Any, str] | Refusal:
             if error.name is None or not name.startswith(f"{error.name}."):
                 return Refusal(Reason.NOT_IMPORTABLE, f"{name}: {error}")
     return Refusal(Reason.NOT_IMPORTABLE, f"absent: {', '.join(REGISTRIES)}")
-
-
-def _explain(name: str, platform: str) -> str:
-    wanted = [item for item in OPERATORS[name].implementations[platform] if item.symbols]
-    if not wanted:
-        return "RL-Kernel's kernels cannot be loaded on this machine"
-    try:
-        importlib.import_module(EXTENSION)
-    except ImportError as error:
-        return f"{EXTENSION} cannot be imported: {error}"
-    absent = find_absent_symbols(wanted[0].symbols)
-    return f"{EXTENSION} lacks {', '.join(absent)}" if absent else "RL-Kernel's registry chose this class"

@@ -14,28 +14,33 @@ from rlk_repro.integration.route.api import Call, Route, RouteContext, RouteFact
 from rlk_repro.integration.route.batch_invariant import WarmUp
 from rlk_repro.integration.route.grpo_loss import make_grpo_loss_route
 from rlk_repro.integration.route.linear_logp import make_linear_logp_route
-from rlk_repro.integration.route.log_probs import FirstCallCheck, Operators, Shard, ValueCheck, find_foreign_id
+from rlk_repro.integration.route.log_probs import (
+    FirstCallCheck,
+    Operators,
+    Selected,
+    Shard,
+    ValueCheck,
+    find_foreign_id,
+)
 from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_batch_invariant, load_operator
 from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
 from rlk_repro.operators import COMPILED_LOGP, SM90_BATCH_INVARIANT, Platform, Reason, Refusal
 
-Run: TypeAlias = Callable[[Call, torch.Tensor, Shard], tuple[torch.Tensor, torch.Tensor | None]]
+Run: TypeAlias = Callable[[Call, torch.Tensor, Shard], Selected]
 
 
 def make_logp_route(context: RouteContext) -> Route | Refusal:
     """Return the route for log-probs without gradient: a kernel that reads the logits once."""
-    newer = _make_batch_invariant_route("logp", context)
-    if newer is not None:
-        return newer
+    loaded = load_batch_invariant("logp", context.case.platform)
+    if loaded is not None:
+        return _make_batch_invariant_route("logp", loaded, context)
     loaded = load_operator("logp", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
+    logp = loaded.op.online_fp32
 
-    def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
-        joined = log_probs.select_no_grad(
-            loaded.op.online_fp32, logits, call["tokens"], shard, with_entropy=call["with_entropy"]
-        )
-        return joined.log_probs, joined.entropy
+    def run(call: Call, logits: torch.Tensor, shard: Shard) -> Selected:
+        return log_probs.select_no_grad(logp, logits, call["tokens"], shard, with_entropy=call["with_entropy"])
 
     return _make_route("logp", loaded, context, run)
 
@@ -45,35 +50,31 @@ def make_ratio_kl_route(context: RouteContext) -> Route | Refusal:
 
     Without RL-Kernel's ``batch_invariant_logp`` it is the old log-prob plus the logarithm of the ratio new / old.
     """
-    newer = _make_batch_invariant_route("ratio_kl", context)
-    if newer is not None:
-        return newer
+    loaded = load_batch_invariant("ratio_kl", context.case.platform)
+    if loaded is not None:
+        return _make_batch_invariant_route("ratio_kl", loaded, context)
     loaded = load_operator("ratio_kl", context.case.platform)
     if isinstance(loaded, Refusal):
         return loaded
     operators, source = _find_operators(loaded, context.case.platform)
     loaded = replace(loaded, version=f"{loaded.version}, held against {source}")
-    whole = Shard(0, 1, None)
-    select = functools.partial(log_probs.select_with_grad, operators, shard=whole, with_entropy=False)
-    warm_up = WarmUp(lambda rows, tokens: select(rows, tokens)[0])
+    select = functools.partial(log_probs.select_with_grad, operators)
+    warm_up = WarmUp(lambda rows, tokens: select(rows, tokens, Shard(0, 1, None), with_entropy=False)[0])
     takes_hint = operators.logp_of_far is not None and context.case.context_parallel == 1
 
-    def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(call: Call, logits: torch.Tensor, shard: Shard) -> Selected:
         if logits.is_cuda:
             warm_up.run(logits)
         is_hinted = takes_hint and shard.size == 1 and not call["with_entropy"]
         hint = context.batch.find_old_log_probs(len(logits)) if is_hinted else None
-        return log_probs.select_with_grad(
-            operators, logits, call["tokens"], shard, with_entropy=call["with_entropy"], hint=hint
-        )
+        return select(logits, call["tokens"], shard, with_entropy=call["with_entropy"], hint=hint)
 
     return _make_route("ratio_kl", loaded, context, run)
 
 
-def _make_batch_invariant_route(name: str, context: RouteContext) -> Route | Refusal | None:
-    """Return the route of RL-Kernel's newer log-prob for the calls of ``name``; None if this RL-Kernel lacks it."""
-    loaded = load_batch_invariant(name, context.case.platform)
-    if loaded is None or isinstance(loaded, Refusal):
+def _make_batch_invariant_route(name: str, loaded: LoadedOperator | Refusal, context: RouteContext) -> Route | Refusal:
+    """Return the route of RL-Kernel's newer log-prob for the calls of ``name``."""
+    if isinstance(loaded, Refusal):
         return loaded
     is_sm90 = loaded.implementation == SM90_BATCH_INVARIANT
     values = FirstCallCheck(batch_invariant.find_sm90_value_refusal if is_sm90 else log_probs.find_value_refusal)
@@ -83,7 +84,7 @@ def _make_batch_invariant_route(name: str, context: RouteContext) -> Route | Ref
         refusal = batch_invariant.find_sm90_refusal(logits) if is_sm90 else None
         return refusal or values.find_refusal(logits, tokens, shard)
 
-    def run(call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(call: Call, logits: torch.Tensor, shard: Shard) -> Selected:
         if logits.is_cuda:
             warm_up.run(logits)
         return batch_invariant.select(loaded.op, logits, call["tokens"], shard, with_entropy=call["with_entropy"])

@@ -16,7 +16,7 @@ from torch import _dynamo as dynamo
 
 from rlk_repro.integration.route.api import Call
 from rlk_repro.integration.route.errors import RouteFailed
-from rlk_repro.integration.route.log_probs import Shard, check_result
+from rlk_repro.integration.route.log_probs import Selected, Shard, check_result
 from rlk_repro.integration.route.moments import find_moments
 from rlk_repro.integration.route.rl_kernel import LoadedOperator
 from rlk_repro.operators import COMPILED_LOGP
@@ -75,8 +75,7 @@ def load_functions() -> tuple[CompiledFunction, CompiledFunction]:
     return CompiledFunction(select_no_grad), CompiledFunction(select_with_grad)
 
 
-def run(call: Call, logits: torch.Tensor, _: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return log-probs [T], with gradient if the call needs one, and entropies [T] if requested."""
+def run(call: Call, logits: torch.Tensor, _: Shard) -> Selected:
     needs_grad = torch.is_grad_enabled() and logits.requires_grad
     log_probs = load_functions()[needs_grad](logits, call["tokens"])
     check_result(COMPILED_LOGP, log_probs, call["tokens"], needs_grad=needs_grad)

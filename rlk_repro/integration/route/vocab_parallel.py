@@ -15,15 +15,22 @@ import torch
 import torch.distributed as dist
 
 from rlk_repro.integration.route.api import Call
-from rlk_repro.integration.route.log_probs import FirstCallCheck, Shard, check_result, find_foreign_id, join_entropies
+from rlk_repro.integration.route.log_probs import (
+    FirstCallCheck,
+    Selected,
+    Shard,
+    check_result,
+    find_foreign_id,
+    join_entropies,
+)
 from rlk_repro.integration.route.moments import find_moments
 from rlk_repro.integration.route.rl_kernel import (
     Contracts,
     LoadedOperator,
-    Provenance,
     cut,
     find_class_refusal,
     load_contracts,
+    read_provenance,
 )
 from rlk_repro.operators import OPERATORS, Case, Platform, Reason, Refusal
 
@@ -62,13 +69,13 @@ def dispatch(contracts: Contracts, case: Case, shape: Shape, backend: str) -> Lo
     except RuntimeError as error:
         head, _, rejections = str(error).rpartition("Rejections: ")
         return Refusal(Reason.NOT_DISPATCHED, cut(rejections or head))
-    name, provenance = type(result.op).__name__, Provenance.read(result.provenance)
+    name, provenance = type(result.op).__name__, read_provenance(result.provenance)
     refusal = find_class_refusal(NAME, case.platform, name)
     if refusal is not None:
         return refusal
-    implementation = OPERATORS[NAME].find_implementation(case.platform, provenance.actual_backend)
+    implementation = OPERATORS[NAME].find_implementation(case.platform, provenance["actual_backend"])
     if implementation is None or implementation.class_name != name:
-        return Refusal(Reason.NOT_ACCEPTED, f"{name}, which calls itself {provenance.actual_backend}")
+        return Refusal(Reason.NOT_ACCEPTED, f"{name}, which calls itself {provenance['actual_backend']}")
     return LoadedOperator(op=result.op, implementation=name, version=contracts.version, provenance=provenance,
                           contract=contract)  # fmt: skip
 
@@ -124,11 +131,8 @@ class VocabParallelLogp:
             return Refusal(Reason.NOT_DISPATCHED, f"{found.implementation} ({found.backend}) is chosen now, but {was}")
         return self._values.find_refusal(logits, tokens, shard)
 
-    def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return log-probs [T], with gradient if the call needs a gradient, and entropies [T] if requested.
-
-        RL-Kernel's own validation runs in the first call only, because it waits for the device and compares the ranks.
-        """
+    def run(self, call: Call, logits: torch.Tensor, shard: Shard) -> Selected:
+        """Let RL-Kernel validate the first call only: this waits for the device and compares the ranks."""
         shape, tokens = Shape.of(logits, shard), call["tokens"]
         found = self._dispatch(shape)
         assert isinstance(found, LoadedOperator)
