@@ -6,12 +6,12 @@ The sources are fetched and verified, and repaired where CUDA needs it.  A proce
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -42,18 +42,6 @@ TOOLS: Final = {
 BUILD_NAMES: Final = (build.SM90, build.REQUIRE_EXTENSION, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Toolchain:
-    """The CUDA release of torch, and the compiler of the same release."""
-
-    machine: build.Machine
-    nvcc: Path
-
-    @property
-    def home(self) -> Path:
-        return self.nvcc.resolve().parent.parent
-
-
 def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
     """Install RL-Kernel with kernels for ``architectures``, such as ``80``, and with the kernels that only Hopper runs.
 
@@ -61,50 +49,44 @@ def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
         RlkReproError: the sources are not the pinned ones, a repair does not apply, a build failed, or an extension
             lacks symbols or machine code.
     """
-    toolchain = find_toolchain(os.environ)
-    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
-        sources = fetch(pin, Path(parent) / "RL-Kernel", OFFLINE)
-        repairs = apply_repairs(toolchain.machine.toolkit, sources.folder)
-        environ = make_environment(os.environ, toolchain, architectures)
-        wheel = build_wheel(sources.folder, Path(parent) / "wheels", environ)
-        made = record.make_record(sources, repairs, _select_variables(environ), toolchain.machine)
-        _install(wheel, made)
+    machine, nvcc = find_toolchain(os.environ)
+    made = _install(pin, machine, make_environment(os.environ, nvcc, architectures))
     check_extension(_installed_folder(), pin.commit)
     return made
 
 
 def install_without_kernels(pin: Pin) -> BuildRecord:
-    """Install RL-Kernel for ROCm, without an extension.
-
-    RL-Kernel's routes for ROCm use Triton.  Newer commits compile an extension where torch reports ROCm, and refuse a
-    machine without a GPU; so torch reports none.
+    """Install RL-Kernel for ROCm, without an extension: its routes for ROCm use Triton.
 
     Raises:
         CheckFailed: an unexpected extension was built, whose content is unknown.
     """
-    import importlib.util
-
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentMissing(Problem("torch", "is not installed", expected="the base's torch for ROCm"))
-    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
-        sources = fetch(pin, Path(parent) / "RL-Kernel")
-        machine = build.Machine(platform=Platform.ROCM, torch=metadata.version("torch"), toolkit=None, nvcc=None)
-        made = record.make_record(sources, (), _select_variables(os.environ), machine)
-        wheels = Path(parent) / "wheels"
-        wheels.mkdir()
-        code = (
-            "import sys, torch; getattr(torch, 'version', torch).hip = None; "
-            "from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-        )
-        _run([sys.executable, "-c", code, str(wheels)], sources.folder, os.environ)
-        _install(next(wheels.glob("*.whl")), made)
-    found = find_extensions(_installed_folder())
-    if found:
+    machine = build.Machine(platform=Platform.ROCM, torch=metadata.version("torch"), toolkit=None, nvcc=None)
+    made = _install(pin, machine, os.environ)
+    if found := find_extensions(_installed_folder()):
         raise CheckFailed(Problem(found[0].name, "was built", expected="no extension"))
     return made
 
 
-def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
+def _install(pin: Pin, machine: build.Machine, environ: Mapping[str, str]) -> BuildRecord:
+    """Build the wheel in the folder of the repaired sources, and install it."""
+    with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as parent:
+        sources, wheels = fetch(pin, Path(parent) / "RL-Kernel", OFFLINE), Path(parent) / "wheels"
+        repairs = apply_repairs(machine.toolkit, sources.folder)
+        wheels.mkdir()
+        argv = [sys.executable, str(HERE / "cross_build.py"), str(wheels), machine.platform]
+        done = proc.run(argv, cwd=sources.folder, env=environ, timeout_s=TIMEOUT_S)
+        build.require_done("building RL-Kernel", done)
+        variables = {name: environ[name] for name in BUILD_NAMES if name in environ}
+        made = record.make_record(sources, repairs, variables, machine)
+        words = ("--no-index", "--force-reinstall", str(next(wheels.glob("*.whl"))))
+        record.install(made, lambda: pip_install(*words), is_from_wheel=True)
+    return made
+
+
+def find_toolchain(environ: Mapping[str, str]) -> tuple[build.Machine, Path]:
     """Return torch's CUDA release and an nvcc of this release.
 
     Raises:
@@ -124,42 +106,28 @@ def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
     found = build.read_nvcc_version(nvcc)
     if nvcc is None or found is None or found.split(".")[0] != toolkit.split(".")[0]:
         raise EnvironmentMissing(Problem("nvcc", "does not fit torch", got=found, expected=f"release {toolkit}"))
-    machine = build.Machine(platform=Platform.CUDA, torch=version, toolkit=toolkit, nvcc=found)
-    return Toolchain(machine=machine, nvcc=nvcc)
+    return build.Machine(platform=Platform.CUDA, torch=version, toolkit=toolkit, nvcc=found), nvcc
 
 
-def make_environment(
-    environ: Mapping[str, str], toolchain: Toolchain, architectures: tuple[str, ...]
-) -> dict[str, str]:
+def make_environment(environ: Mapping[str, str], nvcc: Path, architectures: tuple[str, ...]) -> dict[str, str]:
     """Return the variables of the build: the Hopper sources are on, and nvcc.py stands in for the compiler.
 
     The library path has a stub of the driver, with which the extension is linked.
     """
-    stubs = [str(toolchain.home / name) for name in STUBS if (toolchain.home / name).is_dir()]
-    library_path = os.pathsep.join(filter(None, [*stubs, environ.get("LIBRARY_PATH", "")]))
+    home = nvcc.resolve().parent.parent
+    stubs = [str(home / name) for name in STUBS if (home / name).is_dir()]
     return {
         **environ,
         build.SM90: "1",
         build.REQUIRE_EXTENSION: "1",
         "TORCH_CUDA_ARCH_LIST": ";".join(f"{name[:-1]}.{name[-1]}" for name in architectures) + ";9.0a",
-        "CUDA_HOME": str(toolchain.home),
+        "CUDA_HOME": str(home),
         "CUDA_VISIBLE_DEVICES": "",
         "PYTORCH_NVCC": str(HERE / "nvcc.py"),
-        NVCC_VARIABLE: str(toolchain.nvcc),
+        NVCC_VARIABLE: str(nvcc),
         ARCHITECTURES_VARIABLE: " ".join(architectures),
-        "LIBRARY_PATH": library_path,
+        "LIBRARY_PATH": os.pathsep.join(filter(None, [*stubs, environ.get("LIBRARY_PATH", "")])),
     }
-
-
-def build_wheel(sources: Path, folder: Path, environ: Mapping[str, str]) -> Path:
-    """Build the wheel in the sources' folder.
-
-    Raises:
-        CheckFailed: the build failed; the error quotes the compiler.
-    """
-    folder.mkdir()
-    _run([sys.executable, str(HERE / "cross_build.py"), str(folder)], sources, environ)
-    return next(folder.glob("*.whl"))
 
 
 def check_extension(folder: Path, commit: str) -> None:
@@ -206,21 +174,7 @@ def stub_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]
     return {**environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
 
 
-def _select_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: environ[name] for name in BUILD_NAMES if name in environ}
-
-
-def _install(wheel: Path, made: BuildRecord) -> None:
-    words = ("--no-index", "--force-reinstall", str(wheel))
-    record.install(made, lambda: pip_install(*words), is_from_wheel=True)
-
-
 def _installed_folder() -> Path:
     distribution = record.find_distribution()
     assert distribution is not None
     return Path(str(distribution.locate_file("rl_engine")))
-
-
-def _run(argv: list[str], folder: Path, environ: Mapping[str, str]) -> None:
-    done = proc.run(argv, cwd=folder, env=environ, timeout_s=TIMEOUT_S)
-    build.require_done("building RL-Kernel", done, "two hours")

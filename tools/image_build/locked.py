@@ -25,6 +25,7 @@ from tools.image_build.checkout import forget_time
 from tools.image_build.inputs import Inputs, list_packages
 from tools.image_build.kernels import OFFLINE, stub_environment
 from tools.image_build.package import OURS, pip_install
+from tools.rl_kernel.build import require_done
 from tools.rl_kernel.source import fetch
 
 SOURCES: Final = Path(sys.prefix) / "src"
@@ -150,8 +151,7 @@ def write_sbom() -> None:
         argv = [sys.executable, "-c", words, "environment", "--output-reproducible", "--output-file", str(SBOM),
                 sys.executable]  # fmt: skip
         done = proc.run(argv, timeout_s=600.0)
-    if not done.is_ok:
-        raise CheckFailed(Problem("cyclonedx-py", "did not finish:", quoted=tuple(done.stderr.splitlines()[-6:])))
+    require_done("cyclonedx-py", done)
 
 
 def _patch(stack: Stack) -> None:
@@ -178,8 +178,7 @@ def check_imports() -> None:
     with tempfile.TemporaryDirectory(prefix="rlk-repro-stub-") as folder:
         environ = stub_environment(os.environ, Path(folder)) | {"PYTHONPATH": str(SOURCES / "vime")}
         done = proc.run([sys.executable, "-c", words], cwd=Path(folder), env=environ, timeout_s=1800.0)
-    if not done.is_ok:
-        raise CheckFailed(Problem("imports of a trial", "did not finish:", quoted=tuple(done.stderr.splitlines()[-6:])))
+    require_done("imports of a trial", done)
 
 
 STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,14 +13,12 @@ from typing import Final
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, Problem
 from tools.image_build.inputs import list_packages
+from tools.rl_kernel import build
 
 SOURCE: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = SOURCE / "requirements" / "base.txt"
 BUILD_LOCK: Final = SOURCE / "requirements" / "build.txt"
-PIP: Final = (
-    *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"),
-    *("--no-cache-dir", "--no-compile", "--no-deps", "--root-user-action=ignore"),
-)
+PIP: Final = (*build.PIP, "--no-cache-dir", "--no-compile", "--no-deps", "--root-user-action=ignore")
 TIMEOUT_S: Final = 1800.0
 OURS: Final = frozenset({"rlk-repro", "rl-kernel", "rl-engine", "vime"})
 _ENTRY: Final = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<rest>(?:.*\\\n)*.*)$", re.MULTILINE)
@@ -56,13 +54,9 @@ def pip_install(*arguments: str, path: Path | None = None, timeout_s: float = TI
     Raises:
         CheckFailed: pip failed; the error quotes its output.
     """
-    import os
-
     environ = dict(os.environ) | ({"PYTHONPATH": str(path)} if path else {})
     done = proc.run([*PIP, *arguments], env=environ, timeout_s=timeout_s)
-    if not done.is_ok:
-        words = ["time limit reached"] if done.is_timeout else done.stderr.strip().splitlines()[-6:]
-        raise CheckFailed(Problem(f"pip install {arguments[-1]}", "did not finish:", quoted=tuple(words)))
+    build.require_done(f"pip install {arguments[-1]}", done)
 
 
 def check_untouched(base: Mapping[str, str], added: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base import proc
-from rlk_repro.base.errors import CheckFailed, Problem
+from tools.rl_kernel.build import require_done
 
 PACKAGES: Final = Path(sysconfig.get_path("purelib"))
 HOME: Final = PACKAGES / "nvidia" / "cu13"
@@ -50,9 +50,7 @@ def _complete() -> None:
         stub.parent.mkdir(exist_ok=True)
         source = "".join(f"int {name}(void) {{ return 100; }}\n" for name in DRIVER_FUNCTIONS)
         argv = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", str(stub)]
-        done = proc.run(argv, stdin=source.encode())
-        if not done.is_ok:
-            raise CheckFailed(Problem("cc", f"did not finish ({done.last_words})"))
+        require_done("cc", proc.run(argv, stdin=source.encode()))
 
 
 def _join(folders: list[Path], rest: str) -> str:

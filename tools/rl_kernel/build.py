@@ -130,15 +130,15 @@ def _has_build_tools(*, needs_ninja: bool) -> bool:
 
 
 def _pip(*arguments: str, environ: Mapping[str, str]) -> None:
-    require_done("pip install", proc.run([*PIP, *arguments], env=environ, timeout_s=TIMEOUT_S), "an hour")
+    require_done("pip install", proc.run([*PIP, *arguments], env=environ, timeout_s=TIMEOUT_S))
 
 
-def require_done(what: str, done: proc.Completed, limit: str) -> None:
+def require_done(what: str, done: proc.Completed) -> None:
     """Raise CheckFailed with the lines about errors, and advice where the problem is known."""
     if done.is_ok:
         return
     text = f"{done.stdout}\n{done.stderr}"
-    words = [f"took more than {limit}"] if done.is_timeout else _last_errors(text)
+    words = ["time limit reached"] if done.is_timeout else _last_errors(text)
     hint = next((hint for needle, hint in BUILD_TROUBLE if needle in text), None)
     raise CheckFailed(Problem(what, "did not finish:", quoted=tuple(words), hint=hint))
 
