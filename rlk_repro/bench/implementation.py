@@ -11,8 +11,9 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, CaseTensors, clip_high, needs_grad
-from rlk_repro.rundir.operator_results import OperatorKind
+from rlk_repro.rundir.operator_results import OperatorKind, OperatorStatus
 
+MAX_REASON: Final = 300
 IMPORT_ERRORS: Final = (ImportError, AttributeError, OSError, RuntimeError)
 
 
@@ -27,11 +28,21 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Blocked:
+class Failure:
+    status: OperatorStatus
     reason: str
 
 
-Builder: TypeAlias = Callable[[CaseTensors], Ready | Blocked]
+def block(reason: str) -> Failure:
+    """Say why an implementation cannot be called on this machine or for this case."""
+    return Failure(OperatorStatus.BLOCKED, shorten_line(reason))
+
+
+def shorten_line(text: str) -> str:
+    return " ".join(text.split())[:MAX_REASON]
+
+
+Builder: TypeAlias = Callable[[CaseTensors], Ready | Failure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +80,15 @@ def as_tensor(value: Any) -> torch.Tensor:
     return value
 
 
-def find_attribute(path: str) -> Any | Blocked:
+def find_attribute(path: str) -> Any | Failure:
     """Import ``module.name``, or return why that is impossible."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        return Blocked(f"{module} needs the module {error.name}, which is not installed")
+        return block(f"{module} needs the module {error.name}, which is not installed")
     except IMPORT_ERRORS as error:
-        return Blocked(f"{path} cannot be imported ({type(error).__name__}: {error})")
+        return block(f"{path} cannot be imported ({type(error).__name__}: {error})")
 
 
 def find_version(distribution: str) -> str:

@@ -16,9 +16,10 @@ from torch.nn import functional
 from rlk_repro.bench.cases import POLICY_OPERATORS, CaseTensors, needs_grad
 from rlk_repro.bench.implementation import (
     BenchedImplementation,
-    Blocked,
+    Failure,
     Ready,
     as_tensor,
+    block,
     clip_losses,
     find_attribute,
     find_version,
@@ -54,9 +55,9 @@ def _compile(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 def _build_compiled(
     inputs: CaseTensors, select: Select = select_no_grad, how: str = "log_softmax + gather"
-) -> Ready | Blocked:
+) -> Ready | Failure:
     if not inputs.tokens.is_cuda:
-        return Blocked("nothing is compiled on a CPU, not even vime's own functions")
+        return block("nothing is compiled on a CPU, not even vime's own functions")
     if inputs.case.operator in POLICY_OPERATORS:
         forward, text = partial(_compute_losses, select, inputs.leaves[0], inputs), f"{how}, then the clip"
     elif inputs.hidden is None:
@@ -69,10 +70,10 @@ def _build_compiled(
     )
 
 
-def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Blocked:
+def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: dict[str, Any]) -> Ready | Failure:
     """The cross-entropy of a row is its negative log-prob."""
     function = find_attribute(path)
-    if isinstance(function, Blocked):
+    if isinstance(function, Failure):
         return function
 
     def forward() -> torch.Tensor:
@@ -82,17 +83,17 @@ def _build_peer(inputs: CaseTensors, *, path: str, distribution: str, options: d
     return Ready(forward=forward, kind=OperatorKind.PEER, class_name=path, version=find_version(distribution))
 
 
-def _build_liger(inputs: CaseTensors) -> Ready | Blocked:
+def _build_liger(inputs: CaseTensors) -> Ready | Failure:
     if needs_grad(inputs.case):
-        return Blocked("Liger overwrites the logits with their gradient, so later calls would get other logits")
+        return block("Liger overwrites the logits with their gradient, so later calls would get other logits")
     path = "liger_kernel.transformers.functional.liger_cross_entropy"
     return _build_peer(inputs, path=path, distribution="liger-kernel", options={})
 
 
-def _build_torch_linear(inputs: CaseTensors) -> Ready | Blocked:
+def _build_torch_linear(inputs: CaseTensors) -> Ready | Failure:
     options = find_attribute("torch.nn.LinearCrossEntropyOptions")
-    if isinstance(options, Blocked):
-        return Blocked(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")
+    if isinstance(options, Failure):
+        return block(f"torch {torch.__version__} has no torch.nn.LinearCrossEntropyOptions")
     path = "torch.nn.functional.linear_cross_entropy"
     return _build_peer(inputs, path=path, distribution="torch", options={"options": options()})
 
@@ -118,5 +119,5 @@ def list_peers() -> tuple[BenchedImplementation, ...]:
     )
 
 
-def _make(name: str, operator: str, build: Callable[[CaseTensors], Ready | Blocked]) -> BenchedImplementation:
+def _make(name: str, operator: str, build: Callable[[CaseTensors], Ready | Failure]) -> BenchedImplementation:
     return BenchedImplementation(name=name, operator=operator, kind=OperatorKind.PEER, build=build)

@@ -12,7 +12,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from rlk_repro.bench.cases import CLIP, FORWARD_BACKWARD, CaseTensors
-from rlk_repro.bench.implementation import BenchedImplementation, Blocked, Ready, as_tensor, clip_losses, find_attribute
+from rlk_repro.bench.implementation import (
+    BenchedImplementation,
+    Failure,
+    Ready,
+    as_tensor,
+    block,
+    clip_losses,
+    find_attribute,
+)
 from rlk_repro.integration.route.batch_invariant import find_sm90_refusal
 from rlk_repro.integration.route.rl_kernel import (
     find_absent_symbols,
@@ -85,26 +93,26 @@ def _select_from_hidden(op: Any, inputs: CaseTensors) -> torch.Tensor:
 
 def _build_resolved(
     inputs: CaseTensors, *, use: Use, method: _LogpMethod | None = None, is_newer: bool = False
-) -> Ready | Blocked:
+) -> Ready | Failure:
     """Take the operator of the case's name, or with ``is_newer`` RL-Kernel's ``batch_invariant_logp``."""
     case, operator = inputs.case, OPERATORS[inputs.case.operator]
     platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
     if platform not in operator.implementations:
-        return Blocked(str(Refusal(Reason.PLATFORM, platform)))
+        return block(str(Refusal(Reason.PLATFORM, platform)))
     loaded = load_batch_invariant(case.operator, platform) if is_newer else load_operator(case.operator, platform)
     if loaded is None:
-        return Blocked(str(Refusal(Reason.GENERATION, BATCH_INVARIANT_LOGP)))
+        return block(str(Refusal(Reason.GENERATION, BATCH_INVARIANT_LOGP)))
     if isinstance(loaded, Refusal):
-        return Blocked(str(loaded))
+        return block(str(loaded))
     if loaded.implementation == SM90_BATCH_INVARIANT and (refusal := find_sm90_refusal(inputs.leaves[0])):
-        return Blocked(str(refusal))
+        return block(str(refusal))
     accepted = operator.find_implementation(platform, loaded.implementation)
     is_native = accepted is not None and accepted.is_native
     has_gradient = is_native or is_newer or operator.calls is not Calls.NO_GRAD
     if case.work == FORWARD_BACKWARD and not has_gradient:
-        return Blocked(f"{loaded.implementation} computes no gradient")
+        return block(f"{loaded.implementation} computes no gradient")
     if method is not None and not is_native and find_absent_symbols((method.symbol,)):
-        return Blocked(f"{loaded.implementation}: its extension lacks {method.symbol}")
+        return block(f"{loaded.implementation}: its extension lacks {method.symbol}")
     return Ready(
         forward=partial(use, loaded.op, inputs),
         kind=OperatorKind.NATIVE if is_native else OperatorKind.FUSED,
@@ -113,9 +121,9 @@ def _build_resolved(
     )
 
 
-def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Blocked:
+def _build_by_class(inputs: CaseTensors, *, path: str, kind: OperatorKind, use: Use) -> Ready | Failure:
     found = find_attribute(path)
-    if isinstance(found, Blocked):
+    if isinstance(found, Failure):
         return found
     return Ready(
         forward=partial(use, found(), inputs),

@@ -17,7 +17,7 @@ import torch
 from rlk_repro.base.errors import SpecError
 from rlk_repro.bench.cases import CaseTensors, expand_grids, find_floor_s, make_inputs
 from rlk_repro.bench.harness import Harness
-from rlk_repro.bench.implementation import BenchedImplementation, Blocked, Ready, make_call
+from rlk_repro.bench.implementation import BenchedImplementation, Failure, Ready, block, make_call
 from rlk_repro.bench.measure import Rates
 from rlk_repro.bench.operators import list_implementations, parse_args
 from rlk_repro.bench.peers import list_peers
@@ -64,7 +64,7 @@ def selected(inputs: CaseTensors) -> torch.Tensor:
     return reduce_losses(clip_losses((log_probs - inputs.old_log_probs).exp(), inputs), inputs)
 
 
-def make_implementation(build: Callable[[CaseTensors], Ready | Blocked], name: str = "mine") -> BenchedImplementation:
+def make_implementation(build: Callable[[CaseTensors], Ready | Failure], name: str = "mine") -> BenchedImplementation:
     return BenchedImplementation(name=name, operator="logp", kind=OperatorKind.PEER, build=build)
 
 
@@ -187,7 +187,7 @@ def test_a_missing_peer_is_blocked_and_names_what_is_missing(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "cut_cross_entropy", None)
     (apple,) = [item for item in list_peers() if item.name == "cut-cross-entropy"]
     found = apple.build(make_inputs(make_case("linear_logp"), CPU, 1))
-    assert found == Blocked("cut_cross_entropy needs the module cut_cross_entropy, which is not installed")
+    assert found == block("cut_cross_entropy needs the module cut_cross_entropy, which is not installed")
 
 
 def test_a_suite_may_choose_its_implementations_and_unknown_names_are_refused() -> None:
