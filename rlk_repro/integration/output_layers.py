@@ -12,11 +12,11 @@ from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.integration.measure.installation import Installation, check_signatures
 from rlk_repro.integration.route.api import Turn
 from rlk_repro.integration.route.linear_logp import NAME, Head, HiddenStates, find_weight_refusal
-from rlk_repro.integration.vime_abi import Abi
+from rlk_repro.integration.vime_abi import OUTPUT_LAYERS, WRAPPERS
 from rlk_repro.operators import Reason, Refusal
 
 
-def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: Abi) -> None:
+def defer_output_layers(installation: Installation, chunks: Iterable[Any]) -> None:
     """If ``linear_logp`` runs, make a Megatron model's output layers return hidden states: either all layers or none.
 
     Raises:
@@ -28,7 +28,7 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
         return
     layers = []
     for chunk in chunks:
-        found = find_output_layer(chunk, decision.implementation, abi)
+        found = find_output_layer(chunk, decision.implementation)
         if isinstance(found, Refusal):
             installation.ledger.refuse_call(NAME, found)
             return
@@ -38,20 +38,20 @@ def defer_output_layers(installation: Installation, chunks: Iterable[Any], abi: 
         installation.rebind(layer, "forward", make, "returns hidden states")
 
 
-def find_output_layer(chunk: Any, implementation: str, abi: Abi) -> Any:
+def find_output_layer(chunk: Any, implementation: str) -> Any:
     """Return a model chunk's output layer, None if another pipeline stage has it, or a Refusal if it cannot be used."""
     model = chunk
     while hasattr(model, "module"):
-        if type(model).__name__ not in abi.wrappers:
+        if type(model).__name__ not in WRAPPERS:
             return Refusal(Reason.OUTPUT_LAYER, f"{type(model).__name__} is an unknown wrapper")
         model = model.module
     if not getattr(model, "post_process", True):
         return None
     layer: Any = getattr(model, "output_layer", None)
     kind = type(layer).__name__
-    if kind not in abi.output_layers:
+    if kind not in OUTPUT_LAYERS:
         return Refusal(Reason.OUTPUT_LAYER, f"{type(model).__name__} has {'none' if layer is None else f'a {kind}'}")
-    check_signatures(type(layer), {"forward": abi.output_layers[kind]})
+    check_signatures(type(layer), {"forward": OUTPUT_LAYERS[kind]})
     config = layer.config
     obstacles = {
         "multi-token prediction": config.mtp_num_layers,

@@ -25,7 +25,7 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.units import group
 from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import open_energy
-from rlk_repro.integration.measure.installation import Installation, Maker, find_installation
+from rlk_repro.integration.measure.installation import Installation, Maker, check_signatures, find_installation
 from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
 from rlk_repro.integration.measure.profile import StepProfile, Timers
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
@@ -36,7 +36,7 @@ from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
 from rlk_repro.integration.route.rl_kernel import PACKAGE, find_commit
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.watch import Watch
-from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, find_abi
+from rlk_repro.integration.vime_abi import APPROX_KL, CLIP, LOG_PROBS, LOSS, LOSS_MODULE
 from rlk_repro.operators import ALL_OPERATORS, DEFAULT_OPS, OPS_SCHEMA, Case, Platform, Refusal, find_conflicts
 from rlk_repro.rundir.paths import libraries_beside, libraries_file
 from rlk_repro.schedule import LETTERS, SHADOW
@@ -189,7 +189,7 @@ def install_into(
         return installed
     if settings.commit:
         use_commit(settings.commit)
-    find_abi(target)
+    check_signatures(target, LOSS_MODULE)
     case = dataclasses.replace(case, has_entropy_metric=settings.has_entropy_metric)
     batch, watch = CurrentBatch(), Watch()
     found = {}

@@ -16,11 +16,12 @@ from typing import Any, Final
 
 import torch
 
-from rlk_repro.integration.measure.installation import Installation, check_signatures
+from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.integration.measure.installation import Installation, find_signature_problems
 from rlk_repro.integration.measure.profile import FORWARD_ONLY, UPDATE, Timers
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.switch import Settings, install_into, probe_platform
-from rlk_repro.integration.vime_abi import Abi, find_abi
+from rlk_repro.integration.vime_abi import ACTOR_MODULE, BEGIN, BEGIN_SIGNATURE, LOSS_MODULE, UPDATERS
 from rlk_repro.integration.vime_engines import VimeEngines
 from rlk_repro.loss_options import read_loss_options
 from rlk_repro.operators import Case
@@ -38,19 +39,20 @@ def install(args: argparse.Namespace) -> Installation | None:
         return None
     from vime.backends.megatron_utils import actor, loss
 
-    abi = find_abi(loss, actor)
+    problems = find_signature_problems(actor, ACTOR_MODULE) + find_signature_problems(loss, LOSS_MODULE)
     if settings.schedule:
-        check_signatures(actor, abi.begin)
+        problems += find_signature_problems(actor, BEGIN_SIGNATURE)
+    if problems:
+        raise EnvironmentMissing(*problems)
     installation = _install_loss(args, settings, has_output_layer=True)
-    make_initialize = functools.partial(_prepare_model, installation, abi)
+    make_initialize = functools.partial(_prepare_model, installation)
     installation.rebind(actor, "initialize_model_and_optimizer", make_initialize, "optimizer timer, output layers")
     record = installation.open_engines(settings.engines_dir)
     engines = None if record is None else VimeEngines(record)
     installation.rebind_phases(actor, PHASES, None if engines is None else engines.follow_pass)
     if engines is not None:
-        for name in abi.begin:
-            installation.rebind(actor, name, engines.follow_begin, "record of engines")
-        for name, send in abi.updaters.items():
+        installation.rebind(actor, BEGIN, engines.follow_begin, "record of engines")
+        for name, send in UPDATERS.items():
             followers = {
                 "connect_rollout_engines": engines.server.follow_connect,
                 "update_weights": engines.weights.follow_update,
@@ -60,8 +62,8 @@ def install(args: argparse.Namespace) -> Installation | None:
                 installation.rebind(getattr(actor, name), method, follow, "record of engines")
     make_end = functools.partial(_end_step_after, installation, ProfiledSteps(os.environ.get(PROFILED_STEPS, "")))
     installation.rebind(actor, "log_perf_data", make_end, "end of step")
-    for name in abi.begin if settings.schedule else ():
-        installation.rebind(actor, name, functools.partial(_begin_step_before, installation), "sets the variant")
+    if settings.schedule:
+        installation.rebind(actor, BEGIN, functools.partial(_begin_step_before, installation), "sets the variant")
     return installation
 
 
@@ -84,7 +86,7 @@ def _install_loss(args: argparse.Namespace, settings: Settings, *, has_output_la
     return install_into(loss, settings, trainer=TRAINER, case=case, args=args)
 
 
-def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..., Any]) -> Callable[..., Any]:
+def _prepare_model(installation: Installation, initialize: Callable[..., Any]) -> Callable[..., Any]:
     """Time Megatron's ``optimizer.step``: unscaling, clipping, update and parameter copies."""
     time_step = functools.partial(installation.profile.time_function, timers=Timers("optimizer"))
 
@@ -94,7 +96,7 @@ def _prepare_model(installation: Installation, abi: Abi, initialize: Callable[..
         model, optimizer = result[:2]
         installation.rebind(optimizer, "step", time_step, "timer")
         if role == "actor":
-            defer_output_layers(installation, model, abi)
+            defer_output_layers(installation, model)
         return result
 
     return initialize_and_prepare

@@ -28,7 +28,6 @@ from rlk_repro.integration.measure.engines import (
 from rlk_repro.integration.measure.routing import RouteCapture
 from rlk_repro.integration.vime_rollout import RolloutServer, describe_failure, find_dtype
 from rlk_repro.integration.vime_weights import WeightSync
-from rlk_repro.integration.vllm_prefix import record_prefixes
 from rlk_repro.rundir.agreement import ALONE, AS_RUN, GENERATED, PREFIX_CACHE, PROMPTS, REFERENCE, ROLLOUT, TRAINING
 
 logger = logging.getLogger(__name__)
@@ -135,7 +134,7 @@ class _Step:
         chosen = locate_tokens(self._chosen, alone, self._data["total_lengths"])
         ask = functools.partial(self._server.record, chosen=chosen)
         self._ask(ask, samples, PROMPTS, AS_RUN)
-        self._ask(functools.partial(record_prefixes, self._server), samples, GENERATED, PREFIX_CACHE)
+        self._ask(self._server.record_prefixes, samples, GENERATED, PREFIX_CACHE)
 
     def _ask(self, ask: Callable[..., None], samples: Sequence[Any], engine: str, case: str) -> None:
         reason = self._server.find_refusal(self._args)

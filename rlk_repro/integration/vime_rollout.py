@@ -18,14 +18,15 @@ from typing import Any, Final
 
 import torch
 
-from rlk_repro.integration.measure.engines import EngineRecord
-from rlk_repro.rundir.agreement import AS_RUN, PROMPTS
+from rlk_repro.integration.measure.engines import MAX_CHOSEN, EngineRecord
+from rlk_repro.rundir.agreement import AS_RUN, EMPTY_CACHE, GENERATED, PREFIX_CACHE, PROMPTS
 
 logger = logging.getLogger(__name__)
 
 TOGETHER: Final = "together"
 TIMEOUT_S: Final = 120.0
 HASHES_TIMEOUT_S: Final = 240.0
+UNUSED: Final = "vLLM took no prefix from its cache: the cache is off, or each prefix is shorter than a block"
 
 
 class RolloutServer:
@@ -112,6 +113,44 @@ class RolloutServer:
         first = len(tokens) - num_response
         known = zip(tokens[first:], answer["prompt_logprobs"][first:], strict=True)
         return torch.tensor([found[str(token)]["logprob"] for token, found in known], dtype=torch.float64)
+
+    def record_prefixes(
+        self, record: EngineRecord, step: int, dtype: str, samples: Sequence[tuple[list[int], int]]
+    ) -> None:
+        """Record the log-prob of the last token of up to 16 samples, computed with an empty and with a filled cache.
+
+        vLLM's prefix cache must not change the value.
+        """
+        found: dict[str, list[torch.Tensor]] = {EMPTY_CACHE: [], PREFIX_CACHE: []}
+        reason = UNUSED
+        for number, (tokens, _) in enumerate(samples[:MAX_CHOSEN]):
+            # vLLM shares a cached prefix only between requests with the same salt, so a new salt finds no cached prefix
+            salt = f"rlk-repro {step} {number}"
+            first, num_first = self._score_last(tokens, salt)
+            second, num_second = self._score_last(tokens, salt)
+            if num_first is None or num_second is None:
+                reason = "vLLM does not say how many tokens of a prefix it took from its cache"
+            elif num_first:
+                reason = "vLLM took a cached prefix for the first request with a new salt"
+            is_usable = num_first == 0 and bool(num_second)
+            for values, value in zip(found.values(), (first, second), strict=True):
+                values.append(torch.tensor([value] if is_usable else [], dtype=torch.float64))
+        if not any(map(len, found[EMPTY_CACHE])):
+            record.skip(step, "log_probs", GENERATED, PREFIX_CACHE, reason)
+            return
+        for case, values in found.items():
+            record.write_log_probs(step, GENERATED, case, dtype, values)
+
+    def _score_last(self, tokens: Sequence[int], salt: str) -> tuple[float, int | None]:
+        """Return the last token's log-prob, and how many tokens of the prefix vLLM took from its cache."""
+        *prefix, token = tokens
+        # vLLM returns as many log-probs as are requested, with its sampled token's log-prob first
+        wanted = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [token, int(not token)]}
+        answer = self.generate(prefix, wanted, cache_salt=salt)
+        listed = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        found = {item["token"]: item["logprob"] for item in listed}
+        details = answer["usage"]["prompt_tokens_details"] or {}
+        return found[f"token_id:{token}"], details.get("cached_tokens")
 
     def generate(self, tokens: Sequence[int], wanted: dict[str, Any], **more: str) -> Any:
         body = {"token_ids": list(tokens), "sampling_params": wanted, **more}

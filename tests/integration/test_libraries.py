@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from rlk_repro.base import proc
-from rlk_repro.integration.measure.libraries import loaded_libraries
-from rlk_repro.integration.measure.transport import parse_transport, read_transport
+from rlk_repro.integration.measure.libraries import loaded_libraries, parse_transport, read_transport
 from rlk_repro.integration.reward import share_of_even_ids
 from rlk_repro.integration.vime import ProfiledSteps
 from tests import ROOT

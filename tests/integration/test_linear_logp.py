@@ -24,7 +24,6 @@ from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.linear_logp import Head, HiddenStates
 from rlk_repro.integration.switch import TIMERS, Mode, Settings, install_into
-from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.loss_options import LossOptions
 from rlk_repro.operators import Case
 from rlk_repro.refengine import core
@@ -199,7 +198,7 @@ def test_an_output_layer_hands_over_what_it_is_given_until_it_is_undone(is_tied:
     expected, _ = layer(hidden, weight)
     with install(load_loss_module()) as installation:
         defer_output_layers(installation, [DistributedDataParallel(Model(None, post_process=False)),
-                                           DistributedDataParallel(model)], NEWEST)  # fmt: skip
+                                           DistributedDataParallel(model)])  # fmt: skip
         found, bias = layer(hidden, weight)
         assert isinstance(found, HiddenStates)
         assert torch.equal(found.recover(), hidden)
@@ -230,11 +229,11 @@ def test_an_output_layer_that_is_not_understood_leaves_all_of_them_alone(chunk: 
     sound = ColumnParallelLinear()
     reason = f"needs access to the hidden states before the output layer ({detail})"
     with install(load_loss_module(), Mode.AUTO) as installation:
-        defer_output_layers(installation, [Model(sound), chunk], NEWEST)
+        defer_output_layers(installation, [Model(sound), chunk])
         assert [item.reason for item in installation.ledger.decisions] == ["", reason]
         assert "forward" not in vars(sound)
     with install(load_loss_module()) as installation, pytest.raises(CheckFailed, match=re.escape(reason)):
-        defer_output_layers(installation, [Model(sound), chunk], NEWEST)
+        defer_output_layers(installation, [Model(sound), chunk])
 
 
 RUN = (

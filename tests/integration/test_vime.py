@@ -17,7 +17,7 @@ import torch
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.integration import vime
-from rlk_repro.integration.vime_abi import NEWEST
+from rlk_repro.integration.vime_abi import UPDATERS
 from tests import ROOT
 from tests.support.loss_examples import load_loss_module, make_args, make_batch, train_once
 
@@ -58,7 +58,7 @@ class FakeVime:
         def get_data_iterator(rollout_data: Any) -> list[Any]:
             return [rollout_data]
 
-        for name in NEWEST.updaters:
+        for name in UPDATERS:
             setattr(self.actor, name, type(name, (), {"connect_rollout_engines": lambda *_: None}))
         self.actor.get_data_iterator = get_data_iterator  # type: ignore[attr-defined]
         self.actor.forward_only, self.actor.train = forward_only, train  # type: ignore[attr-defined]
@@ -177,7 +177,7 @@ def test_output_layers_are_deferred_in_the_actors_model_only(
     fake_vime: FakeVime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models: list[Any] = []
-    monkeypatch.setattr(vime, "defer_output_layers", lambda _, model, __: models.append(model))
+    monkeypatch.setattr(vime, "defer_output_layers", lambda _, model: models.append(model))
     monkeypatch.setenv("RLK_REPRO_OPS_DIR", str(tmp_path / "ops"))
     args = make_vime_args()
     installation = vime.install(args)

@@ -9,7 +9,6 @@ from typing import Any
 from rlk_repro.analysis.checks import check_pair
 from rlk_repro.integration.measure.engines import EngineRecord
 from rlk_repro.integration.vime_rollout import RolloutServer
-from rlk_repro.integration.vllm_prefix import record_prefixes
 from rlk_repro.logs.engines import read_engines
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord
 from rlk_repro.rundir.paths import TrialDir
@@ -46,7 +45,7 @@ def compare(folder: Path, server: RolloutServer) -> list[AgreementCheck]:
     inputs = [{"tokens": tokens, "loss_mask": [1] * num, "padding": 0} for tokens, num in SAMPLES]
     record.write_inputs(0, "rollout", inputs)
     record.write_log_probs(0, "rollout, generated", "", "bfloat16", [])
-    record_prefixes(server, record, 0, "bfloat16", SAMPLES)
+    server.record_prefixes(record, 0, "bfloat16", SAMPLES)
     record.close()
     log = read_engines(TrialDir(folder))
     checks = check_pair("p1", [("baseline", log), ("enabled", log)])

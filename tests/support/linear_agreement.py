@@ -40,7 +40,6 @@ from rlk_repro.integration.measure.installation import Installation
 from rlk_repro.integration.output_layers import defer_output_layers
 from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.switch import Mode, Settings, install_into
-from rlk_repro.integration.vime_abi import NEWEST
 from rlk_repro.operators import Case
 
 torch._dynamo.config.disable = True  # vime compiles two functions; here that only costs time
@@ -268,7 +267,7 @@ def install(model: Any, ops: tuple[str, ...]) -> Installation:
                 context_parallel=mpu.get_context_parallel_world_size())  # fmt: skip
     settings = Settings(mode=Mode.REQUIRE, ops=ops, has_entropy_metric=False)
     installation = install_into(loss_module, settings, trainer="vime", case=case)
-    defer_output_layers(installation, [model], NEWEST)
+    defer_output_layers(installation, [model])
     return installation
 
 
