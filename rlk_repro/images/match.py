@@ -57,19 +57,23 @@ def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Fin
 
 
 def check_kernels(record: ImageRecord) -> Iterator[Finding]:
-    kernels = _mapping(record.code.get("rl_kernel"))
-    platform = record.gpu_platform
-    symbols, architectures = list_symbols(platform, record.commits.get("rl_kernel", "")), ARCHITECTURES.get(platform)
+    facts = _mapping(record.code.get("rl_kernel"))
+    return check_extension(facts, record.gpu_platform, record.commits.get("rl_kernel", ""))
+
+
+def check_extension(facts: Mapping[str, Any], platform: Platform, commit: str) -> Iterator[Finding]:
+    """Check that RL-Kernel's extension has its commit's functions, and machine code for the image's GPUs only."""
+    symbols, architectures = list_symbols(platform, commit), ARCHITECTURES.get(platform)
     if architectures is None:
         return
-    if kernels.get("is_compiled") is not True:
-        yield _differs("rl_engine._C", "compiled", str(kernels.get("is_compiled", _NOTHING)))
+    if facts.get("is_compiled") is not True:
+        yield _differs("rl_engine._C", "compiled", str(facts.get("is_compiled", _NOTHING)))
         return
-    found = _names(kernels.get("extension_symbols"))
+    found = _names(facts.get("extension_symbols"))
     missing = [name for name in symbols if name not in found]
     if missing:
         yield _differs("rl_engine._C symbols", ", ".join(symbols), f"without {', '.join(missing)}")
-    code = kernels.get("extension_architectures")
+    code = facts.get("extension_architectures")
     if sorted(_names(code)) != sorted(architectures):
         shown = ", ".join(_names(code)) if isinstance(code, list) else str(code)
         yield _differs("rl_engine._C architectures", ", ".join(architectures), shown)

@@ -11,16 +11,17 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
-from rlk_repro.images.record import ARCHITECTURES, list_symbols
+from rlk_repro.base.findings import Finding, has_blocking
+from rlk_repro.images.match import check_extension
 from rlk_repro.operators import Platform
-from rlk_repro.probes.extension import find_bound_names, find_extensions, list_device_code
+from rlk_repro.probes.extension import find_extensions, probe_extension
 from rlk_repro.probes.installed import BuildRecord
 from rlk_repro.spec import Pin
 from tools.image_build.nvcc import ARCHITECTURES as ARCHITECTURES_VARIABLE
@@ -51,7 +52,7 @@ def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:
     """
     machine, nvcc = find_toolchain(os.environ)
     made = _install(pin, machine, make_environment(os.environ, nvcc, architectures))
-    check_extension(_installed_folder(), pin.commit)
+    refuse(list(check_extension(probe_extension(_installed_folder()), Platform.CUDA, pin.commit)))
     return made
 
 
@@ -130,33 +131,11 @@ def make_environment(environ: Mapping[str, str], nvcc: Path, architectures: tupl
     }
 
 
-def check_extension(folder: Path, commit: str) -> None:
-    """Check the extension: the symbols of its commit, its machine code, and that Python can load it.
-
-    On a machine without a driver, the extension loads with a stub of the driver.
-
-    Raises:
-        CheckFailed: the error lists all that is missing or unexpected.
-    """
-    extensions = find_extensions(folder)
-    if not extensions:
-        hint = "RL-Kernel's setup silently leaves the extension out if torch reports no GPU"
-        raise CheckFailed(Problem("rl_engine._C", "was not built", hint=hint))
-    problems = list(_find_problems(extensions[0], list_symbols(Platform.CUDA, commit)))
-    if problems:
-        raise CheckFailed(*problems)
-
-
-def _find_problems(extension: Path, wanted: Sequence[str]) -> Iterator[Problem]:
-    symbols = find_bound_names(extension.read_bytes())
-    missing = [name for name in wanted if name not in symbols]
-    if missing:
-        yield Problem(extension.name, "lacks operators", got=symbols, expected=", ".join(missing))
-    code = list_device_code(extension)
-    targets = sorted(ARCHITECTURES[Platform.CUDA])
-    if code != targets:
-        got = code if isinstance(code, list) else str(code)
-        yield Problem(extension.name, "holds code for other GPUs", got=got, expected=", ".join(targets))
+def refuse(findings: Sequence[Finding]) -> None:
+    """Raise CheckFailed with all findings, if one of them is blocking."""
+    if has_blocking(findings):
+        raise CheckFailed(*(Problem(item.where, "is not what the stack needs", got=item.found, expected=item.expected)
+                            for item in findings))  # fmt: skip
 
 
 def stub_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.files import write_json
-from rlk_repro.base.findings import has_blocking
 from rlk_repro.images.match import check_kernels, check_sources, match_operators
 from rlk_repro.images.record import Base, ImageRecord
 from rlk_repro.images.resolve import ask_registry
@@ -20,7 +19,7 @@ from rlk_repro.probes.container import find_record
 from rlk_repro.probes.installed import load_build_record
 from rlk_repro.rundir.manifest import Unknown
 from tools.image_build.inputs import BASE_PACKAGES, Inputs
-from tools.image_build.kernels import stub_environment
+from tools.image_build.kernels import refuse, stub_environment
 from tools.image_build.package import check_untouched
 from tools.rl_kernel.record import find_distribution
 
@@ -40,10 +39,7 @@ def write_record(inputs: Inputs) -> None:
         answer = ask_registry(stub_environment(os.environ, Path(folder)))
     if isinstance(answer, Unknown):
         raise CheckFailed(Problem("rl_engine", f"cannot be imported ({answer.reason})"))
-    findings = [*check_sources(made), *check_kernels(made), *match_operators(made, answer)]
-    if has_blocking(findings):
-        raise CheckFailed(*(Problem(item.where, "differs from the base's", got=item.found, expected=item.expected)
-                            for item in findings))  # fmt: skip
+    refuse([*check_sources(made), *check_kernels(made), *match_operators(made, answer)])
     write_json(Path(find_record()), made.to_json())
 
 
