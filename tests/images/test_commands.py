@@ -138,7 +138,7 @@ def test_a_base_for_other_amd_gpus_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / f"kernels_{gpu}.co").write_text("")
     with pytest.raises(CheckFailed) as caught:
-        check_gfx(tmp_path)
+        check_gfx(None, tmp_path)
     (problem,) = caught.value.problems
     assert (problem.got, problem.expected) == (["gfx950"], "gfx942")
 

@@ -19,7 +19,7 @@ from tests import ROOT
 from tests.support.git_mirror import mirror_folder
 from tests.support.images.examples import commit_files, git
 from tests.support.packages import make_wheel
-from tools.image_build import locked
+from tools.image_build import kernels, locked
 from tools.image_build.inputs import Inputs
 from tools.lock_stack import render
 
@@ -115,10 +115,11 @@ def test_another_patch_and_other_patched_files_are_named(stack: Stack, monkeypat
 
 
 def test_rl_kernel_is_the_stacks_commit_and_files(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locked, "get_stack", lambda _: stack)
-    assert locked.get_pin(make_inputs(stack)).tree == stack.pins["rl_kernel"].tree
+    monkeypatch.setattr(kernels, "get_stack", lambda _: stack)
+    monkeypatch.setattr(kernels, "is_locked", lambda: True)
+    assert kernels.find_pin(make_inputs(stack)).tree == stack.pins["rl_kernel"].tree
     with pytest.raises(CheckFailed, match="build argument RL_KERNEL_COMMIT"):
-        locked.get_pin(make_inputs(stack, rl_kernel_commit="5" * 40))
+        kernels.find_pin(make_inputs(stack, rl_kernel_commit="5" * 40))
 
 
 def test_a_wheel_with_another_hash_is_named(

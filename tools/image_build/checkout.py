@@ -9,6 +9,7 @@ from typing import Final
 from rlk_repro.base import git
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.probes.checkout import probe_checkout
+from tools.image_build.inputs import Inputs
 from tools.image_build.package import pip_install
 
 TIMEOUT_S: Final = 900.0
@@ -18,16 +19,17 @@ LOST: Final = "the repository does not have this commit (any more): rlk-repro im
 TRACES: Final = ("FETCH_HEAD", "ORIG_HEAD", "logs", "gc.log")
 
 
-def install_vime(folder: Path, repository: str, commit: str) -> None:
+def install_vime(inputs: Inputs, folder: Path = Path("/root/vime")) -> None:
     """Fetch the commit of vime, check it out, and install it in place.
 
     Raises:
         EnvironmentMissing: the folder is not a checkout, or the repository no longer has the commit.
         CheckFailed: the files differ from the commit after the checkout.
     """
+    commit = inputs.vime_commit
     if not (folder / ".git").exists():
         raise EnvironmentMissing(Problem(str(folder), "is no git checkout", expected="the base's checkout of vime"))
-    done = git.fetch(folder, repository, commit, timeout_s=TIMEOUT_S)
+    done = git.fetch(folder, inputs.vime_repository, commit, timeout_s=TIMEOUT_S)
     git.require(f"git fetch in {folder}", done, LOST if any(words in done.stderr for words in NO_COMMIT) else None)
     _git(folder, "checkout", "--quiet", "--force", "--detach", commit, "--")
     # vime is installed in place, so Python imports the checkout

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base.errors import CheckFailed, Problem
+from tools.image_build.inputs import Inputs
 
 WANTED: Final = "gfx942"
 LIBRARIES: Final = ("lib/rocblas/library", "lib/hipblaslt/library")
 _GPU: Final = re.compile(r"gfx[0-9a-f]{3,4}")
 
 
-def check_gfx(rocm: Path = Path("/opt/rocm")) -> None:
+def check_gfx(_inputs: Inputs | None, rocm: Path = Path("/opt/rocm")) -> None:
     """Refuse a base image whose kernels are only for other GPUs than the stack's.
 
     Raises:

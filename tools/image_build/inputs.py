@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import metadata
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
-from rlk_repro.probes.container import find_record
+from rlk_repro.probes.container import LOCK, find_record
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 REPOSITORY: Final = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.:/_~-]*")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 BASE_PACKAGES: Final = Path(find_record()).with_name("base-packages.json")
+ADDED_PACKAGES: Final = BASE_PACKAGES.with_name("added-packages.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,21 @@ def _find_problems(given: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem("build argument SOURCE_DATE_EPOCH", "no time", got=epoch, expected="seconds since 1970")
 
 
+def is_locked() -> bool:
+    """Whether a lock lists the packages of this Python."""
+    return (Path(sys.prefix) / LOCK).is_file()
+
+
+def check_inputs(inputs: Inputs) -> None:
+    """Where the stack has a lock, check that the packages fit the lock and each other; the arguments are checked."""
+    if is_locked():
+        from rlk_repro.images.stacks import get_stack
+        from tools.image_build.locked import check_packages, check_requirements
+
+        check_packages(get_stack(inputs.stack), inputs.image_platform)  # type: ignore[arg-type]
+        check_requirements()
+
+
 def list_packages() -> dict[str, str]:
     """Return the version of each installed package by name; of two copies, the version that Python imports."""
     found: dict[str, str] = {}
@@ -100,7 +117,7 @@ def list_packages() -> dict[str, str]:
     return found
 
 
-def keep_base_packages() -> None:
+def keep_base_packages(packages: Mapping[str, str]) -> None:
     """Record the packages of the base image before the build adds any."""
     BASE_PACKAGES.parent.mkdir(parents=True, exist_ok=True)
-    BASE_PACKAGES.write_text(json.dumps(list_packages(), sort_keys=True, indent=1) + "\n")
+    BASE_PACKAGES.write_text(json.dumps(packages, sort_keys=True, indent=1) + "\n")

@@ -20,10 +20,12 @@ from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem
 from rlk_repro.base.findings import Finding, has_blocking
 from rlk_repro.images.match import check_extension
+from rlk_repro.images.stacks import get_stack
 from rlk_repro.operators import Platform
 from rlk_repro.probes.extension import find_extensions, probe_extension
 from rlk_repro.probes.installed import BuildRecord
 from rlk_repro.spec import Pin
+from tools.image_build.inputs import Inputs, is_locked
 from tools.image_build.nvcc import ARCHITECTURES as ARCHITECTURES_VARIABLE
 from tools.image_build.nvcc import NVCC as NVCC_VARIABLE
 from tools.image_build.package import pip_install
@@ -41,6 +43,29 @@ TOOLS: Final = {
     "cuobjdump": "cuobjdump: nothing else shows the GPUs of an extension",
 }
 BUILD_NAMES: Final = (build.SM90, build.REQUIRE_EXTENSION, "TORCH_CUDA_ARCH_LIST", "PYTORCH_ROCM_ARCH")
+
+
+def install(inputs: Inputs) -> None:
+    pin = find_pin(inputs)
+    if inputs.gpu_platform == "rocm":
+        install_without_kernels(pin)
+    else:
+        install_rl_kernel(pin, inputs.architectures)
+
+
+def find_pin(inputs: Inputs) -> Pin:
+    """Return the stack's pin of RL-Kernel, with the hash of its files; without a lock, the build arguments are the pin.
+
+    Raises:
+        CheckFailed: a build argument names another commit than the stack.
+    """
+    if not is_locked():
+        return Pin(repository=inputs.rl_kernel_repository, commit=inputs.rl_kernel_commit)
+    pin, found = get_stack(inputs.stack).pins["rl_kernel"], inputs.rl_kernel_commit
+    if found != pin.commit:
+        what = "differs from the stack's"
+        raise CheckFailed(Problem("build argument RL_KERNEL_COMMIT", what, got=found, expected=pin.commit))
+    return pin
 
 
 def install_rl_kernel(pin: Pin, architectures: tuple[str, ...]) -> BuildRecord:

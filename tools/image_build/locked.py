@@ -7,7 +7,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from rlk_repro.images.environment import SBOM_LOCK, source_requirement
 from rlk_repro.images.lock import read_lock
 from rlk_repro.images.stacks import get_stack
 from rlk_repro.probes.code import normalise
-from rlk_repro.spec import ImagePlatform, Pin, Stack
+from rlk_repro.spec import ImagePlatform, Stack
 from tools.image_build.checkout import forget_time
 from tools.image_build.inputs import Inputs, list_packages
 from tools.image_build.kernels import OFFLINE, stub_environment
@@ -127,18 +127,7 @@ def install_sources(inputs: Inputs) -> None:
     write_text(Path(sysconfig.get_path("purelib")) / "rlk-repro-sources.pth", f"{SOURCES / 'megatron_lm'}\n")
 
 
-def get_pin(inputs: Inputs) -> Pin:
-    """Return the stack's pin of RL-Kernel, with the hash of its files.
-
-    Raises:
-        CheckFailed: a build argument names another commit.
-    """
-    pin = get_stack(inputs.stack).pins["rl_kernel"]
-    _require("build argument RL_KERNEL_COMMIT", inputs.rl_kernel_commit, pin.commit)
-    return pin
-
-
-def write_sbom() -> None:
+def write_sbom(_inputs: Inputs) -> None:
     """Write the list of installed packages (SBOM) by CycloneDX's own tool, which stays outside the environment.
 
     Raises:
@@ -168,7 +157,7 @@ def _require(what: str, got: str, expected: str | None) -> None:
         raise CheckFailed(Problem(what, "differs from the stack's", got=got, expected=expected))
 
 
-def check_imports() -> None:
+def check_imports(_inputs: Inputs) -> None:
     """Import in a separate process the modules that a trial imports; this check needs no GPU and no driver.
 
     Raises:
@@ -179,11 +168,3 @@ def check_imports() -> None:
         environ = stub_environment(os.environ, Path(folder)) | {"PYTHONPATH": str(SOURCES / "vime")}
         done = proc.run([sys.executable, "-c", words], cwd=Path(folder), env=environ, timeout_s=1800.0)
     require_done("imports of a trial", done)
-
-
-STEPS: Final[Mapping[str, Callable[[Inputs], None]]] = {
-    "transformer-engine": install_transformer_engine,
-    "sources": install_sources,
-    "imports": lambda _: check_imports(),
-    "sbom": lambda _: write_sbom(),
-}

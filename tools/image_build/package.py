@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import tempfile
@@ -12,7 +13,7 @@ from typing import Final
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import CheckFailed, Problem
-from tools.image_build.inputs import list_packages
+from tools.image_build.inputs import ADDED_PACKAGES, Inputs, keep_base_packages, list_packages
 from tools.rl_kernel import build
 
 SOURCE: Final = Path(__file__).resolve().parents[2]
@@ -25,9 +26,10 @@ _ENTRY: Final = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<rest>(?:.*\\\n)*.*)
 _MARKER: Final = re.compile(r";\s*sys_platform == 'win32'")
 
 
-def install_package() -> list[str]:
-    """Install this package and the dependencies that the base lacks; return the names of the added packages."""
+def install_package(_inputs: Inputs) -> None:
+    """Install this package and the dependencies that the base lacks; record the base's packages and the added ones."""
     present = list_packages()
+    keep_base_packages(present)
     wanted = select_missing(LOCK.read_text(), present)
     with tempfile.TemporaryDirectory(prefix="rlk-repro-build-") as folder:
         if wanted:
@@ -38,7 +40,7 @@ def install_package() -> list[str]:
         if importlib.util.find_spec("hatchling") is None:
             pip_install("--require-hashes", "--target", str(tools), "-r", str(BUILD_LOCK))
         pip_install("--no-build-isolation", str(SOURCE), path=tools)
-    return sorted(wanted)
+    ADDED_PACKAGES.write_text(json.dumps(sorted(wanted)) + "\n")
 
 
 def select_missing(lock: str, present: Iterable[str]) -> dict[str, str]:

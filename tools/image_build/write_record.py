@@ -18,12 +18,10 @@ from rlk_repro.probes import code
 from rlk_repro.probes.container import find_record
 from rlk_repro.probes.installed import load_build_record
 from rlk_repro.rundir.manifest import Unknown
-from tools.image_build.inputs import BASE_PACKAGES, Inputs
+from tools.image_build.inputs import ADDED_PACKAGES, BASE_PACKAGES, Inputs
 from tools.image_build.kernels import refuse, stub_environment
 from tools.image_build.package import check_untouched
 from tools.rl_kernel.record import find_distribution
-
-ADDED: Path = BASE_PACKAGES.with_name("added-packages.json")
 
 
 def write_record(inputs: Inputs) -> None:
@@ -32,7 +30,7 @@ def write_record(inputs: Inputs) -> None:
     Raises:
         CheckFailed: the base's packages were changed, or sources, kernels or operators are wrong.
     """
-    added = json.loads(ADDED.read_text())
+    added = json.loads(ADDED_PACKAGES.read_text())
     check_untouched(json.loads(BASE_PACKAGES.read_text()), added)
     made = make_record(inputs, tuple(added))
     with tempfile.TemporaryDirectory(prefix="rlk-repro-stub-") as folder:
