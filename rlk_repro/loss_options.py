@@ -25,14 +25,17 @@ class LossOptions:
 def read_loss_options(options: Mapping[str, Any]) -> LossOptions:
     """Read a trainer's options, by vime's argument names; an absent option has vime's default."""
     kl_loss_coef = options.get("kl_loss_coef") or 0.0
+    loss_type, estimator = options.get("loss_type", "policy_loss"), options.get("advantage_estimator", "grpo")
+    has_reference_pass = options.get(_ADVANTAGES, True) and any(map(options.get, ("use_kl_loss", "kl_coef", "use_opd")))
+    is_plain = (loss_type, estimator) == ("policy_loss", "grpo")
     return LossOptions(
-        has_no_grad_pass=_has_reference_pass(options) or has_old_policy_pass(options),
+        has_no_grad_pass=bool(has_reference_pass) or has_old_policy_pass(options),
         has_entropy_gradient=bool(options.get("entropy_coef")),
         is_top_p_replayed=options.get("rollout_top_p", 1.0) != 1.0,
         is_clip_symmetric=options.get("eps_clip_high") in {None, options.get("eps_clip", 0.2)},
         kl_loss_type=options.get("kl_loss_type", "k1") if options.get("use_kl_loss") and kl_loss_coef else None,
-        has_other_terms=any(options.get(name) for name in _CORRECTIONS) or not _is_plain_estimator(options),
-        loss_type=options.get("loss_type", "policy_loss"),
+        has_other_terms=any(options.get(name) for name in _CORRECTIONS) or not is_plain,
+        loss_type=loss_type,
         rollout_temperature=options.get("rollout_temperature", 1.0),
         has_multi_token_prediction=bool(options.get("mtp_num_layers")),
     )
@@ -42,15 +45,6 @@ _ADVANTAGES: Final = "compute_advantages_and_returns"
 _CORRECTIONS: Final = (
     "use_tis", "use_opsm", "use_opd", "use_unbiased_kl", "get_mismatch_metrics", "custom_pg_loss_reducer_function_path"
 )  # fmt: skip
-
-
-def _is_plain_estimator(options: Mapping[str, Any]) -> bool:
-    named = (options.get("loss_type", "policy_loss"), options.get("advantage_estimator", "grpo"))
-    return named == ("policy_loss", "grpo")
-
-
-def _has_reference_pass(options: Mapping[str, Any]) -> bool:
-    return bool(options.get(_ADVANTAGES, True) and any(map(options.get, ("use_kl_loss", "kl_coef", "use_opd"))))
 
 
 def has_old_policy_pass(options: Mapping[str, Any]) -> bool:

@@ -14,7 +14,6 @@ from rlk_repro.analysis.gates import Evidence
 from rlk_repro.analysis.microbatch import find_largest
 from rlk_repro.analysis.noise import find_noise
 from rlk_repro.analysis.operators import OperatorTable, read_operators
-from rlk_repro.analysis.served import Served
 from rlk_repro.analysis.sessions import Session, compare_sessions, pool_step_times, read_session
 from rlk_repro.analysis.transport import find_fallbacks
 from rlk_repro.analysis.trials import fell_back_everywhere, read_trial
@@ -104,7 +103,8 @@ def analyse(run_dir: RunDir) -> Analysis:
         blocks=blocks,
         shadows=shadows,
         switch="" if plan.run.switch is None else plan.run.switch.title,
-        served=Served.of(plan),
+        title=plan.run.implementation_title,
+        serving=plan.serving,
         has_rollout_log_probs=plan.run.workload.has_rollout_log_probs(plan.run.lane),
         noise=noise,
     )

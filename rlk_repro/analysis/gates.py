@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rlk_repro.analysis.served import Served
-from rlk_repro.analysis.shadows import make_shadow_gate
+from rlk_repro.analysis.shadows import ROUTES, make_shadow_gate
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import count, format_number, group, name_some
+from rlk_repro.operators import RL_KERNEL, TITLES
 from rlk_repro.rundir.results import (
     NO_CONTROL_BLOCK,
     BlockResult,
@@ -79,6 +79,8 @@ class Evidence:
         differences: differences of the variants outside the declared switches; None if the variants were not compared.
         missing: absent records of scored pairs; without these records the variants cannot be compared.
         switch: the setting in which the variants differ, if it is not RL-Kernel; else empty.
+        title: the plan's ``implementation_title``.
+        serving: what must be proved to have run.
         noise: the noise of blocks by metric, which limits the intervals; empty under rules 1.
     """
 
@@ -92,7 +94,8 @@ class Evidence:
     blocks: Sequence[BlockResult] = ()
     shadows: Sequence[ShadowResult] = ()
     switch: str = ""
-    served: Served = field(default_factory=Served)
+    title: str = ""
+    serving: str = TITLES[RL_KERNEL]
     has_rollout_log_probs: bool = True
     noise: Mapping[str, BlockNoise] = field(default_factory=dict)
 
@@ -159,7 +162,7 @@ def make_gates(evidence: Evidence) -> tuple[Gate, ...]:
             sessions=[pair.pair for pair in evidence.scored],
             unplanned=unplanned,
             margins=evidence.measure.margins,
-            routes=evidence.served.routes,
+            routes=evidence.title.replace(" in place of ", " and ") or ROUTES,
         )
         if evidence.measure.rules > 1 and evidence.measure.period_steps == 1:
             measured = (*measured, _carry_over_gate(evidence))
@@ -350,17 +353,18 @@ def _active_gate(evidence: Evidence) -> Gate:
     by_proof = group((evidence.proof(pair), pair.pair) for pair in pairs)
     refuted = by_proof.get(ProofStatus.FALLBACK, []) + by_proof.get(ProofStatus.NOT_REQUESTED, [])
     if refuted:
-        detail = f"{evidence.served.names} did not run, or not everywhere, in {name_some(refuted)}"
+        detail = f"{evidence.serving} did not run, or not everywhere, in {name_some(refuted)}"
         return _plain_gate(ACTIVE, GateStatus.FAILED, detail, n)
     if ProofStatus.MISSING in by_proof:
-        detail = f"no proof that {evidence.served.names} ran in {name_some(by_proof[ProofStatus.MISSING])}"
+        detail = f"no proof that {evidence.serving} ran in {name_some(by_proof[ProofStatus.MISSING])}"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if ProofStatus.NATIVE in by_proof:
         detail = "RL-Kernel's operators ran as plain PyTorch, so this run supports no verdict on speed"
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, detail, n)
     if not n:
         return _plain_gate(ACTIVE, GateStatus.UNDECIDED, f"no scored {evidence.unit}", 0)
-    detail = f"{evidence.served.are_proved} in every scored {evidence.unit}"
+    verb = "are" if " and " in evidence.serving else "is"
+    detail = f"{evidence.serving} {verb} proved to run in every scored {evidence.unit}"
     return _plain_gate(ACTIVE, GateStatus.PASSED, detail, n)
 
 

@@ -133,7 +133,7 @@ def judge(evidence: Evidence, *, is_exploratory: bool = False) -> Judgement:
     word = _choose_word(case)
     verdict = Verdict(
         word=word,
-        headline=evidence.served.open(is_exploratory=is_exploratory)
+        headline=_open_headline(evidence, is_exploratory=is_exploratory)
         + _headline(case, word)
         + _name_slow_steps(case, word)
         + _name_lost(case)
@@ -169,7 +169,7 @@ def decline(
     smallest = evidence.measure.smallest_effect_pct / 100
     verdict = Verdict(
         word=VerdictWord.NO_COMPARISON,
-        headline=evidence.served.open(is_exploratory=is_exploratory) + headline,
+        headline=_open_headline(evidence, is_exploratory=is_exploratory) + headline,
         reasons=tuple(reasons),
         threshold=smallest,
         smallest_effect=smallest,
@@ -243,12 +243,19 @@ def _mean_disagrees(case: _Case) -> bool:
     return word in SHOWN and word is not _speed_word(case.primary, case)
 
 
+def _open_headline(evidence: Evidence, *, is_exploratory: bool) -> str:
+    """Say first what was enabled, if it is not RL-Kernel."""
+    enabled = f"with {evidence.title}, " if evidence.title else ""
+    return f"exploratory: {enabled}" if is_exploratory else enabled
+
+
 def _headline(case: _Case, word: VerdictWord) -> str:
     if not case.evidence.comparisons:
         return f"no {case.unit} was planned to compare the variants: {_show_noise(case)}"
     if case.never_ran:
         fallen = f"{len(case.fallen_back)} of {case.num_planned}"
-        return f"enabled never ran {case.evidence.served.enabled}: it fell back in {fallen}; {_show_noise(case)}"
+        enabled = case.evidence.title.partition(" in place of ")[0] or case.evidence.serving
+        return f"enabled never ran {enabled}: it fell back in {fallen}; {_show_noise(case)}"
     if word is VerdictWord.NOT_COMPARABLE:
         return (
             f"not comparable: {name_some(_show_gate(gate, case.unit) for gate in case.gates_that(GateStatus.FAILED))}"

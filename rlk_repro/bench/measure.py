@@ -72,11 +72,6 @@ def measure_calls(function: Callable[[], object], *, device: torch.device, warmu
     return Timing(samples_s=tuple(clock.elapsed_s(*pair) for pair in marks), peak_extra_bytes=peak)
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _reset_peak(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

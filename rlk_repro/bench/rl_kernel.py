@@ -23,6 +23,7 @@ from rlk_repro.bench.implementation import (
 )
 from rlk_repro.integration.route.batch_invariant import find_sm90_refusal
 from rlk_repro.integration.route.rl_kernel import (
+    LoadedOperator,
     find_absent_symbols,
     find_version,
     load_batch_invariant,
@@ -97,15 +98,13 @@ def _build_resolved(
     """Take the operator of the case's name, or with ``is_newer`` RL-Kernel's ``batch_invariant_logp``."""
     case, operator = inputs.case, OPERATORS[inputs.case.operator]
     platform = probe_platform() if inputs.tokens.is_cuda else Platform.CPU
-    if platform not in operator.implementations:
-        return block(str(Refusal(Reason.PLATFORM, platform)))
     loaded = load_batch_invariant(case.operator, platform) if is_newer else load_operator(case.operator, platform)
     if loaded is None:
-        return block(str(Refusal(Reason.GENERATION, BATCH_INVARIANT_LOGP)))
+        loaded = Refusal(Reason.GENERATION, BATCH_INVARIANT_LOGP)
+    elif isinstance(loaded, LoadedOperator) and loaded.implementation == SM90_BATCH_INVARIANT:
+        loaded = find_sm90_refusal(inputs.leaves[0]) or loaded
     if isinstance(loaded, Refusal):
         return block(str(loaded))
-    if loaded.implementation == SM90_BATCH_INVARIANT and (refusal := find_sm90_refusal(inputs.leaves[0])):
-        return block(str(refusal))
     accepted = operator.find_implementation(platform, loaded.implementation)
     is_native = accepted is not None and accepted.is_native
     has_gradient = is_native or is_newer or operator.calls is not Calls.NO_GRAD
@@ -142,10 +141,8 @@ def list_operators() -> Iterator[BenchedImplementation]:
         build = partial(_build_resolved, use=use, is_newer=True)
         yield BenchedImplementation(name=BATCH_INVARIANT, operator=operator, build=build)
     uses: dict[str, Use] = {
-        "ratio_kl": _compute_ratios,
-        "grpo_loss": _compute_loss,
-        "linear_logp": _select_from_hidden,
-    }
+        "ratio_kl": _compute_ratios, "grpo_loss": _compute_loss, "linear_logp": _select_from_hidden
+    }  # fmt: skip
     for operator, use in uses.items():
         yield BenchedImplementation(name="rl-kernel", operator=operator, build=partial(_build_resolved, use=use))
     triton = partial(_build_by_class, path=TRITON_LINEAR_LOGP, kind=OperatorKind.FUSED, use=_select_from_hidden)

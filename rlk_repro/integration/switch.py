@@ -25,12 +25,12 @@ from rlk_repro.base.errors import EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.units import group
 from rlk_repro.integration.measure.agreement import TokenRecord
 from rlk_repro.integration.measure.energy import open_energy
-from rlk_repro.integration.measure.installation import Installation, Maker, check_signatures, find_installation
+from rlk_repro.integration.measure.installation import Installation, check_signatures, find_installation
 from rlk_repro.integration.measure.ledger import Ledger, OpsWriter
 from rlk_repro.integration.measure.profile import StepProfile, Timers
 from rlk_repro.integration.measure.ranks import check_ranks_agree, find_rank
 from rlk_repro.integration.measure.shadow import ShadowStep
-from rlk_repro.integration.route.api import Route, RouteContext, RouteFactory, dispatch_calls, resolve
+from rlk_repro.integration.route.api import Claim, Route, RouteContext, RouteFactory, dispatch_calls, resolve
 from rlk_repro.integration.route.batch import CurrentBatch
 from rlk_repro.integration.route.linear_logp import NAME as LINEAR_LOGP
 from rlk_repro.integration.route.rl_kernel import PACKAGE, find_commit
@@ -289,32 +289,29 @@ def _rebind_targets(
     claims = [(ALL_OPERATORS[op], result if isinstance(result, Route) else None) for op, result in found.items()]
     for name in TIMERS:
         own = [claim for claim in claims if claim[0].function == name]
-        wrappers: list[Maker] = []
-        for of_baseline, ops in ((True, settings.baseline_ops), (False, settings.ops)):
-            if served := [claim for claim in own if claim[0].name in ops]:
-                make = functools.partial(
-                    dispatch_calls,
-                    claims=served,
-                    recorder=installation.ledger,
-                    turn=installation.turn,
-                    of_baseline=of_baseline,
-                )
-                wrappers.append(make)
         reasons = ["timers", *(operator.name for operator, route in own if route is not None)]
         if name == LOG_PROBS and not settings.has_entropy_metric:
-            wrappers.append(without_entropy_metric)
             reasons.append("no entropy metric")
-        if name == LOSS and claims:
-            wrappers.append(functools.partial(_hold_batch, batch))
-        make = functools.partial(_wrap, installation, wrappers, name)
+        make = functools.partial(_wrap, installation, settings, own, batch if claims else None, name)
         installation.rebind(target, name, make, ", ".join(reasons))
 
 
 def _wrap(
-    installation: Installation, wrappers: Sequence[Maker], name: str, function: Callable[..., Any]
+    installation: Installation,
+    settings: Settings,
+    own: Sequence[Claim],
+    batch: CurrentBatch | None,
+    name: str,
+    function: Callable[..., Any],
 ) -> Callable[..., Any]:
-    for wrapper in wrappers:
-        function = wrapper(function)
+    for of_baseline, ops in ((True, settings.baseline_ops), (False, settings.ops)):
+        if claims := [claim for claim in own if claim[0].name in ops]:
+            ledger, turn = installation.ledger, installation.turn
+            function = dispatch_calls(function, claims, ledger, turn, of_baseline=of_baseline)
+    if name == LOG_PROBS and not settings.has_entropy_metric:
+        function = without_entropy_metric(function)
+    if name == LOSS and batch is not None:
+        function = _hold_batch(batch, function)
     function = installation.profile.time_function(function, TIMERS[name])
     shadow, tokens = installation.shadow, installation.tokens
     if shadow is not None and name == LOG_PROBS:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlk_repro.analysis.served import Served
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.rundir.results import GateStatus, PairStatus, ProofStatus, VerdictWord
 from rlk_repro.spec import Measure
@@ -180,8 +179,8 @@ def test_enabled_that_never_ran_shows_noise_and_no_speed() -> None:
 
 @pytest.mark.parametrize("is_exploratory", [False, True])
 def test_a_headline_says_what_was_enabled_if_it_is_not_rl_kernel(is_exploratory: bool) -> None:
-    served = Served(title="torch.compile in place of vime's function", names="torch.compile")
-    judgement = judge_pairs(make_pairs(*around(0.5)), served=served, is_exploratory=is_exploratory)
+    pairs, title = make_pairs(*around(0.5)), "torch.compile in place of vime's function"
+    judgement = judge_pairs(pairs, title=title, serving="torch.compile", is_exploratory=is_exploratory)
     begin = "exploratory: " if is_exploratory else ""
     headline = judgement.verdict.headline
     assert headline.startswith(f"{begin}with torch.compile in place of vime's function, enabled is faster")

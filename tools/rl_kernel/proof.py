@@ -90,7 +90,9 @@ def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool
             "rl_engine", "is imported from elsewhere", got=str(found.folder), expected=str(installed), hint=hint
         )
     if platform == Platform.CUDA:
-        yield from _extension_problems(found, _list_symbols(found, is_sm90=is_sm90))
+        is_newer = any(operator.registered for operator in found.operators)
+        hopper = SM90_SYMBOLS + (SM90_NEWER_SYMBOLS if is_newer else ())
+        yield from _extension_problems(found, SYMBOLS + (hopper if is_sm90 else ()))
     for operator in found.operators:
         offered = OPERATORS[operator.name].implementations.get(platform, ())
         accepted = [item for item in offered if item.registered == operator.registered]
@@ -100,15 +102,6 @@ def find_problems(found: Found, *, platform: str, installed: Path, is_sm90: bool
         if not operator.error <= MAX_ERROR:
             where = f"{operator.name} ({operator.class_name})"
             yield Problem(where, "computes wrong values", got=operator.error, expected=f"an error up to {MAX_ERROR:g}")
-
-
-def _list_symbols(found: Found, *, is_sm90: bool) -> tuple[str, ...]:
-    if not is_sm90:
-        return SYMBOLS
-    symbols: tuple[str, ...] = SYMBOLS + SM90_SYMBOLS
-    if any(operator.registered for operator in found.operators):
-        symbols += SM90_NEWER_SYMBOLS
-    return symbols
 
 
 def _extension_problems(found: Found, wanted: tuple[str, ...]) -> Iterator[Problem]:

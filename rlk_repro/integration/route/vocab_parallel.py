@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -42,8 +41,7 @@ NUM_KEPT: Final = 64
 DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     num_rows: int
     num_columns: int
     dtype: torch.dtype
@@ -53,7 +51,7 @@ class Shape:
     @classmethod
     def of(cls, logits: torch.Tensor, shard: Shard) -> Self:
         num_rows, num_columns = logits.shape
-        return cls(num_rows=num_rows, num_columns=num_columns, dtype=logits.dtype, rank=shard.rank, size=shard.size)
+        return cls(num_rows, num_columns, logits.dtype, shard.rank, shard.size)
 
     @property
     def num_tiles(self) -> int:
@@ -116,7 +114,7 @@ class VocabParallelLogp:
         contracts = load_contracts()
         if isinstance(contracts, Refusal):
             return contracts
-        smallest = Shape(num_rows=1, num_columns=1, dtype=torch.float32, rank=0, size=case.tensor_parallel)
+        smallest = Shape(1, 1, torch.float32, 0, case.tensor_parallel)
         tier = "reference" if case.platform == Platform.CPU else "production"
         first = dispatch(contracts, case, smallest, tier)
         return first if isinstance(first, Refusal) else cls(contracts, case, first)
