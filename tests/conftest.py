@@ -18,7 +18,6 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
-    from tests.support.kube.plane import ControlPlane
     from tests.support.slurm.cluster import Cluster
     from tests.support.slurm.runs import Site
 
@@ -120,19 +119,6 @@ def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_r
 
     with on_site(cluster, tmp_path, monkeypatch) as here:
         yield here
-
-
-@pytest.fixture(scope="session")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane | None]:
-    """A real API server, where ``RLK_KUBE_APISERVER`` names one; what does not start then is an error."""
-    if not os.environ.get("RLK_KUBE_APISERVER"):
-        yield None
-        return
-    from tests.support.kube.plane import ControlPlane
-
-    plane = ControlPlane(tmp_path_factory.mktemp("kube"))
-    yield plane
-    plane.close()
 
 
 @pytest.fixture

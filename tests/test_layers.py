@@ -17,7 +17,7 @@ KERNEL = (
 LAYERS = (
     *KERNEL,
     *("probes", "prepare", "workloads", "images", "image_check", "clusters.profiles", "clusters.api", "agent"),
-    *("clusters", "report", "submit", "replay", "cli", "job", "pod"),
+    *("clusters", "report", "submit", "replay", "cli", "job"),
 )
 # What runs inside a trainer, or is one: no layer imports these.
 ASIDE = {

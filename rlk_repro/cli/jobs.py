@@ -83,14 +83,12 @@ def status(
 
 def _advise(run_dir: RunDir, job: JobState, progress: Progress | None) -> str:
     from rlk_repro.clusters.api import JobState
-    from rlk_repro.submit import finishing, sending
+    from rlk_repro.submit import finishing
 
     if not finishing.is_worth_resuming(run_dir, progress):
         return ""
     if job is JobState.DONE:
         return f"the bundle is not on this machine yet; fetch it with rlk-repro collect {run_dir.run_id}"
-    if not sending.keeps_trials(run_dir):
-        return f"only its pods hold its trials: rlk-repro collect {run_dir.run_id}, then submit a new run"
     if job is JobState.FAILED and finishing.is_uncollected(run_dir, progress):
         collect_first = f"fetch the run's files with rlk-repro collect {run_dir.run_id}"
         return f"nothing was collected yet; {collect_first}, then rlk-repro submit --resume {run_dir.run_id}"

@@ -14,6 +14,8 @@ from rlk_repro.rundir.paths import RunDir, TrialDir
 
 POLL_S: Final = 0.5
 READ_BYTES: Final = 1 << 20
+TRIAL_MARK: Final = ": "
+"""What stands between a trial's name and its line where an agent prints the lines of all trials."""
 
 
 def read_logs(run_dir: RunDir, is_over: Callable[[], bool]) -> Iterator[TrialLine]:
@@ -25,7 +27,7 @@ def read_logs(run_dir: RunDir, is_over: Callable[[], bool]) -> Iterator[TrialLin
         news = [(key, folder) for key, folder in found.items() if key not in seen and key[1]]
         for key, folder in news:
             seen.add(key)
-            for text in _read_log(folder, is_over):
+            for text in _read_log(folder, key[1], is_over):
                 yield TrialLine(trial=folder.name, text=text)
         if not news:
             if was_over:
@@ -42,11 +44,12 @@ def _find_number(path: Path) -> int:
     return found.st_ino if stat.S_ISREG(found.st_mode) else 0
 
 
-def _read_log(folder: TrialDir, is_over: Callable[[], bool]) -> Iterator[str]:
+def _read_log(folder: TrialDir, number: int, is_over: Callable[[], bool]) -> Iterator[str]:
+    """Yield the lines of the file with this number until the trial ends, or is set aside to run again."""
     rest = b""
     with open_log(folder.stdout) as stream:
         while True:
-            was_over = folder.exit.is_file() or is_over()
+            was_over = folder.exit.is_file() or is_over() or _find_number(folder.stdout) != number
             while block := stream.read(READ_BYTES):
                 *lines, rest = (rest + block).split(b"\n")
                 yield from (line.decode(errors="replace") for line in lines)

@@ -16,7 +16,6 @@ OPS_SUFFIX: Final = ".jsonl"
 LIBRARIES_SUFFIX: Final = ".json"
 STDOUT: Final = "stdout.log"
 _RANK: Final = re.compile("0|[1-9][0-9]{0,6}")
-_POD_JOIN: Final = ".pod-join-"
 
 
 class Within:
@@ -188,35 +187,16 @@ class RunDir:
         """
         return self.root / f".slurm-{job_id}.log"
 
-    roster = Within(".roster.json")
-    """The file lists the pods of a job on Kubernetes."""
+    roster = Within(".work/roster.json")
+    """On Kubernetes, the leading pod calls in this file for an allocation, and then lists the nodes of all pods."""
 
-    def pod_join(self, pod: str) -> Path:
-        """Return the file that this pod updates regularly while it waits to take part in the job."""
-        return self.root / f"{_POD_JOIN}{pod}"
-
-    def pod_joins(self) -> list[Path]:
-        return sorted(self.root.glob(f"{_POD_JOIN}*"))
-
-    pod_end = Within(".pod-end.json")
-    """The file holds the exit code of the work in the leading pod."""
-    pod_losses = Within(".pod-losses.json")
-    """The file holds how many times the newest Ray cluster of a RayJob lost its head node."""
-    pod_note = Within(".pod.json")
-    """The file holds messages of the leading pod's first process, or of a pod that serves files after the run."""
-    pod_read = Within(".pod-read.json")
-    """The file says how much of the trials' logs was read from outside the cluster, and when."""
-    kubernetes_record = Within(".kubernetes.json")
-    """The file holds facts about the job and its pods.  They are read after sealing, so a bundle lacks them."""
-
-    @property
-    def live(self) -> RunDir:
-        """Until a run on another machine is collected, this folder holds copies of its state and logs."""
-        return RunDir(self.work / "live")
+    def pod_answer(self, index: int) -> Path:
+        """Return the file in which the pod with this index of a Job answers the leading pod's call."""
+        return self.work / f"pod-{index}.json"
 
     def partial_bundle(self, digest: str) -> Path:
         """Return the path of the file with the received part of the bundle with this checksum."""
-        return self.root / f".bundle-{digest}.part"
+        return self.work / f"bundle-{digest}.part"
 
     claim = Within(".work/claim")
     """The file names an agent that waits for the lock: one of a later allocation of the same job."""

@@ -32,10 +32,12 @@ class SecretKey(Model):
 
 
 class Results(Model):
-    """The storage of run directories.  Without a volume claim, they are in the leading pod and are lost with it."""
+    """The storage of run directories, which outlives the pods; only plans of earlier versions may lack the claim."""
 
     claim: ObjectName | None = Field(
-        None, description="name of a PersistentVolumeClaim that several nodes can write to (ReadWriteMany)"
+        None,
+        description="required: name of a PersistentVolumeClaim; ReadWriteOnce serves one node, several nodes need "
+        "ReadWriteMany",
     )
     path: AbsolutePath = Field("/results", description="path at which the pods mount the claim")
 
@@ -91,9 +93,7 @@ class KubernetesSettings(GrowingModel):
         {"gang", "network_policy", "operator_namespace", "overlay", "restarts"}
     )
 
-    kind: Literal["rayjob", "job"] = Field(
-        "rayjob", description="rayjob needs KubeRay, job needs no Kubernetes operator"
-    )
+    kind: Literal["rayjob", "job"] = Field("job", description="rayjob was removed in version 0.3; new runs refuse it")
     context: Word | None = Field(None, description="context of the kubeconfig; default: the current context")
     namespace: Label = "default"
     queue: Label | None = Field(None, description="name of a LocalQueue of Kueue")
@@ -127,34 +127,28 @@ class KubernetesSettings(GrowingModel):
     )
     network_policy: bool = Field(
         True,
-        description="whether a NetworkPolicy lets only the run's own pods and KubeRay reach the pods; false where you "
-        "may not create one",
+        description="whether a NetworkPolicy lets only the run's own pods reach the pods; false where you may not "
+        "create one",
     )
-    operator_namespace: Label | None = Field(
-        None,
-        description="namespace of KubeRay's operator; default: any namespace with pods that have the operator's label",
-    )
+    operator_namespace: Label | None = Field(None, description="removed in version 0.3; new runs refuse it")
     overlay: Overlay | None = None
     run_as: RunAs | None = Field(
         None, description="user of the pods; default: the image's user, which is root in vime's images"
     )
     python: Word = Field("python3", description="Python interpreter of the image that can import rlk_repro")
     ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
-        None, description="version of Ray that the RayJob names; the leading agent checks that the image has this Ray"
+        None, description="removed in version 0.3; new runs refuse it"
     )
     max_time_min: Positive | None = Field(
         None, description="minutes after which the job is stopped, including the wait for nodes"
     )
     restarts: Annotated[int, Field(ge=0, le=100)] = Field(
-        6, description="how many times the run continues with new pods after an eviction; this needs `results.claim`"
+        6, description="how many times the run continues with new pods after an eviction"
     )
     grace_s: Annotated[int, Field(ge=60, le=3600)] = Field(
         120, description="seconds between stop request and forced end of a pod; in this time the agents pack results"
     )
     ttl_s: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
-        86_400,
-        description="seconds until an ended Job is removed; an ended RayJob stays, its Ray cluster is removed at once",
+        86_400, description="seconds until an ended Job and its objects are removed; results stay on the claim"
     )
-    hold_min: Positive = Field(
-        720.0, description="without `results.claim`: minutes for which the leading pod waits for `rlk-repro collect`"
-    )
+    hold_min: Positive = Field(720.0, description="removed in version 0.3; new runs refuse it")

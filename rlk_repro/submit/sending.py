@@ -37,7 +37,7 @@ def prepare_resume(name: str) -> Prepared:
     """Render the job of an unfinished run again; the agent will repeat incomplete pairs as a whole.
 
     Raises:
-        CheckFailed: the run is sealed or still running, or no later job can read its trials.
+        CheckFailed: the run is sealed or still running.
         EnvironmentMissing: this machine cannot tell whether the run is still running.
     """
     from rlk_repro.submit.planning import render
@@ -50,17 +50,7 @@ def prepare_resume(name: str) -> Prepared:
     submission = load_submission(run_dir)
     if submission is not None:
         _require_ended(run_dir, poll(Launched(run_dir=run_dir, submission=submission)))
-    if not keeps_trials(run_dir):
-        hint = f"rlk-repro collect {run_dir.run_id} brings its files here; then submit a new run"
-        raise CheckFailed(Problem(run_dir.run_id, "its trials are in its pods only, which a new job would delete",
-                                  expected="a profile with kubernetes.results.claim", hint=hint))  # fmt: skip
     return render(Plan.load(run_dir.plan), None, run_dir)
-
-
-def keeps_trials(run_dir: RunDir) -> bool:
-    """Tell whether a later job can continue a run; without a volume claim, only the pods of a job hold its trials."""
-    site = Plan.load(run_dir.plan).profile.kubernetes if run_dir.plan.is_file() else None
-    return site is None or site.results.claim is not None
 
 
 def _require_ended(run_dir: RunDir, status: JobStatus) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
 from rlk_repro.clusters.slurm.script import render_sbatch
-from tests.support.kube import examples as kube
+from tests.support.k8s import examples as k8s
 from tests.support.slurm import examples as slurm
 
 JOBS = (
@@ -31,13 +31,13 @@ def render(name: str) -> str:
     if kind == "sbatch":
         plan = dict(slurm.list_plans())[stem]
         return render_sbatch(plan, slurm.run_dir_of(plan))
-    plan = dict(kube.list_plans())[stem]
-    return dump_objects(render_objects(plan, kube.run_dir_of(plan)))
+    plan = dict(k8s.list_plans())[stem]
+    return dump_objects(render_objects(plan, k8s.run_dir_of(plan)))
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_is_rendered_as_it_lies_in_the_tree(name: str) -> None:
-    file = (slurm.EXAMPLES if name.endswith(".sbatch") else kube.EXAMPLES) / name
+    file = (slurm.EXAMPLES if name.endswith(".sbatch") else k8s.EXAMPLES) / name
     text = render(name)
     if os.environ.get("RLK_REPRO_GOLDENS") == "write":
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""Run on Kubernetes: send a RayJob or Job by ``kubectl``; only the pods see the run directory."""
+"""Run on Kubernetes by ``kubectl``: one Indexed Job, whose pods share the run directory on a volume claim."""
 
 from __future__ import annotations
 
@@ -12,33 +12,30 @@ from typing import Any, Final
 
 from rlk_repro.base.clock import utc_now
 from rlk_repro.base.console import Tell, silence
-from rlk_repro.base.errors import BundleUnreadable, EnvironmentMissing, Problem, RlkReproError, SchedulerRefused
-from rlk_repro.base.files import dump_json, load_json, write_json, write_text
+from rlk_repro.base.errors import EnvironmentMissing, Problem, RlkReproError, SchedulerRefused, SpecError
+from rlk_repro.base.files import dump_json, write_json, write_text
 from rlk_repro.base.findings import Finding
-from rlk_repro.base.units import format_bytes
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
-from rlk_repro.clusters.asking import NO_REPORT, asked_rarely, describe_lost, join_words, require_ended, require_known
+from rlk_repro.clusters.asking import NO_REPORT, describe_lost, join_words, require_ended, require_known
 from rlk_repro.clusters.k8s import kubectl
-from rlk_repro.clusters.k8s.facts import Facts
-from rlk_repro.clusters.k8s.fetch import fetch_bundle, put_in_place
-from rlk_repro.clusters.k8s.naming import OBJECTS
+from rlk_repro.clusters.k8s.collect import bring_bundle
+from rlk_repro.clusters.k8s.kubectl import Unreachable, make_config_map, make_owner
+from rlk_repro.clusters.k8s.naming import CONTAINER, OBJECTS
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects, time_limit_min
 from rlk_repro.clusters.k8s.overlay import find_remarks
-from rlk_repro.clusters.k8s.pod_exec import LeaderEnded, Pod, find_holder, find_leader, mirror_logs
-from rlk_repro.clusters.k8s.pods import kubernetes_settings
-from rlk_repro.clusters.k8s.sent import Sent, delete_all, find_objects, read_sent, record_objects
-from rlk_repro.clusters.k8s.states import Judged, judge
+from rlk_repro.clusters.k8s.pods import find_profile_problems, kubernetes_settings, pod_run_dir
+from rlk_repro.clusters.k8s.sent import Found, Sent, delete_all, find_objects, find_warnings, read_sent
+from rlk_repro.clusters.k8s.states import Judged, Object, has_begun, is_running, judge, read_last_message
+from rlk_repro.clusters.k8s.tree import as_map
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
-from rlk_repro.clusters.triallogs import read_logs
+from rlk_repro.clusters.triallogs import TRIAL_MARK, read_logs
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.rundir.state import read_last_word
+from rlk_repro.rundir.state import Progress, read_last_word
 from rlk_repro.spec import Profile
 
 LOG_POLL_S: Final = 2.0
 GONE_TIMEOUT_S: Final = 300.0
-
-
 CLIENT: Final = "kubectl"
 IS_REMOTE: Final = True
 
@@ -48,45 +45,60 @@ def available() -> str | None:
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
-    settings = kubernetes_settings(plan)
     place = Sent.of_plan(plan, run_dir).place
     file = RunDir(run_dir.root.absolute()).job / OBJECTS
     command = ("kubectl", *place.options, "apply", "--validate=strict", f"--filename={file}")
     text = dump_objects(render_objects(plan, run_dir, nodes=nodes))
-    return Job(files={OBJECTS: text}, command=command, remarks=tuple(find_remarks(plan, settings)))
+    return Job(files={OBJECTS: text}, command=command, remarks=tuple(find_remarks(plan, kubernetes_settings(plan))))
 
 
 def submit(job: Job, run_dir: RunDir) -> Submission:
-    """Do a dry run on the server, apply the job, and send the staged files in a ConfigMap, for which the pods wait.
+    """Do a dry run on the server, apply the objects, and send the staged files in a ConfigMap that the pods wait for.
 
-    After a failure no object of the run is left, or the error names the command that deletes what is left.
+    The job owns all other objects.  After a failure none is left, or the error names the command that deletes the rest.
     """
-    plan = Plan.load(run_dir.plan)
-    sent = Sent.of_plan(plan, run_dir)
+    sent = Sent.of_plan(Plan.load(run_dir.plan), run_dir)
     text = job.files[OBJECTS].encode()
     _remove_earlier(sent)
     kubectl.require(sent.place.send("apply", text, "--dry-run=server"))
-    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled, run_dir.live.state):
+    for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):
         earlier.unlink(missing_ok=True)
     try:
-        made = _find_made(kubectl.require(sent.place.send("apply", text)).stdout)
-        submission = _make_submission(sent, made[0])
-        _send_inputs(sent, run_dir, made[0], submission)
-        _own(sent, made)
+        answer: Any = json.loads(kubectl.require(sent.place.send("apply", text)).stdout)
+        owner, *others = answer["items"] if answer["kind"] == "List" else [answer]
+        patch = json.dumps({"metadata": {"ownerReferences": [make_owner(owner)]}})
+        for item in others:
+            where = (str(item["kind"]).lower(), str(item["metadata"]["name"]))
+            kubectl.require(sent.place.run("patch", *where, "--type=merge", f"--patch={patch}"))
+        submission = _make_submission(sent, owner)
+        kubectl.require(sent.place.send("create", _make_inputs(sent, run_dir, owner, submission)))
     except BaseException as error:
         if not delete_all(sent).is_ok and isinstance(error, RlkReproError):
-            raise type(error)(*error.problems, _name_left(sent)) from None
+            hint = shlex.join(["kubectl", *sent.place.options, "delete", sent.resources, f"--selector={sent.selector}"])
+            left = Problem("kubernetes", f"objects of {sent.name} may be left, and may hold GPUs", hint=hint)
+            raise type(error)(*error.problems, left) from None
         raise
     return submission
 
 
-def _name_left(sent: Sent) -> Problem:
-    hint = shlex.join(["kubectl", *sent.place.options, "delete", sent.resources, f"--selector={sent.selector}"])
-    return Problem("kubernetes", f"objects of {sent.name} may be left, and may hold GPUs", hint=hint)
-
-
 def poll(submission: Submission, run_dir: RunDir) -> JobStatus:
-    return _look(submission, run_dir)[0]
+    last = read_last_word(run_dir)
+    if run_dir.is_sealed and run_dir.bundle.is_file():
+        return JobStatus(state=JobState.DONE, reason=last.line)
+    sent = read_sent(submission)
+    if sent is None:
+        return JobStatus(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is not a Job of Kubernetes")
+    try:
+        found = find_objects(sent)
+        if found.job is None:
+            return _judge_absent(sent, found, run_dir)
+        judged = judge(found.job, found.pods)
+        if judged.state is JobState.PENDING:
+            judged = judge(found.job, found.pods, find_warnings(sent))
+    except (EnvironmentMissing, SchedulerRefused) as error:
+        return JobStatus(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True)
+    _bring_state(sent, judged.leader, run_dir)
+    return _judge_present(judged, run_dir)
 
 
 def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
@@ -94,22 +106,26 @@ def poll_all(items: Sequence[tuple[Submission, RunDir]]) -> list[JobStatus]:
 
 
 def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iterator[TrialLine]:
-    if read_sent(submission) is None or run_dir.bundle.is_file():
-        return read_logs(run_dir, lambda: True)
-
-    def bring_lines() -> bool:
-        status, answer = _look(submission, run_dir)
-        if answer is not None:
-            with suppress(SchedulerRefused, EnvironmentMissing):
-                mirror_logs(*answer, run_dir.live)
-        return status.state.is_final
-
-    ask = asked_rarely(bring_lines, LOG_POLL_S)
-    is_over = ask()
-    return read_logs(run_dir.live, ask if is_following and not is_over else lambda: True)
+    """Yield what the leading pod prints: its agent repeats every line of every trial's log."""
+    sent = read_sent(submission)
+    if sent is None or run_dir.bundle.is_file() or not run_dir.plan.is_file():
+        yield from read_logs(run_dir, lambda: True)
+        return
+    trials = {trial.name for trial in Plan.load(run_dir.plan).trials}
+    seen: dict[str, int] = {}
+    is_over = False
+    while not is_over:
+        with suppress(*((Unreachable,) if seen else ())):  # a server that restarts ends no reader
+            found = find_objects(sent)
+            judged = None if found.job is None else judge(found.job, found.pods)
+            is_over = not is_following or judged is None or judged.state.is_final
+            if judged is not None and has_begun(judged.leader):
+                yield from _read_pod(sent, as_name(judged.leader), seen, trials, is_following=is_following)
+        time.sleep(0 if is_over else LOG_POLL_S)
 
 
 def cancel(submission: Submission, run_dir: RunDir) -> bool:
+    """Delete the job: its pods get SIGTERM, and pack the run on its claim within ``kubernetes.grace_s`` seconds."""
     sent = read_sent(submission)
     if sent is None or not run_dir.plan.is_file():
         return False
@@ -117,34 +133,23 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     if status.state.is_final:
         return False
     require_known(status, run_dir)
-    is_first = not run_dir.cancelled.exists()
+    options = ("--grace-period=1",) if run_dir.cancelled.exists() else ()
     write_text(run_dir.cancelled, utc_now() + "\n")
-    if is_first and status.state is JobState.RUNNING:
-        leader = _find_pod(sent, find_leader(sent), run_dir)
-        if leader is not None:
-            _ask_to_stop(leader)
-            return True
-    # the pods get SIGTERM; they then have kubernetes.grace_s seconds to write records and pack the run
-    kubectl.require(delete_all(sent))
+    kubectl.require(delete_all(sent, *options))
     return True
 
 
-def _ask_to_stop(leader: Pod) -> None:
-    done = leader.ask_to_stop()
-    if not done.is_ok:
-        hint = "cancel again: this deletes the job, and without results.claim also its finished trials"
-        what = f'pod {leader.name} was not asked to stop: "{kubectl.quote_words(done)}"'
-        raise SchedulerRefused(Problem("kubernetes", what, hint=hint))
-
-
 def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Path:
-    """Fetch the bundle from the leading pod, or through a small pod from ``results.claim``; delete the job."""
+    """Bring the bundle from the claim, and delete the job and all its objects."""
     sent = read_sent(submission)
     if sent is None:
-        raise EnvironmentMissing(Problem(run_dir.run_id, "was not submitted to Kubernetes", got=submission.job_id))
-    if not _is_here(run_dir):
+        raise EnvironmentMissing(Problem(run_dir.run_id, "was not submitted as a Job of Kubernetes",
+                                         got=submission.job_id))  # fmt: skip
+    if not (run_dir.is_sealed and run_dir.bundle.is_file()):
         require_ended(poll(submission, run_dir), run_dir)
-        _bring(sent, submission, run_dir, tell)
+        bring_bundle(sent, run_dir, tell)
+        if not run_dir.is_sealed:  # the bundle of a sealed run already holds submission.json
+            write_json(run_dir.submission, submission.to_json())
     delete_all(sent)
     return run_dir.bundle
 
@@ -162,82 +167,73 @@ def propose_profile(ask: Ask) -> tuple[Proposal, str]:
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     from rlk_repro.clusters.k8s import check
 
+    problems = [*find_profile_problems(profile)]
+    if problems:
+        raise SpecError(*problems)
     return check.check_profile(profile, plan)
 
 
-def _is_here(run_dir: RunDir) -> bool:
-    return run_dir.is_sealed and run_dir.bundle.is_file()
+def as_name(item: Object | None) -> str:
+    return "" if item is None else str(item["metadata"]["name"])
 
 
-def _look(submission: Submission, run_dir: RunDir) -> tuple[JobStatus, tuple[Pod, Facts] | None]:
-    if _is_here(run_dir):
-        return JobStatus(state=JobState.DONE, reason=read_last_word(run_dir).line), None
-    sent = read_sent(submission)
-    if sent is None:
-        return JobStatus(state=JobState.UNKNOWN, reason=f"{submission.job_id!r} is not a job of Kubernetes"), None
-    try:
-        found = find_objects(sent)
-    except (EnvironmentMissing, SchedulerRefused) as error:
-        return JobStatus(state=JobState.UNKNOWN, reason=str(error), is_unreachable=True), None
-    if found.job is None:
-        return _judge_absent(sent, run_dir), None
-    judged = judge(found.job, found.pods, found.events)
-    leader = _find_pod(sent, judged.leader, run_dir)
-    facts = None if leader is None else leader.read_facts()
-    if leader is None or facts is None:
-        return _judge_present(judged, _recall(run_dir, judged.leader_uid), run_dir), None
-    write_json(run_dir.live.state, {**facts.to_json(), "pod": judged.leader_uid}, is_durable=False)
-    if facts.state is not None:
-        write_json(run_dir.state, facts.state, is_durable=False)
-    return _judge_present(judged, facts, run_dir), (leader, facts)
+def _bring_state(sent: Sent, leader: Object | None, run_dir: RunDir) -> None:
+    """Copy the agent's last progress report; a pod that has ended left it in its termination log."""
+    if leader is None or not run_dir.plan.is_file():
+        return
+    text = read_last_message(leader)
+    if is_running(leader):
+        path = f"{pod_run_dir(Plan.load(run_dir.plan), run_dir)}/{run_dir.state.name}"
+        text = sent.place.run("exec", as_name(leader), f"--container={CONTAINER}", "--", "cat", path).stdout
+    with suppress(ValueError, KeyError, TypeError):  # no report yet, or the last lines of an agent that crashed
+        value = json.loads(text)
+        Progress.from_json(value)
+        write_json(run_dir.state, value, is_durable=False)
 
 
-def _find_pod(sent: Sent, name: str, run_dir: RunDir) -> Pod | None:
-    if not name or not run_dir.plan.is_file():
-        return None
-    return Pod(place=sent.place, name=name, plan=Plan.load(run_dir.plan), run_dir=run_dir)
-
-
-def _recall(run_dir: RunDir, leader_uid: str = "") -> Facts | None:
-    """Return the facts that the leading pod last reported; None if another pod leads now."""
-    try:
-        answer = load_json(run_dir.live.state)
-        facts = Facts.from_json(answer)
-    except BundleUnreadable:
-        return None
-    return facts if leader_uid in {"", answer.get("pod")} else None
-
-
-def _judge_present(judged: Judged, facts: Facts | None, run_dir: RunDir) -> JobStatus:
-    last = read_last_word(run_dir)
+def _judge_present(judged: Judged, run_dir: RunDir) -> JobStatus:
+    last, nodes = read_last_word(run_dir), ", ".join(judged.nodes)
     # while an agent runs, its recorded message describes progress, not a result
     message = last.line if last.exit_code is not None else ""
-    nodes = ", ".join(judged.nodes)
-    if facts is not None and facts.bundle_bytes is not None and facts.is_sealed:
-        return JobStatus(state=JobState.DONE, reason=message, nodes=nodes)
-    # a job that waits again, because its queue took the nodes back, starts from the beginning
-    has_ended = facts is not None and facts.bundle_bytes is not None and judged.state is not JobState.PENDING
-    if not judged.state.is_final and not has_ended:
-        waits_for = f"waits for {facts.waits_for}" if facts is not None and facts.waits_for else ""
-        where = f"on {nodes}" if judged.state is JobState.RUNNING and nodes else ""
-        return JobStatus(state=judged.state, reason=join_words(judged.reason, waits_for, where), nodes=nodes)
-    if judged.state is JobState.DONE and not has_ended:
+    if judged.state is JobState.DONE:
         return JobStatus(state=JobState.DONE, reason=message)
+    if not judged.state.is_final:
+        where = f"on {nodes}" if judged.state is JobState.RUNNING and nodes else ""
+        return JobStatus(state=judged.state, reason=join_words(judged.reason, where), nodes=nodes)
+    if not message and judged.leader is not None:
+        # the last two lines of this tool's errors name the problem and the next step
+        message = kubectl.join_lines(read_last_message(judged.leader), 2)
     state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
     return JobStatus(state=state, reason=join_words(judged.reason, message) or NO_REPORT)
 
 
-def _judge_absent(sent: Sent, run_dir: RunDir) -> JobStatus:
+def _judge_absent(sent: Sent, found: Found, run_dir: RunDir) -> JobStatus:
     if not run_dir.plan.is_file():
-        return describe_lost(f"{sent.kind} {sent.name}")
-    facts, last = _recall(run_dir), read_last_word(run_dir)
-    if facts is not None and facts.is_sealed:
+        return describe_lost(f"Job {sent.name}")
+    ending = [as_name(pod) for pod in found.pods if as_map(pod.get("status")).get("phase") == "Running"]
+    if ending:
+        return JobStatus(state=JobState.RUNNING, reason=f"the job is deleted, and its pods end: {', '.join(ending)}")
+    last = read_last_word(run_dir)
+    if last.exit_code == 0:
         return JobStatus(state=JobState.DONE, reason=last.line)
-    absent = f"{sent.kind} {sent.name} no longer exists in namespace {sent.place.namespace}"
-    gone = "" if run_dir.bundle.is_file() else absent
-    if run_dir.cancelled.exists():
-        return JobStatus(state=JobState.CANCELLED, reason=join_words(gone, last.line))
-    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.line or NO_REPORT))
+    gone = "" if run_dir.bundle.is_file() else f"Job {sent.name} no longer exists in namespace {sent.place.namespace}"
+    state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
+    return JobStatus(state=state, reason=join_words(gone, last.line or NO_REPORT))
+
+
+def _read_pod(
+    sent: Sent, pod: str, seen: dict[str, int], trials: set[str], *, is_following: bool
+) -> Iterator[TrialLine]:
+    """Yield the trials' lines that this pod printed, without those that ``seen`` counts from an earlier connection."""
+    follow = ("--follow",) if is_following else ()
+    with sent.place.stream("logs", pod, f"--container={CONTAINER}", *follow) as stream:
+        for number, line in enumerate(stream, start=1):
+            if number <= seen.get(pod, 0):
+                continue
+            seen[pod] = number
+            trial, mark, text = line.decode(errors="replace").rstrip("\n").partition(TRIAL_MARK)
+            if mark and trial in trials:
+                yield TrialLine(trial=trial, text=text)
 
 
 def _remove_earlier(sent: Sent) -> None:
@@ -253,60 +249,22 @@ def _remove_earlier(sent: Sent) -> None:
         time.sleep(1.0)
 
 
-def _find_made(text: str) -> list[dict[str, Any]]:
-    value: Any = json.loads(text)
-    return list(value["items"]) if value.get("kind") == "List" else [value]
-
-
 def _make_submission(sent: Sent, job: Mapping[str, Any]) -> Submission:
-    versions = kubectl.probe_versions(sent.place)
     details = {
-        "kind": sent.kind,
+        "kind": "job",
         "namespace": sent.place.namespace,
         "name": sent.name,
         "uid": str(job["metadata"]["uid"]),
         "context": sent.place.context,
-        **{f"{side}_version": text for side, text in versions.items()},
     }
+    for side, version in kubectl.probe_versions(sent.place).items():
+        details[f"{side}_version"] = version
     return Submission(cluster="k8s", job_id=sent.job_id, submitted_at=utc_now(), details=details)
 
 
-def _send_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission: Submission) -> None:
+def _make_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission: Submission) -> bytes:
     paths = [run_dir.run_yaml, run_dir.stack_yaml, run_dir.hardware_yaml, run_dir.profile_yaml, run_dir.plan]
     files = {path.name: path.read_bytes() for path in paths}
     files[run_dir.submission.name] = dump_json(submission.to_json())
     files["job-objects.yaml"] = (run_dir.job / OBJECTS).read_bytes()
-    labels = job["metadata"]["labels"]
-    inputs = kubectl.make_config_map(sent.name, sent.place.namespace, labels, job, files)
-    kubectl.require(sent.place.send("create", inputs))
-
-
-def _own(sent: Sent, made: Sequence[Mapping[str, Any]]) -> None:
-    """Make the job the owner of its other objects, which Kubernetes then deletes together with the job."""
-    patch = json.dumps({"metadata": {"ownerReferences": [kubectl.make_owner(made[0])]}})
-    for item in made[1:]:
-        kind = str(item["kind"]).lower()
-        name = str(item["metadata"]["name"])
-        kubectl.require(sent.place.run("patch", kind, name, "--type=merge", f"--patch={patch}"))
-
-
-def _bring(sent: Sent, submission: Submission, run_dir: RunDir, tell: Tell) -> None:
-    try:
-        last_state = _fetch(sent, run_dir, tell)
-    except LeaderEnded:
-        last_state = _fetch(sent, run_dir, tell)
-    put_in_place(run_dir)
-    if last_state is not None:
-        write_json(run_dir.state, last_state)
-    if not run_dir.is_sealed:  # the bundle of a sealed run already holds submission.json
-        write_json(run_dir.submission, submission.to_json())
-    record_objects(sent, run_dir)
-
-
-def _fetch(sent: Sent, run_dir: RunDir, tell: Tell) -> Mapping[str, Any] | None:
-    with find_holder(sent, run_dir, tell) as holder:
-        facts = holder.facts
-        assert facts.bundle_bytes is not None
-        tell(f"fetching {format_bytes(facts.bundle_bytes)} from pod {holder.pod.name}")
-        fetch_bundle(holder.ask_bundle, run_dir, facts.bundle_bytes, facts.bundle_sha256, tell)
-        return facts.state
+    return make_config_map(sent.name, sent.place.namespace, job["metadata"]["labels"], job, files)

@@ -11,7 +11,7 @@ from rlk_repro.base.findings import Finding, Level, sort_findings
 from rlk_repro.base.units import count
 from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
-from rlk_repro.clusters.k8s.naming import LEADER
+from rlk_repro.clusters.k8s.naming import AGENT
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
 from rlk_repro.clusters.k8s.pods import make_pod
 from rlk_repro.clusters.k8s.tree import as_list, as_map, parse_quantity
@@ -36,7 +36,7 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     run_dir = RunDir(runs_root() / "check")
     done = place.send("apply", dump_objects(render_objects(plan, run_dir)).encode(), "--dry-run=server")
     level, answer = (Level.INFO, "accepted") if done.is_ok else (Level.BLOCKING, kubectl.quote_words(done))
-    pod = make_pod(plan, run_dir, LEADER, (), ())["spec"]
+    pod = make_pod(plan, run_dir, AGENT, ())["spec"]
     answered = Finding(level, "kubectl apply --dry-run=server", "accepted", answer)
     return sort_findings([answered, *_check_nodes(place, pod, plan.layout.num_nodes)])
 

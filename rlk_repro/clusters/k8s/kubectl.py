@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
@@ -40,11 +43,24 @@ class Target:
         context = (f"--context={self.context}",) if self.context else ()
         return (*context, f"--namespace={self.namespace}")
 
-    def run(
-        self, *words: str, timeout_s: float = TIMEOUT_S, stdin: bytes = b"", is_binary: bool = False
-    ) -> proc.Completed:
+    def run(self, *words: str, timeout_s: float = TIMEOUT_S, stdin: bytes = b"") -> proc.Completed:
         command = ("kubectl", *self.options, f"--request-timeout={int(timeout_s)}s", *words)
-        return proc.run(command, timeout_s=timeout_s + REQUEST_S, stdin=stdin, is_binary=is_binary)
+        return proc.run(command, timeout_s=timeout_s + REQUEST_S, stdin=stdin)
+
+    @contextmanager
+    def stream(self, *words: str) -> Iterator[BinaryIO]:
+        """Yield the output of a command that runs for a long time; the end of the block also ends the command."""
+        reader, writer = os.pipe()
+        try:
+            process = proc.start(("kubectl", *self.options, *words), output_fd=writer, is_quiet=True)
+        finally:
+            os.close(writer)
+        with os.fdopen(reader, "rb") as stream:
+            try:
+                yield stream
+            finally:
+                proc.signal_group(process.pid, signal.SIGKILL)
+                process.wait()
 
     def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
         """Return the matching objects; raise Unreachable or SchedulerRefused if kubectl fails."""
@@ -59,8 +75,8 @@ class Target:
         words = (verb, "--filename=-", "--validate=strict", "--output=json", *options)
         return self.run(*words, timeout_s=SEND_TIMEOUT_S, stdin=objects)
 
-    def delete(self, kinds: str, selector: str) -> proc.Completed:
-        return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false")
+    def delete(self, kinds: str, selector: str, *options: str) -> proc.Completed:
+        return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false", *options)
 
 
 class Unreachable(SchedulerRefused):
@@ -130,6 +146,11 @@ def is_not_found(done: proc.Completed) -> bool:
 
 def quote_words(done: proc.Completed) -> str:
     return quote_answer(done, f"{_PREFIX}|{_RETRY}")
+
+
+def join_lines(text: str, num_last: int = 2) -> str:
+    """Join the last lines of a pod's output or message."""
+    return "; ".join(" ".join(line.split()) for line in text.splitlines()[-num_last:])
 
 
 def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner: Mapping[str, Any],

@@ -14,20 +14,16 @@ OBJECTS: Final = "objects.yaml"
 
 ID: Final = "rlk-repro/id"
 ROLE: Final = "app.kubernetes.io/component"
-LEADER: Final = "leader"
-WORKER: Final = "worker"
 AGENT: Final = "agent"
 COLLECTOR: Final = "collector"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
-INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 RUN_ID: Final = "rlk-repro/run-id"
 PLAN_HASH: Final = "rlk-repro/plan-hash"
 NETWORKS: Final = "k8s.v1.cni.cncf.io/networks"
-OVERWRITE_COMMAND: Final = "ray.io/overwrite-container-cmd"
 CONTAINER: Final = "agent"
 
-# KubeRay allows 47 characters in the name of a RayJob
+# a pod's name is longer than its job's by an index and a suffix, and has at most 63 characters
 MAX_NAME: Final = 40
 _PREFIX: Final = "rlk-"
 _RUN_ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}-[0-9a-f]{4}")

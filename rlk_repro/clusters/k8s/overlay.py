@@ -70,7 +70,7 @@ def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     yield from image_remarks(plan)
     if num_nodes > 1 and not has_gang(settings):
         yield f"{num_nodes} nodes, and gang scheduling is waived: {NO_GANG}"
-    elif num_nodes > 1 and settings.kind == "job" and settings.gang == "required" and not _has_group(settings):
+    elif num_nodes > 1 and settings.gang == "required" and not _has_group(settings):
         yield f"the overlay names a scheduler but no pod group, so the pods of a Job may start one by one: {NO_GANG}"
     if overlay is not None:
         paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]

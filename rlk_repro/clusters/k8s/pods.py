@@ -11,7 +11,6 @@ from rlk_repro.clusters.k8s.base import load_base
 from rlk_repro.clusters.k8s.naming import (
     COLLECTOR,
     NETWORKS,
-    OVERWRITE_COMMAND,
     make_annotations,
     make_claim_template_name,
     make_labels,
@@ -31,15 +30,24 @@ from rlk_repro.images.unpublished import shown_image
 from rlk_repro.plan import Plan
 from rlk_repro.probes.container import DIGEST_VARIABLE
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import KubernetesSettings
+from rlk_repro.spec import KubernetesSettings, Profile
 
 INPUTS_PATH: Final = "/etc/rlk-repro"
 INPUT_FILES: Final = ("run.yaml", "stack.yaml", "hardware.yaml", "profile.yaml", "plan.json", "submission.json")
-POD_PROGRAM: Final = ("-P", "-m", "rlk_repro.pod")
-GROUP_VARIABLE: Final = "RLK_REPRO_GROUP"
 RDMA_CAPABILITY: Final = "IPC_LOCK"
-COLLECTOR_DEADLINE_S: Final = 3600
+TERMINATION_LOG: Final = "/dev/termination-log"
+PACK: Final = "pack"
+COLLECTOR_S: Final = 86_400
+"""A collector pod that nobody deletes ends by itself after so many seconds."""
 _CHANNEL: Final = "channel"
+_NO_KUBERAY: Final = "delete the key: the agents start Ray themselves, in a Job"
+REMOVED: Final = {
+    "kind": _NO_KUBERAY,
+    "ray_version": _NO_KUBERAY,
+    "operator_namespace": _NO_KUBERAY,
+    "hold_min": "delete the key: results are on the claim",
+}
+"""Keys that only plans of earlier versions may set, and what to do instead."""
 _COLLECTOR_RESOURCES: Final = {"cpu": "1", "memory": "2Gi"}
 
 
@@ -47,9 +55,21 @@ def kubernetes_settings(plan: Plan) -> KubernetesSettings:
     return plan.profile.kubernetes or KubernetesSettings()
 
 
+def find_profile_problems(profile: Profile) -> Iterator[Problem]:
+    """Find what only profiles of earlier versions may have, and a missing claim."""
+    settings, where = profile.kubernetes or KubernetesSettings(), f"profile {profile.profile}: kubernetes"
+    if settings.results.claim is None:
+        expected = "the name of a PersistentVolumeClaim: ReadWriteOnce serves one node, several need ReadWriteMany"
+        yield Problem(f"{where}.results.claim", "missing: a pod's own files are lost with it", expected=expected)
+    for key, hint in REMOVED.items():
+        if getattr(settings, key) != KubernetesSettings.model_fields[key].default:
+            yield Problem(f"{where}.{key}", "was removed in version 0.3", got=getattr(settings, key), hint=hint)
+
+
 def find_pod_problems(plan: Plan) -> Iterator[Problem]:
     settings = kubernetes_settings(plan)
     where = f"profile {plan.profile.profile}"
+    yield from find_profile_problems(plan.profile)
     image = shown_image(plan)
     if image is None:
         hint = "choose another stack with --stack"
@@ -68,17 +88,13 @@ def find_pod_problems(plan: Plan) -> Iterator[Problem]:
             continue
         yield Problem(f"{where}: kubernetes.secrets.{name}", "missing: a pod does not get this shell's variables",
                       expected="the name of a secret and its key")  # fmt: skip
-    if settings.results.claim is None and plan.layout.num_nodes > 1:
-        what = "missing, but the agents of several nodes must share a run directory"
-        expected = "a volume claim with access mode ReadWriteMany"
-        yield Problem(f"{where}: kubernetes.results.claim", what, expected=expected)
     yield from _find_clashes(settings, wanted, where)
 
 
 def _find_clashes(settings: KubernetesSettings, wanted: Sequence[str], where: str) -> Iterator[Problem]:
     """Find variables and mount paths that a profile sets twice, or that every pod already has."""
     own = load_base("pod")["spec"]["containers"][0]
-    doubled = sorted({DIGEST_VARIABLE, GROUP_VARIABLE, *(item["name"] for item in own["env"])}.intersection(wanted))
+    doubled = sorted({DIGEST_VARIABLE, *(item["name"] for item in own["env"])}.intersection(wanted))
     if doubled:
         yield Problem(
             f"{where}: env",
@@ -102,25 +118,24 @@ def pod_run_dir(plan: Plan, run_dir: RunDir) -> str:
     return f"{path}/{plan.run.run}/{run_dir.run_id}"
 
 
-def pod_words(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
-    return [kubernetes_settings(plan).python, *POD_PROGRAM, verb, pod_run_dir(plan, run_dir), *options]
-
-
-def pod_command(plan: Plan, verb: str, run_dir: RunDir, *options: str) -> list[str]:
+def make_command(plan: Plan, module: str, run_dir: RunDir, *options: str) -> list[str]:
     """Return the command with ``$`` doubled; otherwise Kubernetes would expand ``$(NAME)`` in it."""
-    return [word.replace("$(", "$$(") for word in pod_words(plan, verb, run_dir, *options)]
+    words = [kubernetes_settings(plan).python, "-P", "-m", module, pod_run_dir(plan, run_dir), *options]
+    return [word.replace("$(", "$$(") for word in words]
 
 
-def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nodes: Sequence[str]) -> Object:
+def make_pod(plan: Plan, run_dir: RunDir, role: str, nodes: Sequence[str]) -> Object:
     settings, name = kubernetes_settings(plan), make_name(run_dir)
-    base = load_base("pod")
-    spec = base["spec"]
-    _fill_common(plan, settings, spec, command)
+    spec = load_base("pod")["spec"]
+    _fill_common(plan, settings, spec)
+    options = [f"--num-nodes={plan.layout.num_nodes}", f"--restarts={settings.restarts}"]
+    options += [f"--inputs={INPUTS_PATH}", f"--last-word={TERMINATION_LOG}"]
+    container = spec["containers"][0]
+    container["command"] = make_command(plan, "rlk_repro.job.pod", run_dir, *options)
+    container["resources"] = make_resources(plan, settings)
     spec["terminationGracePeriodSeconds"] = settings.grace_s
     spec["affinity"] = make_affinity(plan, settings, name, nodes)
     _add_inputs(spec, name)
-    container = spec["containers"][0]
-    container["resources"] = make_resources(plan, settings)
     _limit_shm(spec, settings.shm)
     if uses_compute_domain(plan, settings):
         template = make_claim_template_name(name)
@@ -130,12 +145,15 @@ def make_pod(plan: Plan, run_dir: RunDir, role: str, command: Sequence[str], nod
         container["securityContext"]["capabilities"]["add"] = [RDMA_CAPABILITY]
     if plan.hardware.platform == "rocm":  # ROCm makes system calls that the default seccomp profile forbids
         container["securityContext"]["seccompProfile"] = {"type": "Unconfined"}
-    metadata = {"labels": make_labels(plan, name, role), "annotations": _pod_annotations(plan, run_dir)}
+    annotations = make_annotations(plan, run_dir)
+    if settings.rdma is not None and settings.rdma.networks is not None:
+        annotations[NETWORKS] = settings.rdma.networks
+    metadata = {"labels": make_labels(plan, name, role), "annotations": annotations}
     return overlay_pod({"metadata": metadata, "spec": spec}, settings)
 
 
 def make_collector(plan: Plan, run_dir: RunDir) -> Object:
-    """Make a pod without GPU that sends the results from their volume when the pods of the run are gone."""
+    """Make a pod without GPU that packs the results on their claim, and then waits while they are copied."""
     settings, name = kubernetes_settings(plan), make_name(run_dir)
     pod = load_base("pod")
     pod["metadata"] = {
@@ -145,8 +163,7 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
         "annotations": make_annotations(plan, run_dir),
     }
     spec = pod["spec"]
-    _fill_common(plan, settings, spec, pod_command(plan, "serve", run_dir))
-    spec["activeDeadlineSeconds"] = COLLECTOR_DEADLINE_S
+    _fill_common(plan, settings, spec)
     spec["terminationGracePeriodSeconds"] = 5
     terms = make_node_terms(plan, settings, ())[:1]
     arch = [item for term in terms for item in term["matchExpressions"] if item["key"] == "kubernetes.io/arch"]
@@ -157,6 +174,9 @@ def make_collector(plan: Plan, run_dir: RunDir) -> Object:
     container["resources"] = {"requests": _COLLECTOR_RESOURCES, "limits": _COLLECTOR_RESOURCES}
     container["env"] = [item for item in container["env"] if item["name"] not in settings.secrets]
     _limit_shm(spec, "64Mi")
+    pack = make_command(plan, "rlk_repro.job.pack", run_dir, TERMINATION_LOG)
+    spec["initContainers"] = [{**container, "name": PACK, "command": pack}]
+    container["command"] = ["sleep", str(COLLECTOR_S)]
     return pod
 
 
@@ -173,19 +193,14 @@ def make_resources(plan: Plan, settings: KubernetesSettings) -> Object:
     return {"requests": dict(values), "limits": dict(values)} if values else {}
 
 
-def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object, command: Sequence[str]) -> None:
+def _fill_common(plan: Plan, settings: KubernetesSettings, spec: Object) -> None:
     image = shown_image(plan)
     assert image is not None
     container = spec["containers"][0]
     container["image"] = image.pinned
-    container["command"] = list(command)
     container["env"] += [{"name": DIGEST_VARIABLE, "value": image.digest}, *_secret_env(plan, settings)]
-    if settings.kind == "rayjob":
-        field = {"fieldRef": {"fieldPath": "metadata.labels['ray.io/cluster']"}}
-        container["env"].append({"name": GROUP_VARIABLE, "valueFrom": field})
     container["volumeMounts"][0]["mountPath"] = settings.results.path
-    if settings.results.claim is not None:
-        spec["volumes"][0] = {"name": "results", "persistentVolumeClaim": {"claimName": settings.results.claim}}
+    spec["volumes"][0]["persistentVolumeClaim"]["claimName"] = settings.results.claim
     for number, claim in enumerate(settings.claims):
         source = {"claimName": claim.claim, "readOnly": claim.read_only}
         spec["volumes"].append({"name": f"claim-{number}", "persistentVolumeClaim": source})
@@ -226,16 +241,6 @@ def _add_inputs(spec: Object, name: str) -> None:
     spec["volumes"].append({"name": "inputs", "configMap": {"name": name, "items": items}})
     mount = {"name": "inputs", "mountPath": INPUTS_PATH, "readOnly": True}
     spec["containers"][0]["volumeMounts"].append(mount)
-
-
-def _pod_annotations(plan: Plan, run_dir: RunDir) -> dict[str, str]:
-    settings = kubernetes_settings(plan)
-    annotations = make_annotations(plan, run_dir)
-    if settings.kind == "rayjob":
-        annotations[OVERWRITE_COMMAND] = "true"
-    if settings.rdma is not None and settings.rdma.networks is not None:
-        annotations[NETWORKS] = settings.rdma.networks
-    return annotations
 
 
 def _limit_shm(spec: Object, size: str) -> None:

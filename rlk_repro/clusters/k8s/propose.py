@@ -10,7 +10,7 @@ from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.check import REPELLING, is_ready
 from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.nodes import CLIQUE
-from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS, KINDS
+from rlk_repro.clusters.k8s.sent import COMPUTE_DOMAINS
 from rlk_repro.clusters.k8s.tree import as_list, as_map, parse_quantity
 from rlk_repro.clusters.profiles import Ask, Proposal, make_name
 from rlk_repro.spec import Hardware
@@ -75,17 +75,19 @@ def list_taints(node: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _list_settings(place: Target, nodes: Sequence[Any], ask: Ask, remarks: list[str]) -> dict[str, Any]:
     resources = place.run("api-resources", "--output=name").stdout.split()
-    kinds = [kind for kind, (_, resource) in KINDS.items() if kind == "job" or resource in resources]
-    values: dict[str, Any] = {"kind": ask("Which kind of job?", kinds, kinds[0]), "namespace": place.namespace}
+    values: dict[str, Any] = {"namespace": place.namespace}
     if place.context:
         values["context"] = place.context
     values |= list_sizes(nodes)
-    shared = _names(item for item in _ask(place, "persistentvolumeclaims") if _is_shared(item))
-    if shared:
-        values["results"] = {"claim": ask("Where do results go?", shared, shared[0]), "path": "/results"}
+    claims = _ask(place, "persistentvolumeclaims")
+    shared = _names(item for item in claims if _is_shared(item))
+    usable = shared or _names(claims)
+    if usable:
+        values["results"] = {"claim": ask("Where do results go?", usable, usable[0]), "path": "/results"}
     else:
-        remarks.append("results: the namespace has no volume claim that several nodes can write to; run on one node, "
-                       "and collect the bundle before the pod ends")  # fmt: skip
+        remarks.append("results: the namespace has no volume claim; make one and name it in results.claim")
+    if usable and not shared:
+        remarks.append("results: no claim is ReadWriteMany; one that is ReadWriteOnce serves runs of one node")
     queues = _names(_ask(place, QUEUES)) if QUEUES in resources else []
     if queues:
         values["queue"] = ask("Which queue?", queues, queues[0])

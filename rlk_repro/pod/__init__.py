@@ -1,1 +1,0 @@
-"""Run the first process of every pod of a job."""

@@ -1,0 +1,29 @@
+"""What Kubernetes answers, and what ``status`` makes of it: each row of the asset is one state of a job.
+
+The messages are those of real clusters (docs/evidence/clusters); of the objects only what a state depends on is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from rlk_repro.clusters.k8s.states import judge, read_last_message
+from tests import ROOT
+
+STATES = list(yaml.safe_load_all((ROOT / "tests/assets/k8s/states.yaml").read_text()))
+
+
+@pytest.mark.parametrize("row", STATES, ids=lambda row: row["name"])
+def test_a_state_and_its_reason_are_the_cluster_s_own_words(row: dict[str, Any]) -> None:
+    judged = judge(row["job"], row.get("pods", []), row.get("warnings", []))
+    assert (judged.state, judged.reason) == (row["state"], row.get("reason", ""))
+    leader = "" if judged.leader is None else judged.leader["metadata"]["name"]
+    assert (leader, list(judged.nodes)) == (row.get("leader", ""), row.get("nodes", []))
+
+
+def test_an_agent_s_last_report_comes_from_its_pod() -> None:
+    (row,) = (row for row in STATES if row["name"] == "done")
+    assert read_last_message(row["pods"][0]) == '{"exit_code": 0}'
