@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-
 from rl_engine.kernels.ops.pytorch.loss.ratio_kl import NativeRatioKLOp
+from torch import Tensor
 
 
 class NativeGRPOLossOp:

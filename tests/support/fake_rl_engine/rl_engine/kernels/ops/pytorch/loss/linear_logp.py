@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from rl_engine.kernels.ops.pytorch.loss.logp import NativeLogpOp
+from torch import Tensor
 
 
 class NativeLinearLogpOp:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from rl_engine.kernels.ops.pytorch.loss.logp import NativeLogpOp
+from torch import Tensor
 
 
 class NativeRatioKLOp:
