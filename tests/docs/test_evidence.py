@@ -72,6 +72,7 @@ def test_a_bundle_has_its_row_and_its_origin(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "metric"),
     [
+        ("qwen3-4b-random-027c809-h200", "step_time_s"),
         ("qwen3-4b-random-five-h200", "step_time_s"),
         ("qwen3-4b-random-tp2-h100", "step_time_s"),
         ("qwen3-4b-random-gc-freeze-h200", "step_time_s"),
@@ -85,6 +86,8 @@ def test_a_bundle_has_its_row_and_its_origin(bundle: Path) -> None:
         ("module-qwen3-4b-202f0e3-h200", "step_time_s"),
         ("module-qwen3-4b-compile-h200", "step_time_s"),
         ("module-qwen3-4b-against-compile-h200", "step_time_s"),
+        ("module-qwen3-4b-027c809-second-h200", "step_time_s"),
+        ("module-qwen3-4b-against-compile-second-h200", "step_time_s"),
     ],
 )
 def test_the_page_says_how_much_less_time_a_run_takes(name: str, metric: str) -> None:
