@@ -4,7 +4,7 @@ A secret is recognised by its form (issuers give tokens a prefix for this purpos
 (``HF_TOKEN``), or by its value (if this process's environment holds it). A password that looks like a word has no such
 form, so only its variable or its value reveals it.
 
-Of the 46 secrets in ``tests/security``, these patterns find 46, the 222 rules of gitleaks (July 2026) find 24, and
+Of the 46 secrets in ``tests/base``, these patterns find 46, the 222 rules of gitleaks (July 2026) find 24, and
 detect-secrets 1.5.0 finds 7; on a training log, both tools are over 40 times slower.
 """
 

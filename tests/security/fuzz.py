@@ -1,18 +1,19 @@
 """Run structured fuzzing: ``python -m tests.security.fuzz --seconds 600 --seed 1`` (``make fuzz``).
 
-Bundles are mutated in their bytes, JSON values, lines and structure and sealed again; authors' YAML and ``--set``
-values are mutated as text.  Seed and number determine each case.  A case that ends in a traceback, takes too much time
-or memory, leaves files or writes outside is reduced and kept, and the command that shows it is printed.
+Bundles are mutated in their bytes, JSON values, lines and structure and sealed again; authors' YAML, ``--set`` values
+and files of ``prepare`` are mutated, too.  Seed and number determine each case.  A case that ends in a traceback,
+takes too much time or memory, leaves files, starts a program or writes outside is reduced and kept, and the command
+that shows it is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import importlib.util
 import io
 import json
 import lzma
-import random
 import shutil
 import sys
 import tarfile
@@ -21,19 +22,19 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import yaml
 
-from rlk_repro.base.files import dump_json, sha256_bytes
-from rlk_repro.base.resources import run_folders
+from rlk_repro.base.files import sha256_bytes
+from rlk_repro.base.resources import data_dir
 from rlk_repro.bundle.checksums import CHECKSUMS, render_checksums
-from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
-from tests.security.hostile import list_files, make_honest
+from tests.security.hostile import EVIDENCE, fit_hashes, list_files, make_honest, pack
 from tests.security.sandbox import Outcome, Sandbox
 
 MOST_CPU_S: Final = 20.0
@@ -45,40 +46,46 @@ VALUES: Final[tuple[Any, ...]] = (
     "/etc/passwd", "no", "NaN", "1e999", "[1]*400000000", "((((", [], {}, [[]], [None], {"": {}}, {"unknown": "x"},
     {"unknown": 1}, ["x", 1], [{"a": 1}] * 50, "2026-11-20T13:00:00Z", "9" * 400, "\u0661",
 )  # fmt: skip
-RAW: Final = (
-    "NaN",
-    "-Infinity",
-    "1e999",
-    "9" * 5000,
-    "[" * 900,
-    '"\\ud800"',
-    "'",
-    "{",
-    "\ufeff",
-    "tru",
-    '{"a":1,"a":2}',
-)
+RAW: Final = ("NaN", "-Infinity", "1e999", "9" * 5000, "[" * 900, '"\\ud800"', "'", "{", "\ufeff", "tru",
+              '{"a":1,"a":2}')  # fmt: skip
 PLAN: Final = "plan.json"
 MARK: Final = "\u0001raw\u0001"
+FILE: Final = "file.yaml"
+READERS: Final = (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"),
+                  ("replay", "--dry-run"), ("index", "-o", "{out}"), ("diff", "{target}"), ("agreement",),
+                  ("diff", "--gate", "{target}"))  # fmt: skip
+OF_ENGINES: Final = (("agreement",), ("report", "-o", "{out}"), ("diff", "{target}"), ("index", "-o", "{out}"))
+OF_FOLDERS: Final = (("status",), ("logs",), ("report", "-o", "{out}"), ("verify",), ("diff", "{target}"),
+                     ("collect",), ("index", "-o", "{out}"))  # fmt: skip
+SITE: Final = ("--cluster", "slurm", "--profile", "generic-h200", "--hardware", "h200")
+VIME: Final = (*SITE, "--stack", "2026-07")
+OF_AUTHORS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "jobs": (("submit", "--dry-run", "--run", "{file}"), ("prepare", "{file}", "--dry-run", "--hardware", "h200")),
+    "manifests/stacks": (("submit", "--dry-run", "--run", "vime-smoke", *SITE, "--stack", "{file}"),),
+    "jobs/hardware": (("submit", "--dry-run", "--run", "smoke", *SITE[:4], "--hardware", "{file}"),),
+    "slurm/profiles": (("submit", "--dry-run", "--run", "smoke", *SITE[:2], "--profile", "{file}"),),
+}
+WITHOUT_JSON: Final = frozenset({"index", "prepare-file", "logs"})
 
 Files = dict[str, bytes]
-Mutation = Callable[[Files], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Files to put into a folder, or words for the command line, and the failure that they caused."""
+    """Files to put into a folder, an archive or one file, and words for the command line."""
 
     argv: tuple[str, ...]
     files: Files
-    is_archive: bool
+    is_archive: bool = False
+
+
+Kind = Callable[[Random, Sequence[float]], Case]
 
 
 def main() -> int:
     arguments = _parse()
     scratch = Path(tempfile.mkdtemp(prefix="rlk-repro-fuzz-"))
     arguments.keep.mkdir(parents=True, exist_ok=True)
-    honest = read_folder(make_honest(scratch / "honest"))
     sandbox = Sandbox(scratch / "box")
     end = time.monotonic() + arguments.seconds
     number, num_found = arguments.first, 0
@@ -86,7 +93,7 @@ def main() -> int:
     print(f"seed {arguments.seed}, {arguments.seconds} s", flush=True)
     try:
         while time.monotonic() < end and num_found < arguments.most:
-            num_found += try_case(sandbox, honest, arguments.seed, number, arguments.keep)
+            num_found += try_case(sandbox, arguments.seed, number, arguments.keep)
             ends[sandbox.last_code] += 1
             number += 1
     finally:
@@ -107,30 +114,32 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_folder(run_dir: RunDir) -> Files:
-    return {name: (run_dir.root / name).read_bytes() for name in list_files(run_dir.root) if name != "bundle.tgz"}
-
-
-def try_case(sandbox: Sandbox, honest: Mapping[str, bytes], seed: int, number: int, keep: Path) -> bool:
+def try_case(sandbox: Sandbox, seed: int, number: int, keep: Path) -> bool:
     """Tell whether this case found a failure; the reduced case then lies in ``keep``."""
-    rng = random.Random(f"{seed}-{number}")
-    kinds = (_fuzz_bundle, _fuzz_folder, _fuzz_yaml, _fuzz_setting, _fuzz_agreement, _fuzz_prepared)
-    kind = rng.choices(kinds, (10, 3, 2, 2, 4, 4))[0]
+    rng = Random(f"{seed}-{number}")
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     seeds = [rng.random() for _ in range(rng.choice(NUM_MUTATIONS))]
     choice = rng.random()
-    found = _find(sandbox, kind(honest, seeds, choice))
+    found = _find(sandbox, _make(kind, choice, seeds))
     if not found:
         return False
     for item in list(seeds):  # drop each mutation that is not needed
         fewer = [other for other in seeds if other != item]
-        if len(seeds) > 1 and _find(sandbox, kind(honest, fewer, choice)):
+        if len(seeds) > 1 and _find(sandbox, _make(kind, choice, fewer)):
             seeds = fewer
-    case = kind(honest, seeds, choice)
+    case = _make(kind, choice, seeds)
     place = keep / f"{seed}-{number}"
     shutil.rmtree(place, ignore_errors=True)
     argv = _write(case, place)
     print(f"case {number}: {_find(sandbox, case) or found}\n  rlk-repro {' '.join(map(repr, argv))}", flush=True)
     return True
+
+
+def _make(kind: Kind, choice: float, seeds: Sequence[float]) -> Case:
+    rng = Random(choice)
+    case = kind(rng, seeds)
+    has_json = case.argv[0] not in WITHOUT_JSON and rng.random() < 0.3
+    return replace(case, argv=(*case.argv, "--json")) if has_json else case
 
 
 def _find(sandbox: Sandbox, case: Case) -> str:
@@ -157,118 +166,129 @@ def _write(case: Case, place: Path) -> list[str]:
     target = place / "run"
     if case.is_archive:
         target = place / "bundle.tgz"
-        target.write_bytes(pack(case.files))
+        target.write_bytes(gzip.compress(pack(case.files), 1, mtime=0))
     else:
         for name, data in case.files.items():
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-    words = {"{target}": str(target), "{out}": str(place / "report"), "{file}": str(target / "run.yaml")}
+    words = {"{target}": str(target), "{out}": str(place / "report"), "{file}": str(target / FILE)}
     return [words.get(word, word) for word in case.argv]
 
 
-def pack(files: Mapping[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, data in sorted(files.items()):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return gzip.compress(out.getvalue(), 1, mtime=0)
-
-
-def seal(files: Files) -> None:
-    files.pop(CHECKSUMS, None)
-    files[CHECKSUMS] = render_checksums({name: sha256_bytes(data) for name, data in files.items()})
-
-
-def _fuzz_bundle(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
-    rng = random.Random(choice)
-    files = {name: data for name, data in honest.items() if not name.startswith(".")}
-    for item in seeds:
-        _mutate(files, random.Random(item))
-    if rng.random() < 0.6:
-        seal(files)
-    else:  # verify stops at an unsealed bundle; readers read all of it
-        files.pop(CHECKSUMS, None)
-    command = rng.choice(
-        (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"), ("replay", "--dry-run"),
-         ("index", "-o", "{out}"), ("diff", "{target}"), ("diff", "--gate", "{target}"))
-    )  # fmt: skip
-    options = ("--json",) if rng.random() < 0.3 else ()
-    return Case(argv=(*command, "{target}", *options), files=files, is_archive=True)
+@cache
+def read_honest() -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        root = make_honest(Path(folder) / "honest").root
+        return {name: (root / name).read_bytes() for name in list_files(root) if name not in {"bundle.tgz", CHECKSUMS}}
 
 
 @cache
 def read_agreement() -> Files:
     """Return the files of sealed evidence that compared engines."""
-    with tarfile.open(ROOT / "docs" / "evidence" / "vime-agreement-h200.tgz") as archive:
-        found = ((member.name, archive.extractfile(member)) for member in archive)
-        return {name: stream.read() for name, stream in found if stream is not None}
+    with tarfile.open(EVIDENCE) as archive:
+        found = ((member.name, archive.extractfile(member)) for member in archive if "/ray/" not in member.name)
+        return {name: stream.read() for name, stream in found if stream is not None and name != CHECKSUMS}
 
 
-def _fuzz_agreement(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
-    """Mutate the records of engines, and rarely another file."""
-    del honest
-    rng = random.Random(choice)
+@cache
+def read_model() -> bytes:
+    if importlib.util.find_spec("gguf") is None:
+        return b"GGUF" + bytes(range(200))
+    from tests.prepare.test_package_model import write_gguf
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_gguf(Path(folder) / "model")
+        return (Path(folder) / "model").read_bytes()
+
+
+def _bundle(rng: Random, seeds: Sequence[float]) -> Case:
+    files = dict(read_honest())
+    for item in seeds:
+        _mutate(files, Random(item))
+    if rng.random() < 0.6:  # verify stops at an unsealed bundle; readers read all of it
+        files[CHECKSUMS] = render_checksums({name: sha256_bytes(data) for name, data in files.items()})
+    return Case(argv=(*rng.choice(READERS), "{target}"), files=files, is_archive=True)
+
+
+def _agreement(rng: Random, seeds: Sequence[float]) -> Case:
+    """Mutate the records of engines with the contract in them, and rarely another file."""
     files = dict(read_agreement())
     engines = [name for name in sorted(files) if "/engines/" in name]
     for item in seeds:
-        own = random.Random(item)
+        own = Random(item)
         name = own.choice(engines)
         if own.random() < 0.1:
             _mutate(files, own)
         elif name in files:
             files[name] = _mutate_lines(files[name], own)
-    files.pop(CHECKSUMS, None)
-    command = rng.choice((("agreement",), ("report", "-o", "{out}"), ("diff", "{target}"), ("index", "-o", "{out}")))
-    options = ("--json",) if rng.random() < 0.3 and command[0] in {"agreement", "diff"} else ()
-    return Case(argv=(*command, "{target}", *options), files=files, is_archive=True)
+    return Case(argv=(*rng.choice(OF_ENGINES), "{target}"), files=files, is_archive=True)
 
 
-def _fuzz_prepared(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
-    """Mutate stored rollouts, the pickle inside them or an archive of them, for the readers of `prepare`."""
-    del honest
-    rng = random.Random(choice)
+def _folder(rng: Random, seeds: Sequence[float]) -> Case:
+    files = dict(read_honest())
+    for item in seeds:
+        _mutate(files, Random(item))
+    return Case(argv=(*rng.choice(OF_FOLDERS), "{target}"), files=files)
+
+
+def _authored(rng: Random, seeds: Sequence[float]) -> Case:
+    """Mutate a shipped run, stack, hardware file or profile as YAML or as bytes."""
+    folder = rng.choice(sorted(OF_AUTHORS))
+    top, _, rest = folder.partition("/")
+    data = rng.choice(sorted((data_dir(top) / rest).glob("*.yaml"))).read_bytes()
+    argv = rng.choice(OF_AUTHORS[folder])
+    if "--run" in argv and folder == "jobs":
+        argv += VIME if b"kind: vime" in data else SITE
+    for item in seeds:
+        own = Random(item)
+        data = _mutate_yaml(data, own) if own.random() < 0.7 else _mutate_bytes(data, own)
+    return Case(argv=argv, files={FILE: data})
+
+
+def _setting(rng: Random, seeds: Sequence[float]) -> Case:
+    name = rng.choice(("smoke", "qwen3-30b-a3b", "vime-train-only-r3", "operators-smoke", "module-qwen3-4b"))
+    data = (data_dir("jobs") / f"{name}.yaml").read_bytes()
+    value = yaml.safe_load(data)
+    settings = []
+    for item in seeds:
+        own = Random(item)
+        path, current = own.choice(list(_list_paths(value)))
+        text = own.choice((str(own.choice(VALUES)), json.dumps(own.choice(VALUES)), _mutate_text(str(current), own)))
+        settings += ["--set", f"{path}={text}".replace("\0", "").encode(errors="replace").decode()]
+    site = VIME if b"kind: vime" in data else SITE
+    return Case(argv=("submit", "--dry-run", "--run", name, *site, "--exploratory", *settings), files={})
+
+
+def _rollouts(rng: Random, seeds: Sequence[float]) -> Case:
+    """Mutate stored rollouts, the pickle inside them or an archive of them."""
     name = rng.choice(("vime-r3", "vime-tp2"))
     data = lzma.decompress((ROOT / "tests" / "assets" / "rollouts" / f"{name}.pt.xz").read_bytes())
-    is_archive = rng.random() < 0.3
-    if is_archive:
-        data = gzip.decompress(pack({"x/0.pt": data[:20_000], "1.pt": b"x"}))
+    if rng.random() < 0.3:
+        data = pack({"x/0.pt": data[:20_000], "1.pt": b"x"})
     elif rng.random() < 0.7:
         data = _mutate_pickle(data, seeds)
-    if is_archive or data[:2] != b"PK" or rng.random() < 0.3:
+    if data[:2] != b"PK" or rng.random() < 0.3:
         for item in seeds:
-            data = _mutate_bytes(data, random.Random(item))
-    return Case(argv=("prepare-file", "{file}"), files={"run.yaml": data}, is_archive=False)
+            data = _mutate_bytes(data, Random(item))
+    return Case(argv=("prepare-file", "{file}"), files={FILE: data})
 
 
-def _mutate_pickle(data: bytes, seeds: Sequence[float]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as changed:
-        for item in archive.infolist():
-            content = archive.read(item)
-            for seed in seeds if item.filename.endswith("data.pkl") else ():
-                content = _mutate_bytes(content, random.Random(seed))
-            changed.writestr(item.filename, content)
-    return out.getvalue()
-
-
-def _fuzz_folder(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
-    rng = random.Random(choice)
-    files = dict(honest)
-    files.pop(CHECKSUMS)
+def _model(rng: Random, seeds: Sequence[float]) -> Case:
+    """Mutate a GGUF file, mostly in its header of fields."""
+    data = read_model()
+    size = rng.choice((200, 2000, len(data)))
     for item in seeds:
-        _mutate(files, random.Random(item))
-    command = rng.choice(
-        (("status",), ("logs",), ("report", "-o", "{out}"), ("verify",), ("diff", "{target}"), ("collect",))
-    )
-    return Case(
-        argv=(*command, "{target}", *(("--json",) if rng.random() < 0.3 else ())), files=files, is_archive=False
-    )
+        data = b"GGUF" + _mutate_bytes(data[4:size], Random(item)) + data[size:]
+    return Case(argv=("prepare-file", "{file}"), files={FILE: data})
 
 
-def _mutate(files: Files, rng: random.Random) -> None:
+KINDS: Final[Mapping[Kind, int]] = {
+    _bundle: 10, _folder: 3, _agreement: 5, _authored: 4, _setting: 2, _rollouts: 3, _model: 4,
+}  # fmt: skip
+
+
+def _mutate(files: Files, rng: Random) -> None:
     """Mutate one file.  The plan is rarely mutated, because without a valid plan no other file is read."""
     name = rng.choice([name for name in sorted(files) if name != PLAN] or [PLAN])
     kind = rng.random()
@@ -286,8 +306,9 @@ def _mutate(files: Files, rng: random.Random) -> None:
         files[name] = _mutate_lines(files[name], rng)
 
 
-def _mutate_tree(files: Files, name: str, rng: random.Random) -> None:
+def _mutate_tree(files: Files, name: str, rng: Random) -> None:
     data = files.pop(name)
+    names = ("00", "1", "99999999999999999999", "é", "a" * 200)
     match rng.randrange(5):
         case 0:
             files[f"{name}/inner"] = data
@@ -296,30 +317,36 @@ def _mutate_tree(files: Files, name: str, rng: random.Random) -> None:
         case 2:
             files[rng.choice(sorted(files))] = data
         case 3:
-            files[name.rpartition("/")[0] + "/" + rng.choice(("00", "1", "99999999999999999999", "é", "a" * 200))] = (
-                data
-            )
+            files[f"{name.rpartition('/')[0]}/{rng.choice(names)}".removeprefix("/")] = data
         case _:
             pass
 
 
-def _mutate_plan(files: Files, rng: random.Random) -> None:
-    """Mutate the plan and make both hashes fit, as an attacker would."""
+def _mutate_plan(files: Files, rng: Random) -> None:
     if PLAN not in files:
         return
     data = _mutate_json(files[PLAN], rng)
     try:
         record = json.loads(data)
-        experiment = record["experiment"]
-        record["experiment_hash"] = sha256_bytes(dump_json(experiment))
-        record["plan_hash"] = sha256_bytes(dump_json({"experiment": experiment, "profile": record["profile"]}))
+        fit_hashes(record)
         data = json.dumps(record).encode()
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         pass
     files[PLAN] = data
 
 
-def _mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+def _mutate_pickle(data: bytes, seeds: Sequence[float]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as changed:
+        for item in archive.infolist():
+            content = archive.read(item)
+            for seed in seeds if item.filename.endswith("data.pkl") else ():
+                content = _mutate_bytes(content, Random(seed))
+            changed.writestr(item.filename, content)
+    return out.getvalue()
+
+
+def _mutate_bytes(data: bytes, rng: Random) -> bytes:
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 10))):
         place = rng.randrange(len(changed) + 1)
@@ -335,7 +362,7 @@ def _mutate_bytes(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _mutate_json(data: bytes, rng: random.Random) -> bytes:
+def _mutate_json(data: bytes, rng: Random) -> bytes:
     """Change, remove, double, rename or move one value, or replace it by one that no JSON writer writes."""
     try:
         value = json.loads(data)
@@ -373,7 +400,7 @@ def _list_places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _list_places(value[key])
 
 
-def _mutate_lines(data: bytes, rng: random.Random) -> bytes:
+def _mutate_lines(data: bytes, rng: Random) -> bytes:
     found = data.split(b"\n")
     place = rng.randrange(len(found))
     match rng.randrange(8):
@@ -390,7 +417,7 @@ def _mutate_lines(data: bytes, rng: random.Random) -> bytes:
     return b"\n".join(found)
 
 
-def _mutate_text(text: str, rng: random.Random) -> str:
+def _mutate_text(text: str, rng: Random) -> str:
     """Replace a word, number or mark, or cut out a piece."""
     place = rng.randrange(len(text) + 1)
     length = rng.choice((0, 1, 3, 20))
@@ -398,20 +425,7 @@ def _mutate_text(text: str, rng: random.Random) -> str:
     return text[:place] + (piece if rng.random() < 0.8 else "") + text[place + length :]
 
 
-def _fuzz_yaml(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
-    del honest
-    rng = random.Random(choice)
-    path = rng.choice(sorted(run_folders()[-1].glob("*.yaml")))
-    data = path.read_bytes()
-    for item in seeds:
-        own = random.Random(item)
-        data = _mutate_yaml(data, own) if own.random() < 0.7 else _mutate_bytes(data, own)
-    return Case(
-        argv=("submit", "--dry-run", "--run", "{file}", *_where(data)), files={"run.yaml": data}, is_archive=False
-    )
-
-
-def _mutate_yaml(data: bytes, rng: random.Random) -> bytes:
+def _mutate_yaml(data: bytes, rng: Random) -> bytes:
     try:
         value: Any = yaml.safe_load(data)
         places = list(_list_places(value))
@@ -428,38 +442,6 @@ def _mutate_yaml(data: bytes, rng: random.Random) -> bytes:
         return yaml.safe_dump(value, allow_unicode=True, width=10_000).encode(errors="replace")
     except (yaml.YAMLError, ValueError):
         return data
-
-
-def _where(data: bytes) -> tuple[str, ...]:
-    is_vime = b"kind: vime" in data
-    return (
-        "--cluster",
-        "slurm",
-        "--profile",
-        "generic-h200",
-        "--hardware",
-        "h200",
-        *(("--stack", "2026-07") if is_vime else ()),
-    )
-
-
-def _fuzz_setting(honest: Mapping[str, bytes], seeds: Sequence[float], choice: float) -> Case:
-    del honest
-    rng = random.Random(choice)
-    name = rng.choice(("smoke", "qwen3-30b-a3b", "vime-train-only-r3", "operators-smoke", "module-qwen3-4b"))
-    data = next(path for path in run_folders()[-1].glob("*.yaml") if path.stem == name).read_bytes()
-    value = yaml.safe_load(data)
-    settings = []
-    for item in seeds:
-        own = random.Random(item)
-        path, current = own.choice(list(_list_paths(value)))
-        text = own.choice((str(own.choice(VALUES)), json.dumps(own.choice(VALUES)), _mutate_text(str(current), own)))
-        settings += ["--set", f"{path}={text}".replace("\0", "").encode(errors="replace").decode()]
-    return Case(
-        argv=("submit", "--dry-run", "--run", name, *_where(data), "--exploratory", *settings),
-        files={},
-        is_archive=False,
-    )
 
 
 def _list_paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
 """Run commands of the tool on hostile input, each in a fork of one process that has imported all modules.
 
 A fork starts in milliseconds, so that thousands of inputs can be tried, and its peak memory is its own.  Each fork has
-a limit of address space and time, and an audit hook sees every attempt to write outside the scratch folder.
+a limit of address space and time, and an audit hook sees every attempt to start a program or to write outside the
+scratch folder.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from rlk_repro.base.errors import BundleUnreadable, Problem, finish
+from rlk_repro.prepare import gguf_model
 from rlk_repro.prepare.downloads import Bounds
 from rlk_repro.prepare.stored_rollouts import _unpack
 from rlk_repro.rundir.rollout_files import check_file
@@ -31,10 +33,13 @@ from tests import ROOT
 MOST_ADDRESS_BYTES: Final = 6 << 30
 MOST_WALL_S: Final = 120.0
 WROTE_OUTSIDE: Final = 99
+STARTED: Final = 98
+READ_FILE: Final = "prepare-file"
 NO_ANSWER: Final = -1
 _WRITES: Final = frozenset(
     {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown"}
 )
+_STARTS: Final = frozenset({"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"})
 _MODULES: Final = (
     "analysis.analyse",
     "bundle.archive",
@@ -49,7 +54,7 @@ _MODULES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of one command; ``code`` is ``WROTE_OUTSIDE``, or the negative signal of a killed command."""
+    """The result of one command; ``code`` is also ``WROTE_OUTSIDE``, ``STARTED``, or a killed command's signal."""
 
     code: int
     cpu_s: float
@@ -111,6 +116,7 @@ class Sandbox:
 
 
 def _serve(scratch: Path) -> None:
+    import contextlib
     import functools
     import importlib
 
@@ -120,15 +126,19 @@ def _serve(scratch: Path) -> None:
 
     for name in _MODULES:
         importlib.import_module(f"rlk_repro.{name}")
+    with contextlib.suppress(ImportError, RuntimeError):  # an optional dependency
+        importlib.import_module("gguf")
     make_command()
     # no bundle changes this machine, and to probe it takes longer than the rest of a replay
     vars(steps)["probe_node"] = remembered = functools.cache(probe_node)
     remembered("here")
+    vars(gguf_model)["_CPU_S"] = 5
     for line in sys.stdin:
+        argv = json.loads(line)
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            _become_command(scratch, json.loads(line))
+            _become_command(scratch, argv)
         while True:
             ended, status, used = os.wait4(pid, os.WNOHANG)
             if ended:
@@ -136,8 +146,11 @@ def _serve(scratch: Path) -> None:
             if time.monotonic() - started > MOST_WALL_S:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.002)
+        code = os.waitstatus_to_exitcode(status)
+        if argv[0] == READ_FILE and code == -signal.SIGKILL and time.monotonic() - started < MOST_WALL_S:
+            code = BundleUnreadable.exit_code  # a model ends its reader at the limit of time, and the parent says so
         answer = {
-            "code": os.waitstatus_to_exitcode(status),
+            "code": code,
             "cpu_s": used.ru_utime + used.ru_stime,
             "peak_bytes": used.ru_maxrss * 1024,
         }
@@ -156,13 +169,13 @@ def _become_command(scratch: Path, argv: Sequence[str]) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESS_BYTES, MOST_ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.argv = ["rlk-repro", *argv]
-    _watch_writes(scratch)
+    _watch(scratch)
     code = 0
     try:
         from rlk_repro.cli import main
 
-        if argv[0] == "prepare-file":
-            sys.exit(finish(lambda: _prepare_file(Path(argv[1]), scratch / "tmp")))
+        if argv[0] == READ_FILE:
+            sys.exit(finish(lambda: _prepare_file(Path(argv[1]), scratch / "unpacked")))
         main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -174,14 +187,18 @@ def _become_command(scratch: Path, argv: Sequence[str]) -> NoReturn:
     os._exit(code)
 
 
-def _prepare_file(path: Path, folder: Path) -> None:
-    """Read a stranger's file as `prepare` does: stored rollouts, or an archive of them."""
-    if path.read_bytes()[:2] == b"PK":
+def _prepare_file(path: Path, place: Path) -> None:
+    """Read a stranger's file as `prepare` does: stored rollouts, an archive of them, or a model."""
+    kind = path.read_bytes()[:4]
+    if kind[:2] == b"PK":
         check_file(path)
         return
-    place = folder / "unpacked"
+    shutil.rmtree(place, ignore_errors=True)  # a killed reader has left it
     place.mkdir()
     try:
+        if kind == b"GGUF":
+            gguf_model.main([str(path), str(place)])
+            return
         with path.open("rb") as stream:
             _unpack(stream, place, 2, Bounds(asked="https://example.org/a", what="archive", limit=1 << 30))
     except (OSError, EOFError, tarfile.TarError) as error:
@@ -190,10 +207,13 @@ def _prepare_file(path: Path, folder: Path) -> None:
         shutil.rmtree(place)
 
 
-def _watch_writes(scratch: Path) -> None:
+def _watch(scratch: Path) -> None:
     inside = (f"{scratch}/", "/dev/null", "/proc/")
 
     def see(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _STARTS:
+            os.write(2, f"started: {event} {arguments!r:.500}\n".encode(errors="replace"))
+            os._exit(STARTED)
         if event == "open":
             path, _, flags = arguments
             if not isinstance(path, str | bytes) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):

@@ -13,7 +13,7 @@ import yaml
 from rlk_repro.base.files import write_json, write_text
 from rlk_repro.plan import Plan, make_record
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import Profile
+from rlk_repro.spec import Profile, VimeWorkload
 from tests.support.make_run import Recipe, finish_run, make_plan_for, make_run
 
 CPU = Recipe(
@@ -51,3 +51,14 @@ def write_program(folder: Path, name: str = "program") -> tuple[Path, Path]:
     path.write_text(f'#!/bin/sh\ntouch "{mark}"\ncat\n')
     path.chmod(0o755)
     return path, mark
+
+
+def with_workload(plan: Plan, **parts: Any) -> Plan:
+    """Return a plan of vime with other settings, by the name of the part; a part of several settings keeps the rest."""
+    workload = plan.run.workload
+    assert isinstance(workload, VimeWorkload)
+    changed = {
+        name: getattr(workload, name).model_copy(update=value) if name in {"data", "model"} else value
+        for name, value in parts.items()
+    }
+    return dataclasses.replace(plan, run=plan.run.model_copy(update={"workload": workload.model_copy(update=changed)}))

@@ -30,15 +30,16 @@ from rlk_repro.spec import (
 )
 from rlk_repro.spec.assets import HubSource
 from rlk_repro.spec.site import Mount
+from rlk_repro.spec.vime import ArgumentText
 from tests.support.git_mirror import mirror_folder
 from tests.support.images.examples import commit_files
 from tests.support.probe_examples import write_tree
 from tests.support.slurm.examples import make_two_nodes_plan
 from tools.image_build.inputs import read_inputs
+from tools.rl_kernel.__main__ import install
 from tools.rl_kernel.source import get_sources
 
 Call = Callable[..., tuple[int, str, str]]
-DIGEST = f"sha256:{'1' * 64}"
 STACK = """\
 schema: 1
 stack: s
@@ -65,8 +66,6 @@ def test_a_stack_file_runs_no_command_through_git(call: Call, tmp_path: Path, ad
     if road == "pin":
         code, _, said = call("images", "pin", str(stack), "--ref", "rl_kernel=main")
     else:
-        from tools.rl_kernel.__main__ import install
-
         with pytest.raises(RlkReproError) as caught:
             install(str(stack), None)
         code, said = caught.value.exit_code, str(caught.value)
@@ -74,57 +73,57 @@ def test_a_stack_file_runs_no_command_through_git(call: Call, tmp_path: Path, ad
     assert (code, "pins.rl_kernel.repository: wrong value" in said) == (2, True)
 
 
-def test_git_does_not_read_a_value_as_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit_files(tmp_path / "source", {"a": "1"})
-    address = mirror_folder(tmp_path, tmp_path / "home", monkeypatch)
-    marker = tmp_path / "marker"
-    with pytest.raises(EnvironmentMissing, match="git fetch"):
-        resolve_ref(f"{address}/source", f"--upload-pack=touch {marker};")
-    with pytest.raises(EnvironmentMissing, match="git fetch"):
-        resolve_ref(f"--upload-pack=touch {marker};", "main")
-    assert not marker.exists()
-
-
-def test_git_fetches_over_https_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_fetches_over_https_alone_and_reads_no_value_as_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = commit_files(tmp_path / "source", {"rl_engine/__init__.py": ""})
-    address = mirror_folder(tmp_path, tmp_path / "home", monkeypatch)
-    assert resolve_ref(f"{address}/source", "main")[0] == commit
+    address = f"{mirror_folder(tmp_path, tmp_path / 'home', monkeypatch)}/source"
+    marker = tmp_path / "marker"
+    option = f"--upload-pack=touch {marker};"
+    for words in ((address, option), (option, "main")):
+        with pytest.raises(EnvironmentMissing, match="git fetch"):
+            resolve_ref(*words)
+    assert not marker.exists()
+    assert resolve_ref(address, "main")[0] == commit
     monkeypatch.delenv("GIT_ALLOW_PROTOCOL")
     with pytest.raises(EnvironmentMissing, match="transport 'file' not allowed"):
-        resolve_ref(f"{address}/source", "main")
+        resolve_ref(address, "main")
     with pytest.raises(EnvironmentMissing, match="transport 'file' not allowed"):
-        get_sources(Pin(repository=f"{address}/source", commit=commit), None, tmp_path / "copy")
+        get_sources(Pin(repository=address, commit=commit), None, tmp_path / "copy")
 
 
-@pytest.mark.parametrize(
-    ("model", "values"),
-    [
-        (Pin, {"repository": "https://token@git.example/x", "commit": "1" * 40}),
-        (Pin, {"repository": "https://git.example/-x", "commit": "1" * 40}),
-        (Pin, {"repository": "http://git.example/x", "commit": "1" * 40}),
-        (Pin, {"repository": "git@git.example:x", "commit": "1" * 40}),
-        (Image, {"reference": "--privileged", "digest": DIGEST}),
-        (Image, {"reference": "registry.example/x --volume=/:/host", "digest": DIGEST}),
-        (Image, {"reference": "registry.example/x\n#SBATCH --wrap=id", "digest": DIGEST}),
-        (Image, {"reference": "registry.example/x@sha256:1", "digest": DIGEST}),
-        (Mount, {"source": "/a\nb"}),
-        (Mount, {"source": "/a", "target": "/b\x1b[2J"}),
-        (Mount, {"source": "--device=/dev/sda"}),
-        (SlurmSettings, {"partition": "-x"}),
-        (SlurmSettings, {"account": "a\u202eb"}),
-        (ContainerSettings, {"python": "-i"}),
-        (ContainerSettings, {"image_dir": "/a\x85b"}),
-        (KubernetesSettings, {"context": "--kubeconfig=/tmp/x"}),
-        (KubernetesSettings, {"namespace": "-n"}),
-        (HubSource, {"kind": "hub", "repository": "--token/x"}),
-        (HubSource, {"kind": "hub", "repository": "acme/tiny", "revision": "--force"}),
-    ],
-)
-def test_values_that_look_like_an_option_or_hold_a_line_break_are_refused(
-    model: type[BaseModel], values: dict[str, Any]
-) -> None:
-    with pytest.raises(ValidationError):
-        model.model_validate(values)
+class Held(BaseModel):
+    value: ArgumentText
+
+
+COMMIT = {"commit": "1" * 40}
+REFUSED: tuple[tuple[type[BaseModel], str, tuple[Any, ...], dict[str, str]], ...] = (
+    (Pin, "repository", ("https://token@git.example/x", "https://git.example/-x", "http://git.example/x",
+                         "git@git.example:x"), COMMIT),
+    (Image, "reference", ("--privileged", "registry.example/x --volume=/:/host", "registry.example/x@sha256:1",
+                          "registry.example/x\n#SBATCH --wrap=id"), {"digest": f"sha256:{'1' * 64}"}),
+    (Mount, "source", ("/a\nb", "--device=/dev/sda"), {}),
+    (Mount, "target", ("/b\x1b[2J",), {"source": "/a"}),
+    (SlurmSettings, "partition", ("-x",), {}),
+    (SlurmSettings, "account", ("a\u202eb",), {}),
+    (ContainerSettings, "python", ("-i",), {}),
+    (ContainerSettings, "image_dir", ("/a\x85b",), {}),
+    (KubernetesSettings, "context", ("--kubeconfig=/tmp/x",), {}),
+    (KubernetesSettings, "namespace", ("-n",), {}),
+    (HubSource, "repository", ("--token/x",), {"kind": "hub"}),
+    (HubSource, "revision", ("--force",), {"kind": "hub", "repository": "acme/tiny"}),
+    (Held, "value", ("--load=/x", "-x", "- 1", "a\nb", "\x1b]0;x\x07"), {}),
+)  # fmt: skip
+
+
+def test_values_that_look_like_an_option_or_hold_a_line_break_are_refused() -> None:
+    for model, key, values, others in REFUSED:
+        for value in values:
+            with pytest.raises(ValidationError) as caught:
+                model.model_validate({**others, key: value})
+            assert {error["loc"][0] for error in caught.value.errors()} == {key}, value
+    for text in ("-1", "-.5", "([0]*1+[1]*45)", "cosine", "{a: 1}", "ünïcode"):
+        assert Held(value=text).value == text
 
 
 @pytest.mark.parametrize("model", [Run, Stack, Hardware, Profile])
@@ -139,19 +138,6 @@ def test_every_text_that_is_not_for_readers_has_a_pattern_without_hidden_charact
                                   for start in ("", "/", "a", "/a", "--a", "a.b", "https://a/")):  # fmt: skip
             open_ended.append(path)
     assert open_ended == []
-
-
-def test_a_value_that_looks_like_a_flag_is_refused() -> None:
-    from rlk_repro.spec.vime import ArgumentText
-
-    class Held(BaseModel):
-        value: ArgumentText
-
-    for text in ("--load=/x", "-x", "- 1", "a\nb", "\x1b]0;x\x07"):
-        with pytest.raises(ValidationError):
-            Held(value=text)
-    for text in ("-1", "-.5", "([0]*1+[1]*45)", "cosine", "{a: 1}", "ünïcode"):
-        assert Held(value=text).value == text
 
 
 @pytest.mark.parametrize("name", ["-x", "--wrap=id", "a b", "a,b", "a[1-3]", "a\nb", "a;b", "", "a\u202e"])

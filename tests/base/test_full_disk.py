@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.base.errors import EnvironmentMissing
-from rlk_repro.base.files import write_bytes
 from rlk_repro.bundle.seal import pack, seal, unpack
-from rlk_repro.bundle.verify import verify
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.prepare.making import fill
 from rlk_repro.prepare.steps import PrepareRequest
@@ -72,10 +70,15 @@ def full(disk: Disk) -> Disk:
     return disk
 
 
-def test_packing_names_the_disk_and_leaves_no_part(disk: Disk) -> None:
+def test_packing_and_sealing_name_the_disk_and_leave_no_part(disk: Disk) -> None:
     run_dir = make_run(disk.folder / "run")
     full(disk)
-    (disk.folder / "ballast").write_bytes(bytes((disk.folder / "ballast").stat().st_size - 8192))  # room for a part
+    ballast = disk.folder / "ballast"
+    with pytest.raises(EnvironmentMissing) as caught:
+        seal(run_dir)
+    assert str(caught.value).startswith(f"{run_dir.checksums}: {disk.complaint}")
+    assert not run_dir.is_sealed
+    os.truncate(ballast, ballast.stat().st_size - 8192)  # room for a part
     before = disk.list()
     with pytest.raises(EnvironmentMissing) as caught:
         pack(run_dir)
@@ -83,21 +86,11 @@ def test_packing_names_the_disk_and_leaves_no_part(disk: Disk) -> None:
     assert disk.list() == before
 
 
-def test_sealing_names_the_disk(disk: Disk) -> None:
-    run_dir = make_run(disk.folder / "run")
-    full(disk)
-    with pytest.raises(EnvironmentMissing) as caught:
-        seal(run_dir)
-    assert str(caught.value).startswith(f"{run_dir.checksums}: {disk.complaint}")
-    assert not run_dir.is_sealed
-
-
 def test_a_report_names_the_disk_and_not_standard_output(call: Call, disk: Disk, bundle: Path) -> None:
     full(disk)
     code, _, err = call("report", str(bundle), "-o", str(disk.folder / "out"))
-    assert code == 3
-    assert f"{disk.folder}/out/report.html: {disk.complaint}" in err
-    assert "hint: name another folder with -o" in err
+    expected = (f"{disk.folder}/out/report.html: {disk.complaint}", "hint: name another folder with -o")
+    assert (code, [words for words in expected if words not in err]) == (3, [])
     assert "standard output" not in err
     assert disk.list() == {"ballast"}
 
@@ -107,12 +100,9 @@ def test_staging_names_the_disk_and_leaves_no_folder(call: Call, disk: Disk, mon
     ballast = fill_disk(disk.folder)
     os.truncate(ballast, ballast.stat().st_size - 8192)  # room for some files of a run directory
     code, _, err = call("submit", "--run", "smoke", "--hardware", "cpu", "--wait")
-    assert code == 3
-    assert f"{disk.folder}/runs/smoke/" in err
-    assert disk.complaint in err
-    assert "export RLK_REPRO_RUNS=" in err
-    assert disk.list() == {"ballast"}
-    assert list((disk.folder / "runs/smoke").iterdir()) == []
+    expected = (f"{disk.folder}/runs/smoke/", disk.complaint, "export RLK_REPRO_RUNS=")
+    assert (code, [words for words in expected if words not in err]) == (3, [])
+    assert (disk.list(), list((disk.folder / "runs/smoke").iterdir())) == ({"ballast"}, [])
 
 
 def test_an_agent_names_the_disk_that_fills_up_in_a_trial(disk: Disk) -> None:
@@ -141,10 +131,8 @@ def test_a_full_temporary_folder_is_named(call: Call, disk: Disk, bundle: Path, 
     os.truncate(ballast, ballast.stat().st_size - 16384)
     argv = [sys.executable, "-m", "rlk_repro", "report", str(bundle), "-o", str(tmp_path / "out")]
     done = subprocess.run(argv, env={**os.environ, "TMPDIR": str(disk.folder)}, capture_output=True, text=True)  # noqa: PLW1510
-    assert done.returncode == 3, done.stderr
-    assert f"rlk-repro: {disk.folder}/rlk-repro-" in done.stderr
-    assert disk.complaint in done.stderr
-    assert "hint: export TMPDIR=" in done.stderr
+    expected = (f"rlk-repro: {disk.folder}/rlk-repro-", disk.complaint, "hint: export TMPDIR=")
+    assert (done.returncode, [words for words in expected if words not in done.stderr]) == (3, [])
     assert disk.list() == {"ballast"}
 
 
@@ -156,12 +144,8 @@ def test_a_download_names_the_disk_and_not_the_hub(disk: Disk, monkeypatch: pyte
     with serve_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         fill_hub(hub, shard_bytes=4 << 20)
-        request = PrepareRequest(
-            run=run,
-            stack=load_stack(run.stack).model,
-            hardware=load_hardware("h200").model,
-            prepared=PreparedDir(disk.folder),
-        )
+        stack, hardware = load_stack(run.stack).model, load_hardware("h200").model
+        request = PrepareRequest(run=run, stack=stack, hardware=hardware, prepared=PreparedDir(disk.folder))
         step = next(item for item in VIME.list_steps(request) if item.kind == "model")
         with pytest.raises(EnvironmentMissing) as caught:
             fill(step, lambda _: None)
@@ -193,28 +177,3 @@ def test_a_full_disk_of_standard_output_is_named() -> None:
             done = subprocess.run(argv, stdout=output, stderr=subprocess.PIPE, text=True)  # noqa: PLW1510
         assert done.returncode == 3
         assert "standard output: cannot be written (No space left on device)" in done.stderr
-
-
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_the_id_of_a_changed_bundle_is_computed_from_its_files_and_printed_first(
-    call: Call, tmp_path: Path, is_packed: bool
-) -> None:
-    run_dir = make_run(tmp_path / "made")
-    finish_run(run_dir)
-    claimed = verify(run_dir.root).bundle_id
-    assert claimed is not None
-    run_dir.checksums.rename(tmp_path / "sums")
-    write_bytes(run_dir.run_yaml, b"# another\n")
-    honest = seal(run_dir)
-    (tmp_path / "sums").rename(run_dir.checksums)
-    source = run_dir.root
-    if is_packed:
-        source = tmp_path / "forged.tgz"
-        names = [str(path.relative_to(run_dir.root)) for path in sorted(run_dir.root.rglob("*")) if path.is_file()]
-        packed = [name for name in names if run_dir.is_packed(name)]
-        subprocess.run(["tar", "czf", str(source), *packed], cwd=run_dir.root, check=True)
-    code, out, _ = call("verify", str(source), "--id", claimed)
-    first, second, third, *_ = out.splitlines()
-    assert (code, first) == (1, f"id {honest}")
-    assert second.endswith(f"the bundle's SHA256SUMS gives another id, {claimed}")
-    assert third == f"  but --id expects {claimed}"

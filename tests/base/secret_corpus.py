@@ -45,6 +45,9 @@ SECRETS: Final[dict[str, tuple[str, str]]] = {
     "tailscale": ("up ", "ts" + "key-auth-" + MIXED),
     "age": ("", "AGE-SECRET" + "-KEY-1" + "Q7JX" * 14),
     "discord webhook": ("post to https://discord.com/api/webhooks/", "123456789012345678/" + MIXED * 3),
+    "github fine-grained": ("clone with ", "github" + "_pat_" + "11ABC_" + "x9" * 20),
+    "aws session": ("as ", "AS" + "IA" + "ABCDEFGH12345678"),
+    "wandb of its own form": ("wandb ", "wandb" + "_v1_" + MIXED * 2),
     # The text around these secrets shows them.
     "kubeconfig key": ("+    client-key-data: ", base64.b64encode(b"-----BEGIN EC KEY-----" * 3).decode()),
     "docker auth": ('+\t\t\t"auth": "', BASIC),

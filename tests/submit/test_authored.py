@@ -25,6 +25,7 @@ from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stac
 from rlk_repro.submit.authored import describe_rule_changes, find_rewritten, list_overrides
 from rlk_repro.submit.stage import AuthorFiles, stage
 from tests import ROOT
+from tests.security.hostile import edit
 from tests.support.make_run import Recipe, finish_run, make_run
 
 EVIDENCE = sorted((ROOT / "docs" / "evidence").glob("*.tgz"))
@@ -47,11 +48,13 @@ def test_rewritten_rules_are_found_by_report_and_replay(call, tmp_path: Path) ->
     bundle = finish_run(make_run(tmp_path / "id", recipe, lambda run_dir: rewrite(run_dir, alpha=0.49, margins=WIDE)))
     code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
     text = " ".join(out.split())
-    assert code == 1
-    assert "Records of the bundle contradict each other" in text
-    assert "plan.json: run.measure.alpha: expected 0.05, found 0.49" in text
-    assert "alpha 0.49 instead of 0.05" in text
-    assert "margins.raw_reward 1e+12 instead of 0.05" in text
+    expected = (
+        "Records of the bundle contradict each other",
+        "plan.json: run.measure.alpha: expected 0.05, found 0.49",
+        "alpha 0.49 instead of 0.05",
+        "margins.raw_reward 1e+12 instead of 0.05",
+    )
+    assert (code, [words for words in expected if words not in text]) == (1, [])
     for page in ("report.md", "report.html"):
         assert "alpha 0.49 instead of 0.05" in (tmp_path / "out" / page).read_text()
     _, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"), "--json")
@@ -105,23 +108,16 @@ def test_an_authors_file_of_another_kind_is_found(tmp_path: Path, part: str, tex
     assert {item.where.partition(":")[0] for item in find_rewritten(Plan.load(run_dir.plan), run_dir)} == {part}
 
 
-@pytest.mark.parametrize("where", ["stack", "hardware", "profile"])
-def test_every_file_is_compared_with_the_plan(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [("experiment.stack.stack", "stack.stack"), ("experiment.hardware.title", "hardware.title"),
+     ("profile.profile", "profile.profile")],
+)  # fmt: skip
+def test_every_file_is_compared_with_the_plan(tmp_path: Path, place: str, where: str) -> None:
     run_dir = RunDir(tmp_path / "id")
     submit(run_dir)
-    record = load_json(run_dir.plan)
-    change = {
-        "stack": ("experiment", "stack", "stack", "another"),
-        "hardware": ("experiment", "hardware", "title", "another"),
-        "profile": ("profile", "profile", "another"),
-    }[where]
-    *folders, key, value = change
-    part: Any = record
-    for name in folders:
-        part = part[name]
-    part[key] = value
-    plan = rehash(record)
-    assert [item.where for item in find_rewritten(plan, run_dir)] == [f"plan.json: {where}.{key}"]
+    edit("plan.json", {place: "another"})(run_dir)
+    assert [item.where for item in find_rewritten(rehash(load_json(run_dir.plan)), run_dir)] == [f"plan.json: {where}"]
 
 
 def rehash(record: Any) -> Plan:
@@ -163,25 +159,17 @@ def test_an_honest_plan_is_what_its_files_and_flags_give(tmp_path: Path, setting
     assert find_rewritten(plan, run_dir) == []
 
 
-def test_a_flag_that_sets_a_later_key_to_its_default_is_recorded(tmp_path: Path) -> None:
+def test_later_keys_are_recorded_and_a_design_without_a_recorded_flag_is_the_submitters_choice(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "id")
     plan = submit(run_dir, "measure.design=parallel", name="module-qwen3-4b", stack_name="vime-host")
     assert plan.sources["measure.design"] == "--set measure.design"
     assert find_rewritten(plan, run_dir) == []
-
-
-def test_a_later_key_of_a_workload_is_recorded_too() -> None:
+    sources = {path: flag for path, flag in plan.sources.items() if path != "measure.design"}
+    assert find_rewritten(dataclasses.replace(plan, sources=sources), run_dir) == []
     (override,) = parse_overrides(["workload.rollouts_seed=null"])
     run = load_run("qwen3-4b-random", [override])
     assert run.sources["workload.rollouts_seed"] == "--set workload.rollouts_seed"
     assert override in list_overrides(run.model, run.sources)
-
-
-def test_a_design_that_no_flag_was_recorded_for_is_still_the_submitters_choice(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path / "id")
-    plan = submit(run_dir, "measure.design=parallel", name="module-qwen3-4b", stack_name="vime-host")
-    sources = {path: flag for path, flag in plan.sources.items() if path != "measure.design"}
-    assert find_rewritten(dataclasses.replace(plan, sources=sources), run_dir) == []
 
 
 def test_a_plan_that_a_replay_fitted_to_one_node_says_so(tmp_path: Path) -> None:

@@ -18,16 +18,17 @@ from rlk_repro.rundir.results import Analysis, Gate, GateStatus, VerdictWord
 from tests import ROOT
 from tests.support.make_run import Recipe, finish_run, make_run
 
-EVIDENCE = ROOT / "docs" / "evidence"
-SESSIONS = EVIDENCE / "qwen3-4b-random-tp2-h100.tgz"
-TWO_RANKS = EVIDENCE / "module-qwen3-4b-tp2-h200.tgz"
+SESSIONS = ROOT / "docs" / "evidence" / "qwen3-4b-random-tp2-h100.tgz"
+TWO_RANKS = ROOT / "docs" / "evidence" / "module-qwen3-4b-tp2-h200.tgz"
 BASELINE, ENABLED = "00-p1-baseline", "01-p1-enabled"
 GAIN = Recipe(speedup=1.2)
+NOT_COMPARED = "the variants were not compared; missing: "
 Change = Callable[[RunDir], None]
+Event = dict[str, Any]
 
 
-def gate_of(analysis: Analysis) -> Gate:
-    return next(gate for gate in analysis.gates if gate.name == "manifests")
+def gate_of(analysis: Analysis, name: str = "manifests") -> Gate:
+    return next(gate for gate in analysis.gates if gate.name == name)
 
 
 def strip(run_dir: RunDir) -> None:
@@ -42,27 +43,21 @@ def strip(run_dir: RunDir) -> None:
 def test_a_bundle_without_any_record_is_never_faster_and_its_report_says_what_is_only_planned(
     call, tmp_path: Path
 ) -> None:
-    bundle = finish_run(make_run(tmp_path / "id", GAIN, strip))
-    code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
-    assert code == 0
-    assert "INCONCLUSIVE" in out
-    assert "undecided gates: manifests" in " ".join(out.split())
-    assert "are equal outside the declared switches" not in " ".join(out.split())
+    run_dir = make_run(tmp_path / "id", GAIN, strip)
+    analysis = analyse(run_dir)
+    gate = gate_of(analysis)
+    assert gate.status is GateStatus.UNDECIDED
+    assert gate.detail.startswith(f"{NOT_COMPARED}trials/{BASELINE}/command.json, ")
+    assert [item.found for item in analysis.findings] == ["missing"] * 20 + ["missing, and 16 more like this"]
+    code, out, _ = call("report", str(finish_run(run_dir)), "-o", str(tmp_path / "out"))
+    text = " ".join(out.split())
+    expected = ("INCONCLUSIVE", "undecided gates: manifests")
+    assert (code, [words for words in expected if words not in text]) == (0, [])
+    assert "are equal outside the declared switches" not in text
     page = (tmp_path / "out" / "report.md").read_text()
     assert "- variants differ in: planned, but not recorded: VIME_RL_KERNEL" in page
     assert "## What differs between the variants, as planned" in page
     assert "What differs between the variants, as planned" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_missing_records_are_named_up_to_a_limit(tmp_path: Path) -> None:
-    analysis = analyse(make_run(tmp_path / "id", GAIN, strip))
-    assert gate_of(analysis).status is GateStatus.UNDECIDED
-    assert gate_of(analysis).detail.startswith(
-        f"the variants were not compared; missing: trials/{BASELINE}/command.json, "
-    )
-    found = [item.found for item in analysis.findings]
-    assert found[:20] == ["missing"] * 20
-    assert found[20:] == ["missing, and 16 more like this"]
 
 
 def remove(name: str) -> Change:
@@ -71,10 +66,6 @@ def remove(name: str) -> Change:
 
 def tear(name: str, text: str) -> Change:
     return lambda run_dir: write_text(run_dir.trial(BASELINE).path / name, text)
-
-
-def remove_manifest(run_dir: RunDir) -> None:
-    run_dir.node("node0").manifest.unlink()
 
 
 def swap_node(run_dir: RunDir) -> None:
@@ -92,14 +83,14 @@ def swap_node(run_dir: RunDir) -> None:
         (tear("env.json", '{"schema": 1}'), f"trials/{BASELINE}/env.json"),
         (tear("env.json", "[]"), f"trials/{BASELINE}/env.json"),
         (tear("libraries/0.json", "[]"), f"trials/{BASELINE}/libraries/0.json"),
-        (remove_manifest, "nodes: allocation a"),
+        (lambda run_dir: run_dir.node("node0").manifest.unlink(), "nodes: allocation a"),
         (swap_node, "nodes: allocation a"),
     ],
 )
 def test_every_single_record_is_needed(tmp_path: Path, change: Change, where: str) -> None:
     analysis = analyse(make_run(tmp_path / "id", GAIN, change))
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
-    assert gate_of(analysis).detail == f"the variants were not compared; missing: {where}"
+    assert gate_of(analysis).detail == f"{NOT_COMPARED}{where}"
     assert where in {item.where for item in analysis.findings}
 
 
@@ -109,20 +100,7 @@ def test_a_pair_that_is_not_scored_needs_no_record(tmp_path: Path) -> None:
     assert gate_of(analysis).status is GateStatus.PASSED
 
 
-@pytest.fixture
-def two_ranks(tmp_path: Path) -> RunDir:
-    return unpack(TWO_RANKS, tmp_path / "two-ranks")
-
-
-def test_the_libraries_of_every_rank_are_needed(two_ranks: RunDir) -> None:
-    assert analyse(two_ranks).verdict.word is VerdictWord.FASTER
-    two_ranks.trial(BASELINE).libraries_file(1).unlink()
-    analysis = analyse(two_ranks)
-    assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
-    assert gate_of(analysis).detail == f"the variants were not compared; missing: trials/{BASELINE}/libraries/1.json"
-
-
-def edit_rank(run_dir: RunDir, rank: int, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> RunDir:
+def edit_rank(run_dir: RunDir, rank: int, change: Callable[[Event], Event | None]) -> RunDir:
     """Change or leave out events in the ops files of one rank."""
     for trial in run_dir.trial_dirs():
         path = trial.ops_file(rank)
@@ -131,23 +109,23 @@ def edit_rank(run_dir: RunDir, rank: int, change: Callable[[dict[str, Any]], dic
     return run_dir
 
 
-def without(event: dict[str, Any], *keys: str) -> dict[str, Any]:
+def without(event: Event, *keys: str) -> Event:
     return {key: value for key, value in event.items() if key not in keys}
 
 
-def without_one(event: dict[str, Any]) -> dict[str, Any]:
+def without_one(event: Event) -> Event:
     return {**event, "counts": without(event["counts"], "compilations")} if "counts" in event else event
 
 
-def without_comparison(event: dict[str, Any]) -> dict[str, Any] | None:
+def without_comparison(event: Event) -> Event | None:
     return None if event["event"] == "shadow" else event
 
 
-def without_any_sign(event: dict[str, Any]) -> dict[str, Any] | None:
+def without_any_sign(event: Event) -> Event | None:
     return without_comparison(without(event, "calls"))
 
 
-LEFT_OUT: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any] | None], str]] = {
+LEFT_OUT: dict[str, tuple[str, Callable[[Event], Event | None], str]] = {
     "counts": ("blocks", lambda event: without(event, "counts"), "has no counts of compilations"),
     "one count": ("blocks", without_one, "has no counts of compilations"),
     "calls": ("sessions", lambda event: without(event, "calls"), "called on 1 of 2 ranks in step"),
@@ -160,33 +138,36 @@ LEFT_OUT: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any] | None]
 @pytest.mark.parametrize("what", LEFT_OUT)
 def test_records_of_every_rank_are_needed(tmp_path: Path, what: str, rank: int) -> None:
     """Proof, calls, counts and comparisons are conditions of each rank."""
-    gate, change, words = LEFT_OUT[what]
-    run_dir = edit_rank(unpack(SESSIONS, tmp_path / "sessions"), rank, change)
-    analysis = analyse(run_dir)
+    name, change, words = LEFT_OUT[what]
+    analysis = analyse(edit_rank(unpack(SESSIONS, tmp_path / "sessions"), rank, change))
+    gate = gate_of(analysis, name)
+    assert (analysis.verdict.word, gate.status) == (VerdictWord.INCONCLUSIVE, GateStatus.UNDECIDED)
+    assert words in gate.detail + analysis.pairs[0].reason
+
+
+def test_libraries_and_kernels_of_every_rank_are_needed_and_compared(tmp_path: Path) -> None:
+    two_ranks = unpack(TWO_RANKS, tmp_path / "two-ranks")
+    assert analyse(two_ranks).verdict.word is VerdictWord.FASTER
+    path = two_ranks.trial(BASELINE).libraries_file(1)
+    libraries = load_json(path)
+    path.unlink()
+    analysis = analyse(two_ranks)
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
-    found = next(item for item in analysis.gates if item.name == gate)
-    assert found.status is GateStatus.UNDECIDED
-    assert words in found.detail + analysis.pairs[0].reason
-
-
-def test_the_kernels_of_every_rank_are_needed(two_ranks: RunDir) -> None:
+    assert gate_of(analysis).detail == f"{NOT_COMPARED}trials/{BASELINE}/libraries/1.json"
+    write_json(path, {**libraries, "torch": "another"})
+    analysis = analyse(two_ranks)
+    assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
+    assert "p1.libraries.1.torch" in {item.where for item in analysis.findings}
+    write_json(path, libraries)
     edit_rank(two_ranks, 1, lambda event: None if event["event"] == "kernels" else event)
     analysis = analyse(two_ranks)
     assert analysis.verdict.word is VerdictWord.INCONCLUSIVE
     assert all("ops/1.jsonl: has no list of kernels" in trial.proof_reason for trial in analysis.trials)
 
 
-def test_the_libraries_of_every_rank_are_compared(two_ranks: RunDir) -> None:
-    path = two_ranks.trial(ENABLED).libraries_file(1)
-    write_json(path, {**load_json(path), "torch": "another"})
-    analysis = analyse(two_ranks)
-    assert analysis.verdict.word is VerdictWord.NOT_COMPARABLE
-    assert "p1.libraries.1.torch" in {item.where for item in analysis.findings}
-
-
 def test_a_switch_in_one_trial_of_a_control_pair_is_a_difference(tmp_path: Path) -> None:
     def switch_on(run_dir: RunDir) -> None:
-        path = next(path for path in sorted(run_dir.trials.glob("*-c1-baseline/env.json")))
+        path = min(run_dir.trials.glob("*-c1-baseline/env.json"))
         value = load_json(path)
         write_json(path, {**value, "env": {**value["env"], "VIME_RL_KERNEL": "1"}})
 
