@@ -22,6 +22,7 @@ LabelKey: TypeAlias = Annotated[
 LabelValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)]
 SecretKeyName: TypeAlias = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
 UserId: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
+REMOVED = "removed in version 0.3; new runs refuse it"
 
 
 class SecretKey(Model):
@@ -35,9 +36,7 @@ class Results(Model):
     """The storage of run directories, which outlives the pods; only plans of earlier versions may lack the claim."""
 
     claim: ObjectName | None = Field(
-        None,
-        description="required: name of a PersistentVolumeClaim; ReadWriteOnce serves one node, several nodes need "
-        "ReadWriteMany",
+        None, description="required: a PersistentVolumeClaim, ReadWriteOnce for one node, ReadWriteMany for several"
     )
     path: AbsolutePath = Field("/results", description="path at which the pods mount the claim")
 
@@ -63,9 +62,7 @@ class RunAs(Model):
 
     user: UserId
     group: UserId
-    supplemental_groups: tuple[UserId, ...] = Field(
-        (), description="further group ids, such as the ids of video and render on AMD nodes"
-    )
+    supplemental_groups: tuple[UserId, ...] = Field((), description="further groups, such as video and render on AMD")
 
 
 class Toleration(Model):
@@ -81,9 +78,7 @@ class Overlay(Model):
 
     metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of the job")
     pod_metadata: dict[str, JsonValue] = Field({}, description="further labels and annotations of every agent's pod")
-    pod_spec: dict[str, JsonValue] = Field(
-        {}, description="further fields of every agent's pod spec; its container is called agent"
-    )
+    pod_spec: dict[str, JsonValue] = Field({}, description="further fields of the pods; the container is called agent")
 
 
 class KubernetesSettings(GrowingModel):
@@ -93,7 +88,6 @@ class KubernetesSettings(GrowingModel):
         {"gang", "network_policy", "operator_namespace", "overlay", "restarts"}
     )
 
-    kind: Literal["rayjob", "job"] = Field("job", description="rayjob was removed in version 0.3; new runs refuse it")
     context: Word | None = Field(None, description="context of the kubeconfig; default: the current context")
     namespace: Label = "default"
     queue: Label | None = Field(None, description="name of a LocalQueue of Kueue")
@@ -103,17 +97,13 @@ class KubernetesSettings(GrowingModel):
     priority_class: ObjectName | None = None
     service_account: ObjectName | None = None
     image_pull_secrets: tuple[ObjectName, ...] = Field((), description="names of image pull secrets in the namespace")
-    secrets: dict[EnvName, SecretKey] = Field(
-        {}, description="Secret and key of each variable that env declares with from_env"
-    )
+    secrets: dict[EnvName, SecretKey] = Field({}, description="secret of each variable that env declares with from_env")
     results: Results = Results()
     claims: tuple[VolumeClaim, ...] = Field((), description="further PersistentVolumeClaims that every pod mounts")
     cpu: Quantity | None = Field(None, description="CPUs of a pod; pods with cpu and memory set are evicted last")
     memory: Quantity | None = Field(None, description="memory of a pod, including what is written to /dev/shm")
     shm: Quantity = Field("64Gi", description="size of /dev/shm")
-    gpu_resource: LabelKey | None = Field(
-        None, description="name of the GPU resource; default: nvidia.com/gpu or amd.com/gpu"
-    )
+    gpu_resource: LabelKey | None = Field(None, description="default: nvidia.com/gpu or amd.com/gpu")
     gpu_products: tuple[LabelValue, ...] = Field(
         (), description="values of the GPU product label in this cluster; default: the values known for the hardware"
     )
@@ -122,33 +112,29 @@ class KubernetesSettings(GrowingModel):
     )
     tolerations: tuple[Toleration, ...] = ()
     rdma: Rdma | None = None
-    compute_domain: bool = Field(
-        False, description="whether to use NVLink across nodes through a ComputeDomain (GB200, DRA driver)"
-    )
+    compute_domain: bool = Field(False, description="whether to use NVLink across nodes (GB200, NVIDIA's DRA driver)")
     network_policy: bool = Field(
-        True,
-        description="whether a NetworkPolicy lets only the run's own pods reach the pods; false where you may not "
-        "create one",
+        True, description="whether only a run's own pods may reach its pods; false where you may not create policies"
     )
-    operator_namespace: Label | None = Field(None, description="removed in version 0.3; new runs refuse it")
     overlay: Overlay | None = None
     run_as: RunAs | None = Field(
-        None, description="user of the pods; default: the image's user, which is root in vime's images"
+        None, description="user of the pods; default: that of the image, root in vime's images"
     )
     python: Word = Field("python3", description="Python interpreter of the image that can import rlk_repro")
-    ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
-        None, description="removed in version 0.3; new runs refuse it"
-    )
-    max_time_min: Positive | None = Field(
-        None, description="minutes after which the job is stopped, including the wait for nodes"
-    )
+    max_time_min: Positive | None = Field(None, description="minutes of the job, including the wait for nodes")
     restarts: Annotated[int, Field(ge=0, le=100)] = Field(
         6, description="how many times the run continues with new pods after an eviction"
     )
     grace_s: Annotated[int, Field(ge=60, le=3600)] = Field(
-        120, description="seconds between stop request and forced end of a pod; in this time the agents pack results"
+        120, description="seconds between SIGTERM and forced end of a pod; in this time the agents pack results"
     )
     ttl_s: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
-        86_400, description="seconds until an ended Job and its objects are removed; results stay on the claim"
+        86_400, description="seconds until an ended job and its objects are removed; results stay on the claim"
     )
-    hold_min: Positive = Field(720.0, description="removed in version 0.3; new runs refuse it")
+    # only plans of versions before 0.3 set these
+    kind: Literal["rayjob", "job"] = Field("job", description=REMOVED)
+    operator_namespace: Label | None = Field(None, description=REMOVED)
+    ray_version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.]*$", max_length=40)] | None = Field(
+        None, description=REMOVED
+    )
+    hold_min: Positive = Field(720.0, description=REMOVED)

@@ -90,24 +90,6 @@ def test_an_overlay_and_waived_gang_scheduling_are_warned_about() -> None:
     assert backend.render(alone, run_dir_of(alone)).remarks == ()
 
 
-@pytest.mark.parametrize(
-    ("parts", "is_warned"),
-    [
-        ({}, True),
-        ({"pod_metadata": {"labels": {"team": "g"}}}, True),
-        ({"pod_metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}}, False),
-        ({"metadata": {"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}}, False),
-        ({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}, False),
-    ],
-)
-def test_a_scheduler_s_name_alone_is_warned_about_where_nothing_groups_the_pods(
-    parts: dict[str, Any], is_warned: bool
-) -> None:
-    plan = with_site(PLAN, queue=None, overlay={"pod_spec": {"schedulerName": "volcano"}, **parts})
-    remarks = backend.render(plan, run_dir_of(plan)).remarks
-    assert any("the overlay names a scheduler but no pod group" in remark for remark in remarks) is is_warned
-
-
 @pytest.mark.parametrize("overlay", [None, {"pod_spec": {"schedulerName": "my-scheduler"}}])
 def test_several_nodes_need_gang_scheduling_or_a_waiver(overlay: dict[str, Any] | None) -> None:
     plan = with_site(PLAN, queue=None, overlay=overlay)

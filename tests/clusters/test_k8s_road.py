@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rlk_repro.base.findings import has_blocking
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.clusters.api import JobState
 from rlk_repro.clusters.k8s import collect
-from rlk_repro.clusters.k8s.collect import Packed, copy_bundle
+from rlk_repro.clusters.k8s.collect import copy_bundle
 from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.replay import steps as replay
@@ -166,18 +167,16 @@ def test_a_job_that_the_cluster_refuses_leaves_nothing(site: Site, monkeypatch: 
 class Cut:
     """An ``exec`` whose connection breaks after some bytes, or brings others."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, data: bytes, *pieces: bytes | int) -> None:
+    def __init__(self, data: bytes, *pieces: bytes | int) -> None:
         self.asked: list[int] = []
         self._data, self._pieces = data, list(pieces)
-        monkeypatch.setattr(collect, "PAUSE_S", 0.0)
-        monkeypatch.setattr(collect, "_append", self.append)
 
-    def append(self, _place: Target, command: tuple[str, ...], part: Path, *_: object) -> None:
-        begin = int(command[-2]) - 1
+    @contextmanager
+    def stream(self, *words: str) -> Iterator[io.BytesIO]:
+        begin = int(words[-1]) - 1
         self.asked.append(begin)
         piece = self._pieces.pop(0) if self._pieces else 0
-        with part.open("ab") as target:
-            target.write(piece if isinstance(piece, bytes) else self._data[begin : begin + piece])
+        yield io.BytesIO(piece if isinstance(piece, bytes) else self._data[begin : begin + piece])
 
 
 @pytest.mark.parametrize(
@@ -194,9 +193,11 @@ def test_a_bundle_is_copied_over_connections_that_break(
 ) -> None:  # fmt: skip
     run_dir, data = RunDir(tmp_path), os.urandom(10)
     (tmp_path / "whole").write_bytes(data)
-    packed = Packed(size_bytes=10, sha256=sha256_file(tmp_path / "whole"))
-    cut = Cut(monkeypatch, data, *pieces)
+    digest = sha256_file(tmp_path / "whole")
+    monkeypatch.setattr(collect, "PAUSE_S", 0.0)
+    cut = Cut(data, *pieces)
+    monkeypatch.setattr(Target, "stream", lambda _, *words: cut.stream(*words))
     with nullcontext() if error is None else pytest.raises(error):
-        copy_bundle(Target(namespace="n"), "pod", "/b", run_dir, packed, lambda _: None)
+        copy_bundle(Target(namespace="n"), (), run_dir, 10, digest, lambda _: None)
     assert cut.asked == asked
     assert run_dir.bundle.is_file() is (error is None)

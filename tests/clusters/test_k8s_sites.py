@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from rlk_repro.base.errors import SchedulerRefused
 from rlk_repro.base.proc import Completed
 from rlk_repro.base.resources import all_profile_folders
 from rlk_repro.clusters.k8s.check import find_obstacle
-from rlk_repro.clusters.k8s.kubectl import Unreachable, explain
+from rlk_repro.clusters.k8s.kubectl import Unreachable, require
 from rlk_repro.clusters.k8s.pods import make_pod
 from rlk_repro.clusters.k8s.propose import group_nodes, list_sizes, list_taints
 from rlk_repro.clusters.profiles import load_all_hardware
@@ -97,7 +98,7 @@ def test_a_taint_is_tolerated_as_it_is() -> None:
     ],
 )
 def test_a_node_fits_by_label_taint_readiness_and_allocatable(item: Any, obstacle: str) -> None:
-    pod = make_pod(plan_for(settings=num_nodes("h200", 4)), RunDir(Path("/r/id")), "agent", ())["spec"]
+    pod = make_pod(plan_for(settings=num_nodes("h200", 4)), RunDir(Path("/r/id")))["spec"]
     assert find_obstacle(item, pod) == obstacle
 
 
@@ -218,14 +219,15 @@ def test_without_a_cluster_there_is_no_profile(server: Site, tmp_path: Path, cal
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "error"),
     [
-        "Error from server (TooManyRequests): storage is (re)initializing",
-        "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
-        "The connection to the server 192.0.2.7:6443 was refused - did you specify the right host or port?",
+        ("Error from server (TooManyRequests): storage is (re)initializing", Unreachable),
+        ("Error from server (ServiceUnavailable): the server is currently unable to handle the request", Unreachable),
+        ("The connection to the server 192.0.2.7:6443 was refused - did you specify the right host?", Unreachable),
+        ('Error from server (Forbidden): pods "p" is forbidden: exceeded quota', SchedulerRefused),
     ],
 )
-def test_a_server_that_restarts_does_not_refuse(words: str) -> None:
-    assert isinstance(explain(Completed(argv=(), returncode=1, stdout="", stderr=words)), Unreachable)
-    quota = 'Error from server (Forbidden): pods "p" is forbidden: exceeded quota'
-    assert not isinstance(explain(Completed(argv=(), returncode=1, stdout="", stderr=quota)), Unreachable)
+def test_a_server_that_restarts_does_not_refuse(words: str, error: type[Exception]) -> None:
+    with pytest.raises(SchedulerRefused) as caught:
+        require(Completed(argv=(), returncode=1, stdout="", stderr=words))
+    assert type(caught.value) is error

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlk_repro.clusters.k8s.states import judge, read_last_message
+from rlk_repro.clusters.k8s.states import judge, read_messages
 from tests import ROOT
 
 STATES = list(yaml.safe_load_all((ROOT / "tests/assets/k8s/states.yaml").read_text()))
@@ -26,4 +26,4 @@ def test_a_state_and_its_reason_are_the_cluster_s_own_words(row: dict[str, Any])
 
 def test_an_agent_s_last_report_comes_from_its_pod() -> None:
     (row,) = (row for row in STATES if row["name"] == "done")
-    assert read_last_message(row["pods"][0]) == '{"exit_code": 0}'
+    assert read_messages(row["pods"][0]) == ['{"exit_code": 0}']

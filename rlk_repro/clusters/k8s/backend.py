@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,15 +18,14 @@ from rlk_repro.base.files import dump_json, write_json, write_text
 from rlk_repro.base.findings import Finding
 from rlk_repro.clusters.api import Bound, Job, JobState, JobStatus, Submission, TrialLine
 from rlk_repro.clusters.asking import NO_REPORT, describe_lost, join_words, require_ended, require_known
-from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.collect import bring_bundle
-from rlk_repro.clusters.k8s.kubectl import Unreachable, make_config_map, make_owner
-from rlk_repro.clusters.k8s.naming import CONTAINER, OBJECTS
+from rlk_repro.clusters.k8s.kubectl import Unreachable, find_current_place, quote_last_lines, require
+from rlk_repro.clusters.k8s.naming import IN_AGENT, OBJECTS
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects, time_limit_min
 from rlk_repro.clusters.k8s.overlay import find_remarks
 from rlk_repro.clusters.k8s.pods import find_profile_problems, kubernetes_settings, pod_run_dir
-from rlk_repro.clusters.k8s.sent import Found, Sent, delete_all, find_objects, find_warnings, read_sent
-from rlk_repro.clusters.k8s.states import Judged, Object, has_begun, is_running, judge, read_last_message
+from rlk_repro.clusters.k8s.sent import Found, Sent, find_objects, find_warnings, read_sent
+from rlk_repro.clusters.k8s.states import Judged, Object, has_begun, is_running, judge, read_messages
 from rlk_repro.clusters.k8s.tree import as_map
 from rlk_repro.clusters.profiles import Ask, Proposal, load_all_hardware
 from rlk_repro.clusters.triallogs import TRIAL_MARK, read_logs
@@ -35,13 +35,12 @@ from rlk_repro.rundir.state import Progress, read_last_word
 from rlk_repro.spec import Profile
 
 LOG_POLL_S: Final = 2.0
-GONE_TIMEOUT_S: Final = 300.0
 CLIENT: Final = "kubectl"
 IS_REMOTE: Final = True
 
 
 def available() -> str | None:
-    return kubectl.find_obstacle()
+    return None if shutil.which(CLIENT) else f"{CLIENT} is not on PATH"
 
 
 def render(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> Job:
@@ -59,25 +58,42 @@ def submit(job: Job, run_dir: RunDir) -> Submission:
     """
     sent = Sent.of_plan(Plan.load(run_dir.plan), run_dir)
     text = job.files[OBJECTS].encode()
-    _remove_earlier(sent)
-    kubectl.require(sent.place.send("apply", text, "--dry-run=server"))
+    require(sent.delete("--wait"))  # a job's template cannot be changed
+    require(sent.place.send("apply", text, "--dry-run=server"))
     for earlier in (run_dir.state, run_dir.bundle, run_dir.cancelled):
         earlier.unlink(missing_ok=True)
     try:
-        answer: Any = json.loads(kubectl.require(sent.place.send("apply", text)).stdout)
-        owner, *others = answer["items"] if answer["kind"] == "List" else [answer]
-        patch = json.dumps({"metadata": {"ownerReferences": [make_owner(owner)]}})
-        for item in others:
-            where = (str(item["kind"]).lower(), str(item["metadata"]["name"]))
-            kubectl.require(sent.place.run("patch", *where, "--type=merge", f"--patch={patch}"))
-        submission = _make_submission(sent, owner)
-        kubectl.require(sent.place.send("create", _make_inputs(sent, run_dir, owner, submission)))
+        return _send(sent, text, run_dir)
     except BaseException as error:
-        if not delete_all(sent).is_ok and isinstance(error, RlkReproError):
-            hint = shlex.join(["kubectl", *sent.place.options, "delete", sent.resources, f"--selector={sent.selector}"])
+        if not sent.delete().is_ok and isinstance(error, RlkReproError):
+            hint = shlex.join(["kubectl", *sent.place.options, "delete", sent.kinds, sent.selector])
             left = Problem("kubernetes", f"objects of {sent.name} may be left, and may hold GPUs", hint=hint)
             raise type(error)(*error.problems, left) from None
         raise
+
+
+def _send(sent: Sent, text: bytes, run_dir: RunDir) -> Submission:
+    answer: Any = json.loads(require(sent.place.send("apply", text)).stdout)
+    job, *others = answer["items"] if answer["kind"] == "List" else [answer]
+    uid = str(job["metadata"]["uid"])
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": sent.name, "uid": uid}
+    for item in others:
+        where = (str(item["kind"]).lower(), str(item["metadata"]["name"]))
+        patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+        require(sent.place.run("patch", *where, "--type=merge", f"--patch={patch}"))
+    details = {"kind": "job", "namespace": sent.place.namespace, "name": sent.name, "uid": uid}
+    details["context"] = sent.place.context
+    for side, version in sent.place.probe_versions().items():
+        details[f"{side}_version"] = version
+    submission = Submission(cluster="k8s", job_id=sent.job_id, submitted_at=utc_now(), details=details)
+    paths = (run_dir.run_yaml, run_dir.stack_yaml, run_dir.hardware_yaml, run_dir.profile_yaml, run_dir.plan)
+    files = {path.name: path.read_text() for path in paths}
+    files[run_dir.submission.name] = dump_json(submission.to_json()).decode()
+    files["job-objects.yaml"] = (run_dir.job / OBJECTS).read_text()
+    metadata = {**job["metadata"], "ownerReferences": [owner]}
+    kept = {key: metadata[key] for key in ("name", "namespace", "labels", "ownerReferences")}
+    inputs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept, "data": files}
+    require(sent.place.send("create", dump_json(inputs)))
     return submission
 
 
@@ -119,7 +135,7 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
             found = find_objects(sent)
             judged = None if found.job is None else judge(found.job, found.pods)
             is_over = not is_following or judged is None or judged.state.is_final
-            if judged is not None and has_begun(judged.leader):
+            if judged is not None and judged.leader is not None and has_begun(judged.leader):
                 yield from _read_pod(sent, as_name(judged.leader), seen, trials, is_following=is_following)
         time.sleep(0 if is_over else LOG_POLL_S)
 
@@ -133,9 +149,9 @@ def cancel(submission: Submission, run_dir: RunDir) -> bool:
     if status.state.is_final:
         return False
     require_known(status, run_dir)
-    options = ("--grace-period=1",) if run_dir.cancelled.exists() else ()
+    grace = ("--grace-period=1",) if run_dir.cancelled.exists() else ()
     write_text(run_dir.cancelled, utc_now() + "\n")
-    kubectl.require(delete_all(sent, *options))
+    require(sent.delete("--wait=false", *grace))
     return True
 
 
@@ -150,7 +166,7 @@ def collect(submission: Submission, run_dir: RunDir, tell: Tell = silence) -> Pa
         bring_bundle(sent, run_dir, tell)
         if not run_dir.is_sealed:  # the bundle of a sealed run already holds submission.json
             write_json(run_dir.submission, submission.to_json())
-    delete_all(sent)
+    sent.delete()
     return run_dir.bundle
 
 
@@ -161,7 +177,7 @@ def find_bound(plan: Plan) -> Bound | None:
 def propose_profile(ask: Ask) -> tuple[Proposal, str]:
     from rlk_repro.clusters.k8s.propose import propose_kubernetes
 
-    return propose_kubernetes(kubectl.find_current_place(), load_all_hardware(), ask)
+    return propose_kubernetes(find_current_place(), load_all_hardware(), ask)
 
 
 def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
@@ -173,18 +189,18 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     return check.check_profile(profile, plan)
 
 
-def as_name(item: Object | None) -> str:
-    return "" if item is None else str(item["metadata"]["name"])
+def as_name(item: Object) -> str:
+    return str(item["metadata"]["name"])
 
 
 def _bring_state(sent: Sent, leader: Object | None, run_dir: RunDir) -> None:
     """Copy the agent's last progress report; a pod that has ended left it in its termination log."""
     if leader is None or not run_dir.plan.is_file():
         return
-    text = read_last_message(leader)
+    text = (read_messages(leader) or [""])[-1]
     if is_running(leader):
         path = f"{pod_run_dir(Plan.load(run_dir.plan), run_dir)}/{run_dir.state.name}"
-        text = sent.place.run("exec", as_name(leader), f"--container={CONTAINER}", "--", "cat", path).stdout
+        text = sent.place.run("exec", as_name(leader), IN_AGENT, "--", "cat", path).stdout
     with suppress(ValueError, KeyError, TypeError):  # no report yet, or the last lines of an agent that crashed
         value = json.loads(text)
         Progress.from_json(value)
@@ -201,8 +217,7 @@ def _judge_present(judged: Judged, run_dir: RunDir) -> JobStatus:
         where = f"on {nodes}" if judged.state is JobState.RUNNING and nodes else ""
         return JobStatus(state=judged.state, reason=join_words(judged.reason, where), nodes=nodes)
     if not message and judged.leader is not None:
-        # the last two lines of this tool's errors name the problem and the next step
-        message = kubectl.join_lines(read_last_message(judged.leader), 2)
+        message = quote_last_lines("\n".join(read_messages(judged.leader)))
     state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
     return JobStatus(state=state, reason=join_words(judged.reason, message) or NO_REPORT)
 
@@ -226,7 +241,7 @@ def _read_pod(
 ) -> Iterator[TrialLine]:
     """Yield the trials' lines that this pod printed, without those that ``seen`` counts from an earlier connection."""
     follow = ("--follow",) if is_following else ()
-    with sent.place.stream("logs", pod, f"--container={CONTAINER}", *follow) as stream:
+    with sent.place.stream("logs", pod, IN_AGENT, *follow) as stream:
         for number, line in enumerate(stream, start=1):
             if number <= seen.get(pod, 0):
                 continue
@@ -234,37 +249,3 @@ def _read_pod(
             trial, mark, text = line.decode(errors="replace").rstrip("\n").partition(TRIAL_MARK)
             if mark and trial in trials:
                 yield TrialLine(trial=trial, text=text)
-
-
-def _remove_earlier(sent: Sent) -> None:
-    """Remove an earlier submission's objects, because a job's template cannot be changed."""
-    if find_objects(sent).is_empty:
-        return
-    kubectl.require(delete_all(sent))
-    until = time.monotonic() + GONE_TIMEOUT_S
-    while not find_objects(sent).is_empty:
-        if time.monotonic() >= until:
-            raise SchedulerRefused(Problem("kubernetes", f"earlier objects of {sent.name} still exist",
-                                           expected=f"no object with label {sent.selector}"))  # fmt: skip
-        time.sleep(1.0)
-
-
-def _make_submission(sent: Sent, job: Mapping[str, Any]) -> Submission:
-    details = {
-        "kind": "job",
-        "namespace": sent.place.namespace,
-        "name": sent.name,
-        "uid": str(job["metadata"]["uid"]),
-        "context": sent.place.context,
-    }
-    for side, version in kubectl.probe_versions(sent.place).items():
-        details[f"{side}_version"] = version
-    return Submission(cluster="k8s", job_id=sent.job_id, submitted_at=utc_now(), details=details)
-
-
-def _make_inputs(sent: Sent, run_dir: RunDir, job: Mapping[str, Any], submission: Submission) -> bytes:
-    paths = [run_dir.run_yaml, run_dir.stack_yaml, run_dir.hardware_yaml, run_dir.profile_yaml, run_dir.plan]
-    files = {path.name: path.read_bytes() for path in paths}
-    files[run_dir.submission.name] = dump_json(submission.to_json())
-    files["job-objects.yaml"] = (run_dir.job / OBJECTS).read_bytes()
-    return make_config_map(sent.name, sent.place.namespace, job["metadata"]["labels"], job, files)

@@ -9,9 +9,7 @@ from typing import Any
 from rlk_repro.base.errors import EnvironmentMissing, SchedulerRefused
 from rlk_repro.base.findings import Finding, Level, sort_findings
 from rlk_repro.base.units import count
-from rlk_repro.clusters.k8s import kubectl
-from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
-from rlk_repro.clusters.k8s.naming import AGENT
+from rlk_repro.clusters.k8s.kubectl import Target, Unreachable, quote_words
 from rlk_repro.clusters.k8s.objects import dump_objects, render_objects
 from rlk_repro.clusters.k8s.pods import make_pod
 from rlk_repro.clusters.k8s.tree import as_list, as_map, parse_quantity
@@ -30,13 +28,13 @@ def check_profile(profile: Profile, plan: Plan | None) -> list[Finding]:
     """
     settings = profile.kubernetes or KubernetesSettings()
     place = Target(namespace=settings.namespace, context=settings.context or "")
-    kubectl.require_server(place)
+    place.require_server()
     if plan is None:
         return [Finding(Level.INFO, "run", "the name of a run, to check its job: --run RUN", "not given")]
     run_dir = RunDir(runs_root() / "check")
     done = place.send("apply", dump_objects(render_objects(plan, run_dir)).encode(), "--dry-run=server")
-    level, answer = (Level.INFO, "accepted") if done.is_ok else (Level.BLOCKING, kubectl.quote_words(done))
-    pod = make_pod(plan, run_dir, AGENT, ())["spec"]
+    level, answer = (Level.INFO, "accepted") if done.is_ok else (Level.BLOCKING, quote_words(done))
+    pod = make_pod(plan, run_dir)["spec"]
     answered = Finding(level, "kubectl apply --dry-run=server", "accepted", answer)
     return sort_findings([answered, *_check_nodes(place, pod, plan.layout.num_nodes)])
 

@@ -6,29 +6,31 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, Problem, SchedulerRefused
-from rlk_repro.base.files import dump_json
 from rlk_repro.clusters.asking import quote_answer
 
 TIMEOUT_S: Final = 60.0
 SEND_TIMEOUT_S: Final = 300.0
 REQUEST_S: Final = 20
+SIDES: Final = ("client", "server")
 
-_NOT_FOUND: Final = re.compile(r"\(NotFound\)|could not find the requested resource|doesn't have a resource type")
 _UNREACHABLE: Final = re.compile(
     r"connection refused|was refused|i/o timeout|no such host|TLS handshake|connection reset|EOF|deadline exceeded"
     r"|ServiceUnavailable|TooManyRequests|too many requests|network is unreachable|no route to host|Unable to connect",
     re.IGNORECASE,
 )
-_PREFIX: Final = r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: |Error: )+"
-# kubectl's log of a retry, such as ``E1122 01:00:00.000000  123 memcache.go:265] …``
-_RETRY: Final = r"^[EWI]\d{4} \d\d:\d\d:.*"
+# kubectl's prefixes, and its log of a retry, such as ``E1122 01:00:00.000000  123 memcache.go:265] …``
+_NOISE: Final = r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: |Error: )+|^[EWI]\d{4} \d\d:\d\d:.*"
+
+
+class Unreachable(SchedulerRefused):
+    """The API server did not answer; a later attempt may succeed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,105 +77,48 @@ class Target:
         words = (verb, "--filename=-", "--validate=strict", "--output=json", *options)
         return self.run(*words, timeout_s=SEND_TIMEOUT_S, stdin=objects)
 
-    def delete(self, kinds: str, selector: str, *options: str) -> proc.Completed:
-        return self.run("delete", kinds, f"--selector={selector}", "--ignore-not-found", "--wait=false", *options)
+    def probe_versions(self) -> dict[str, str]:
+        """Return the versions of client and server; if the server does not answer, only the client's."""
+        done = self.run("version", "--output=json")
+        try:
+            value: Any = json.loads(done.stdout)
+        except ValueError:
+            return {}
+        return {side: str(value[key]["gitVersion"]) for side in SIDES if (key := f"{side}Version") in value}
 
-
-class Unreachable(SchedulerRefused):
-    """The API server did not answer; a later attempt may succeed."""
-
-
-def find_obstacle() -> str | None:
-    """Return why kubectl can send nothing from this machine, or None; no cluster is contacted."""
-    try:
-        done = proc.run(("kubectl", "version", "--client", "--output=json"), timeout_s=TIMEOUT_S)
-    except EnvironmentMissing as error:
-        return str(error)
-    return None if done.is_ok else f"kubectl is not usable ({quote_words(done)})"
+    def require_server(self) -> str:
+        """Return the server's version; raise EnvironmentMissing if no cluster answers."""
+        version = self.probe_versions().get("server")
+        if version is None:
+            raise EnvironmentMissing(Problem("kubernetes", "no cluster answers", hint="kubectl config get-contexts"))
+        return version
 
 
 def find_current_place() -> Target:
     """Return the context and namespace that kubectl uses by default; raise EnvironmentMissing if none is set."""
     done = proc.run(("kubectl", "config", "view", "--minify", "--output=json"), timeout_s=TIMEOUT_S)
     if not done.is_ok:
-        words = quote_words(done)
-        raise EnvironmentMissing(Problem("kubectl", words, hint="kubectl config use-context NAME"))
+        raise EnvironmentMissing(Problem("kubectl", quote_words(done), hint="kubectl config use-context NAME"))
     value: Any = json.loads(done.stdout)
     contexts = value.get("contexts") or [{}]
     namespace = (contexts[0].get("context") or {}).get("namespace") or "default"
     return Target(namespace=namespace, context=str(value.get("current-context", "")))
 
 
-def probe_versions(place: Target) -> dict[str, str]:
-    """Return the versions of client and server; if the server does not answer, only the client's."""
-    done = place.run("version", "--output=json")
-    try:
-        value: Any = json.loads(done.stdout)
-    except ValueError:
-        return {}
-    names = {"client": "clientVersion", "server": "serverVersion"}
-    return {name: str(value[key]["gitVersion"]) for name, key in names.items() if isinstance(value.get(key), Mapping)}
-
-
-def require_server(place: Target) -> str:
-    """Return the server's version; raise EnvironmentMissing if no cluster answers."""
-    obstacle = find_obstacle()
-    versions = {} if obstacle else probe_versions(place)
-    if "server" not in versions:
-        words = obstacle or "no cluster answers"
-        raise EnvironmentMissing(Problem("kubernetes", words, hint="kubectl config get-contexts"))
-    return versions["server"]
-
-
-def explain(done: proc.Completed) -> SchedulerRefused:
-    words = quote_words(done)
-    # search stderr, because quote_words removes the server's reason, such as (ServiceUnavailable)
-    if done.is_timeout or _UNREACHABLE.search(done.stderr):
-        return Unreachable(Problem("kubernetes", f'did not answer: "{words}"'))
-    return SchedulerRefused(Problem("kubernetes", f'refused: "{words}"'))
-
-
 def require(done: proc.Completed) -> proc.Completed:
     """Return kubectl's answer; if kubectl failed, raise Unreachable or SchedulerRefused with kubectl's message."""
-    if not done.is_ok:
-        raise explain(done)
-    return done
-
-
-def is_not_found(done: proc.Completed) -> bool:
-    return not done.is_ok and _NOT_FOUND.search(done.stderr) is not None
+    if done.is_ok:
+        return done
+    # search stderr, because quote_words removes the server's reason, such as (ServiceUnavailable)
+    if done.is_timeout or _UNREACHABLE.search(done.stderr):
+        raise Unreachable(Problem("kubernetes", f'did not answer: "{quote_words(done)}"'))
+    raise SchedulerRefused(Problem("kubernetes", f'refused: "{quote_words(done)}"'))
 
 
 def quote_words(done: proc.Completed) -> str:
-    return quote_answer(done, f"{_PREFIX}|{_RETRY}")
+    return quote_answer(done, _NOISE)
 
 
-def join_lines(text: str, num_last: int = 2) -> str:
-    """Join the last lines of a pod's output or message."""
-    return "; ".join(" ".join(line.split()) for line in text.splitlines()[-num_last:])
-
-
-def make_config_map(name: str, namespace: str, labels: Mapping[str, str], owner: Mapping[str, Any],
-                    files: Mapping[str, bytes]) -> bytes:  # fmt: skip
-    value = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": dict(labels),
-            "ownerReferences": [make_owner(owner)],
-        },
-        "data": {key: data.decode() for key, data in files.items()},
-    }
-    return dump_json(value)
-
-
-def make_owner(item: Mapping[str, Any]) -> dict[str, str]:
-    metadata = item["metadata"]
-    return {
-        "apiVersion": str(item["apiVersion"]),
-        "kind": str(item["kind"]),
-        "name": str(metadata["name"]),
-        "uid": str(metadata["uid"]),
-    }
+def quote_last_lines(text: str) -> str:
+    """Join the last two lines: those of this tool's errors name the problem and the next step."""
+    return "; ".join(" ".join(line.split()) for line in text.splitlines()[-2:])

@@ -10,18 +10,17 @@ from rlk_repro.base.escapes import printable
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
+IN_AGENT: Final = "--container=agent"
 OBJECTS: Final = "objects.yaml"
 
 ID: Final = "rlk-repro/id"
 ROLE: Final = "app.kubernetes.io/component"
 AGENT: Final = "agent"
 COLLECTOR: Final = "collector"
-INDEX: Final = "batch.kubernetes.io/job-completion-index"
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 RUN_ID: Final = "rlk-repro/run-id"
 PLAN_HASH: Final = "rlk-repro/plan-hash"
 NETWORKS: Final = "k8s.v1.cni.cncf.io/networks"
-CONTAINER: Final = "agent"
 
 # a pod's name is longer than its job's by an index and a suffix, and has at most 63 characters
 MAX_NAME: Final = 40
@@ -40,11 +39,6 @@ def make_name(run_dir: RunDir) -> str:
     digest = hashlib.sha256(run_id.encode(errors="surrogateescape")).hexdigest()[:_HASH_LENGTH]
     room = MAX_NAME - len(_PREFIX) - _HASH_LENGTH - 1
     return _PREFIX + "-".join(part for part in (plain[:room].strip("-"), digest) if part)
-
-
-def make_claim_template_name(name: str) -> str:
-    """Return the name of the resource claim template that the controller of a ComputeDomain creates."""
-    return f"{name}-channel"
 
 
 def make_labels(plan: Plan, name: str, role: str | None = None) -> dict[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.clusters.asking import NOT_WHOLE, find_count_problems
-from rlk_repro.clusters.k8s.naming import COLLECTOR, ID, ROLE
+from rlk_repro.clusters.k8s.naming import ID
 from rlk_repro.plan import Plan
 from rlk_repro.spec import OCI_ARCHITECTURES, Hardware, KubernetesSettings
 
@@ -17,12 +16,8 @@ Object: TypeAlias = "dict[str, Any]"
 NVIDIA_PRODUCT: Final = "nvidia.com/gpu.product"
 AMD_PRODUCT: Final = "amd.com/gpu.product-name"
 ARCH: Final = "kubernetes.io/arch"
-HOSTNAME: Final = "kubernetes.io/hostname"
 CLIQUE: Final = "nvidia.com/gpu.clique"
 GPU_RESOURCES: Final = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
-_PARTIAL: Final = frozenset({"MIG", "SHARED"})
-# NVIDIA products with a Grace processor (Arm): GB200, GB300, GH200
-_GRACE: Final = re.compile(r"G[BH]\d{3}")
 
 
 def gpu_resource(plan: Plan, settings: KubernetesSettings) -> str:
@@ -40,17 +35,20 @@ def list_products(hardware: Hardware, settings: KubernetesSettings) -> Sequence[
 
 def find_node_problems(plan: Plan, settings: KubernetesSettings, nodes: Sequence[str]) -> Iterator[Problem]:
     where = f"profile {plan.profile.profile}: kubernetes"
-    yield from _find_product_problems(plan, settings, where)
+    named = {f"node_labels[{key}]": values for key, values in settings.node_labels.items() if "product" in key}
+    refused = [part.lower() for part in ("MIG", "SHARED", *plan.hardware.refused_name_parts)]
+    for key, products in {"gpu_products": settings.gpu_products, **named}.items():
+        for product in products:
+            if any(part in product.lower() for part in refused):
+                yield Problem(f"{where}.{key}", NOT_WHOLE, got=product, expected="whole GPUs")
     resource = gpu_resource(plan, settings)
     if plan.num_gpus and _is_partial(resource):
         yield Problem(f"{where}.gpu_resource", NOT_WHOLE, got=resource, expected="whole GPUs")
     own = GPU_RESOURCES.get(plan.hardware.platform, resource)
     if resource != own and resource in GPU_RESOURCES.values():
         yield Problem(f"{where}.gpu_resource", "is a GPU of another vendor", got=resource, expected=own)
-    device = None if settings.rdma is None else settings.rdma.resource
-    if device is not None and (
-        "/" not in device or device == resource or device.endswith("/gpu") or _is_partial(device)
-    ):
+    device = "/rdma" if settings.rdma is None else settings.rdma.resource
+    if "/" not in device or device == resource or device.endswith("/gpu") or _is_partial(device):
         what = "is not an RDMA device; pods get IPC_LOCK for RDMA only"
         yield Problem(f"{where}.rdma.resource", what, got=device, expected="an RDMA device, such as rdma/ib")
     if settings.compute_domain and plan.hardware.platform != "cuda":
@@ -62,24 +60,6 @@ def _is_partial(resource: str) -> bool:
     return "mig-" in resource or resource.endswith(".shared")
 
 
-def _find_product_problems(plan: Plan, settings: KubernetesSettings, where: str) -> Iterator[Problem]:
-    """Find combinations of labels that no node has: a pod that needs such a combination would wait forever."""
-    named = {f"node_labels[{key}]": values for key, values in settings.node_labels.items() if "product" in key}
-    for key, products in {"gpu_products": settings.gpu_products, **named}.items():
-        for product in products:
-            for part in sorted(_PARTIAL.union(plan.hardware.refused_name_parts)):
-                if part.lower() in product.lower():
-                    yield Problem(f"{where}.{key}", NOT_WHOLE, got=product, expected=f"no {part}")
-    for term in make_node_terms(plan, settings, ()):
-        values = {item["key"]: item["values"] for item in term["matchExpressions"]}
-        found = [product for key, products in values.items() if "product" in key for product in products]
-        arch = "arm64" if any(_GRACE.search(product) for product in found) else "amd64"
-        if found and values.get(ARCH, [arch]) != [arch]:
-            key = f"node_labels[{ARCH}]" if ARCH in settings.node_labels else "gpu_products"
-            what = f"no node with {found[0]} has this processor"
-            yield Problem(f"{where}.{key}", what, got=values[ARCH], expected=arch)
-
-
 def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Sequence[str]) -> Object:
     """Return the pod's affinity; every term is required, because results from other nodes are not comparable."""
     affinity: Object = {}
@@ -89,13 +69,6 @@ def make_affinity(plan: Plan, settings: KubernetesSettings, name: str, nodes: Se
     if uses_compute_domain(plan, settings):
         same_rack = {"labelSelector": {"matchLabels": {ID: name}}, "topologyKey": CLIQUE}
         affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [same_rack]}
-    # one agent per node, and no other benchmark on the same node
-    others = {
-        "matchLabels": {"app.kubernetes.io/name": "rlk-repro"},
-        "matchExpressions": [{"key": ROLE, "operator": "NotIn", "values": [COLLECTOR]}],
-    }
-    apart = {"labelSelector": others, "topologyKey": HOSTNAME}
-    affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
     return affinity
 
 

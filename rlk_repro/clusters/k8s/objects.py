@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.clusters.api import SURROUNDINGS_MIN
 from rlk_repro.clusters.k8s.base import load_base
-from rlk_repro.clusters.k8s.naming import (
-    AGENT,
-    ID,
-    QUEUE,
-    make_annotations,
-    make_claim_template_name,
-    make_labels,
-    make_name,
-)
+from rlk_repro.clusters.k8s.naming import ID, QUEUE, make_annotations, make_labels, make_name
 from rlk_repro.clusters.k8s.nodes import Object, find_node_problems, uses_compute_domain
 from rlk_repro.clusters.k8s.overlay import find_gang_problems, overlay_job
-from rlk_repro.clusters.k8s.pods import find_pod_problems, kubernetes_settings, make_pod
+from rlk_repro.clusters.k8s.pods import CHANNEL, find_pod_problems, kubernetes_settings, make_pod
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
-
-# Evicted and preempted pods are replaced, as often as backoffLimit says; a pod that failed by itself ends the job.
-# Exit code 143 is SIGTERM: a suspended job's pods end with it, perhaps before the job's status shows the suspension.
-_REPLACED: Final[Object] = {
-    "rules": [
-        {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        # the schema of Kubernetes 1.28 requires onPodConditions in every rule
-        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0, 143]}, "onPodConditions": []},
-    ]
-}
 
 
 def render_objects(plan: Plan, run_dir: RunDir, *, nodes: Sequence[str] = ()) -> list[Object]:
@@ -91,10 +71,8 @@ def _make_job(plan: Plan, run_dir: RunDir, nodes: Sequence[str]) -> Object:
     if settings.max_time_min is not None:
         spec["activeDeadlineSeconds"] = math.ceil(settings.max_time_min * 60)
     spec["parallelism"] = spec["completions"] = plan.layout.num_nodes
-    if settings.restarts:
-        spec["backoffLimit"] = settings.restarts * plan.layout.num_nodes  # each lost pod counts against this limit
-        spec["podFailurePolicy"] = copy.deepcopy(_REPLACED)
-    spec["template"] = make_pod(plan, run_dir, AGENT, nodes)
+    spec["backoffLimit"] = settings.restarts * plan.layout.num_nodes  # each lost pod counts against this limit
+    spec["template"] = make_pod(plan, run_dir, nodes)
     return job
 
 
@@ -112,7 +90,7 @@ def _start(plan: Plan, run_dir: RunDir, kind: str) -> Object:
 
 def _make_compute_domain(plan: Plan, run_dir: RunDir) -> Object:
     domain = _start(plan, run_dir, "computedomain")
-    domain["spec"]["channel"]["resourceClaimTemplate"]["name"] = make_claim_template_name(make_name(run_dir))
+    domain["spec"]["channel"]["resourceClaimTemplate"]["name"] = f"{make_name(run_dir)}-{CHANNEL}"
     return domain
 
 

@@ -14,8 +14,6 @@ from rlk_repro.spec import KubernetesSettings
 from rlk_repro.spec.values import list_leaves
 
 GANG_SCHEDULERS: Final = ("kai-scheduler", "volcano", "yunikorn", "koord-scheduler", "scheduler-plugins-scheduler")
-# a label or annotation whose key contains one of these words puts a pod into a group of a gang scheduler
-_GROUP_KEYS: Final = ("group", "gang", "min-member")
 NO_GANG: Final = "two jobs can each hold half of the nodes that they need, and wait forever"
 
 
@@ -55,23 +53,11 @@ def has_gang(settings: KubernetesSettings) -> bool:
     return has_queue or overlay.pod_spec.get("schedulerName") in GANG_SCHEDULERS
 
 
-def _has_group(settings: KubernetesSettings) -> bool:
-    """Whether a queue, or a key in the overlay's metadata, puts all pods of a Job into one group."""
-    overlay = settings.overlay
-    if settings.queue is not None or overlay is None:
-        return settings.queue is not None
-    maps = [part.get(kind) for part in (overlay.metadata, overlay.pod_metadata) for kind in ("labels", "annotations")]
-    keys = [key for item in maps if isinstance(item, Mapping) for key in item]
-    return any(key == QUEUE or any(word in key for word in _GROUP_KEYS) for key in keys)
-
-
 def find_remarks(plan: Plan, settings: KubernetesSettings) -> Iterator[str]:
     num_nodes, overlay = plan.layout.num_nodes, settings.overlay
     yield from image_remarks(plan)
     if num_nodes > 1 and not has_gang(settings):
         yield f"{num_nodes} nodes, and gang scheduling is waived: {NO_GANG}"
-    elif num_nodes > 1 and settings.gang == "required" and not _has_group(settings):
-        yield f"the overlay names a scheduler but no pod group, so the pods of a Job may start one by one: {NO_GANG}"
     if overlay is not None:
         paths = [".".join(path) for path in list_leaves(overlay.model_dump()) if path[1:]]
         yield f"the profile's overlay is merged unchanged and not checked: {', '.join(paths)}"

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlk_repro.base.errors import EnvironmentMissing, SchedulerRefused
-from rlk_repro.clusters.k8s import kubectl
 from rlk_repro.clusters.k8s.check import REPELLING, is_ready
 from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.k8s.nodes import CLIQUE
@@ -26,7 +25,7 @@ USABLE: Final = 0.9
 
 def propose_kubernetes(place: Target, hardware: Mapping[str, Hardware], ask: Ask) -> tuple[Proposal, str]:
     """Raise EnvironmentMissing if no cluster answers."""
-    version = kubectl.require_server(place)
+    version = place.require_server()
     remarks: list[str] = []
     found = group_nodes(_ask(place, "nodes"), hardware)
     ordered = sorted(found, key=lambda name: len(found[name]), reverse=True)

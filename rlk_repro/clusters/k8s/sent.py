@@ -9,25 +9,26 @@ from typing import Any, Final
 
 from rlk_repro.base import proc
 from rlk_repro.clusters.api import Submission
-from rlk_repro.clusters.k8s import kubectl
-from rlk_repro.clusters.k8s.kubectl import Target
-from rlk_repro.clusters.k8s.naming import COLLECTOR, ID, ROLE, make_name
+from rlk_repro.clusters.k8s.kubectl import SEND_TIMEOUT_S, Target
+from rlk_repro.clusters.k8s.naming import AGENT, COLLECTOR, ID, ROLE, make_name
+from rlk_repro.clusters.k8s.nodes import uses_compute_domain
 from rlk_repro.clusters.k8s.pods import kubernetes_settings
 from rlk_repro.clusters.k8s.tree import as_map
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 
 COMPUTE_DOMAINS: Final = "computedomains.resource.nvidia.com"
-NETWORK_POLICIES: Final = "networkpolicies.networking.k8s.io"
+_KINDS: Final = "jobs.batch,pods,configmaps"
 _JOB_ID: Final = re.compile(r"([a-z0-9-]{1,63})/job/([a-z][a-z0-9-]{0,62})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
+    """A job in a namespace; ``kinds`` are those of its objects, of which the job owns all but its collector pod."""
+
     place: Target
     name: str
-    has_domain: bool = False
-    has_policy: bool = False
+    kinds: str = _KINDS
 
     @property
     def job_id(self) -> str:
@@ -35,22 +36,21 @@ class Sent:
 
     @property
     def selector(self) -> str:
-        return f"{ID}={self.name}"
-
-    @property
-    def resources(self) -> str:
-        policies = (NETWORK_POLICIES,) if self.has_policy else ()
-        return ",".join(("jobs.batch", "pods", "configmaps", *policies))
+        return f"--selector={ID}={self.name}"
 
     @classmethod
     def of_plan(cls, plan: Plan, run_dir: RunDir) -> Sent:
-        settings = kubernetes_settings(plan)
-        return cls(
-            place=Target(namespace=settings.namespace, context=settings.context or ""),
-            name=make_name(run_dir),
-            has_domain=settings.compute_domain,
-            has_policy=settings.network_policy,
-        )
+        settings, kinds = kubernetes_settings(plan), _KINDS
+        if settings.network_policy:
+            kinds += ",networkpolicies.networking.k8s.io"
+        if uses_compute_domain(plan, settings):
+            kinds += f",{COMPUTE_DOMAINS}"
+        place = Target(namespace=settings.namespace, context=settings.context or "")
+        return cls(place=place, name=make_name(run_dir), kinds=kinds)
+
+    def delete(self, *options: str) -> proc.Completed:
+        words = ("delete", self.kinds, self.selector, "--ignore-not-found", *(options or ("--wait=false",)))
+        return self.place.run(*words, timeout_s=SEND_TIMEOUT_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,6 @@ class Found:
     job: Mapping[str, Any] | None
     pods: Sequence[Mapping[str, Any]]
     collector: Mapping[str, Any] | None
-    num_others: int
-
-    @property
-    def is_empty(self) -> bool:
-        return self.job is None and not self.pods and self.collector is None and not self.num_others
 
 
 def read_sent(submission: Submission) -> Sent | None:
@@ -72,33 +67,19 @@ def read_sent(submission: Submission) -> Sent | None:
     found = _JOB_ID.fullmatch(submission.job_id)
     if found is None:
         return None
-    place = Target(namespace=found[1], context=submission.details.get("context", ""))
-    return Sent(place=place, name=found[2])
+    return Sent(place=Target(namespace=found[1], context=submission.details.get("context", "")), name=found[2])
 
 
 def find_objects(sent: Sent) -> Found:
-    items = sent.place.get(sent.resources, f"--selector={sent.selector}")
-    agents, collector = [], None
-    for pod in (item for item in items if item["kind"] == "Pod"):
-        if as_map(pod["metadata"].get("labels")).get(ROLE) == COLLECTOR:
-            collector = pod
-        else:
-            agents.append(pod)
-    job = next((item for item in items if item["kind"] == "Job" and item["metadata"]["name"] == sent.name), None)
-    num_others = sum(item["kind"] not in {"Job", "Pod"} for item in items)
-    return Found(job=job, pods=agents, collector=collector, num_others=num_others)
+    found: dict[str, list[dict[str, Any]]] = {AGENT: [], COLLECTOR: [], "Job": []}
+    for item in sent.place.get(sent.kinds, sent.selector):
+        role = item["metadata"]["labels"].get(ROLE) if item["kind"] == "Pod" else item["kind"]
+        found.setdefault(str(role), []).append(item)
+    jobs, collectors = [*found["Job"], None], [*found[COLLECTOR], None]
+    return Found(job=jobs[0], pods=found[AGENT], collector=collectors[0])
 
 
 def find_warnings(sent: Sent) -> list[dict[str, Any]]:
     """Find the warnings about the job, its pods, and the workload that Kueue makes of the job."""
     items = sent.place.get("events", "--field-selector=type=Warning")
     return [item for item in items if sent.name in str(as_map(item.get("involvedObject")).get("name", ""))]
-
-
-def delete_all(sent: Sent, *options: str) -> proc.Completed:
-    """Delete the job and all its objects, including a ComputeDomain that the job does not own yet."""
-    done = sent.place.delete(sent.resources, sent.selector, *options)
-    if not sent.has_domain:
-        return done
-    domains = sent.place.delete(COMPUTE_DOMAINS, sent.selector)
-    return done if domains.is_ok or kubectl.is_not_found(domains) else domains

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from rlk_repro.clusters.api import JobState
-from rlk_repro.clusters.k8s.naming import INDEX
 from rlk_repro.clusters.k8s.tree import as_list, as_map
 
 Object: TypeAlias = "Mapping[str, Any]"
 
+INDEX: Final = "batch.kubernetes.io/job-completion-index"
 # conditions of a Job; the first one with status True decides
-CONDITIONS: Final[tuple[tuple[str, JobState], ...]] = (
-    ("Failed", JobState.FAILED),
-    ("FailureTarget", JobState.RUNNING),  # the job has failed, but its pods still end
-    ("Complete", JobState.DONE),
-    ("Suspended", JobState.PENDING),
-)
+CONDITIONS: Final[Mapping[str, JobState]] = {
+    "Failed": JobState.FAILED,
+    "FailureTarget": JobState.RUNNING,  # the job has failed, but its pods still end
+    "Complete": JobState.DONE,
+    "Suspended": JobState.PENDING,
+}
 SUSPENDED: Final = "held back by its queue, or suspended by hand"
-# reasons on the way to a running container
+# reasons on the way to a running container, and of ends that the exit code explains
 _USUAL: Final = frozenset({"ContainersNotReady", "PodInitializing", "ContainerCreating", "Completed", "Error"})
 
 
@@ -35,54 +35,28 @@ class Judged:
 
 
 def judge(job: Object, pods: Sequence[Object], warnings: Sequence[Object] = ()) -> Judged:
-    agents = find_newest(pods)
-    leader = next((pod for pod in agents if _index(pod) == "0"), None)
-    state, reason = judge_job(job)
+    newest: dict[str, Object] = {}  # of each index
+    for pod in sorted(pods, key=_age):
+        newest[str(as_map(as_map(pod.get("metadata")).get("annotations")).get(INDEX, "0"))] = pod
+    leader = newest.get("0")
+    state, reasons = _judge_conditions(job)
     # the leading pod does not run yet, or a new pod will replace the evicted leading pod
     if state is JobState.RUNNING and (not has_begun(leader) or is_disrupted(leader)):
         state = JobState.PENDING
-    reasons = [reason]
     if state is not JobState.DONE:
-        for pod in agents:
-            reasons += explain_pod(pod)
-    if state is JobState.PENDING and not any(reasons[1:]):
-        reasons.append(explain_newest(warnings, pods))
-    return Judged(
-        state=state,
-        reason="; ".join(dict.fromkeys(word for word in reasons if word)),
-        leader=leader,
-        nodes=tuple(sorted(str(as_map(pod.get("spec")).get("nodeName")) for pod in agents if is_running(pod))),
-    )
-
-
-def judge_job(job: Object) -> tuple[JobState, str]:
-    conditions = _read_conditions(job)
-    for name, state in CONDITIONS:
-        found = conditions.get(name, {})
-        if found.get("status") == "True":
-            return state, SUSPENDED if state is JobState.PENDING else _quote(found)
-    if as_map(job.get("spec")).get("suspend"):
-        return JobState.PENDING, SUSPENDED
-    return JobState.RUNNING, ""
-
-
-def find_newest(pods: Sequence[Object]) -> list[Object]:
-    """Return the newest pod of each index; times are whole seconds, so at equal times a pod that ended is older."""
-
-    def age(pod: Object) -> tuple[str, bool]:
-        is_over = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
-        return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not is_over
-
-    return list({_index(pod): pod for pod in sorted(pods, key=age)}.values())
+        told = [word for pod in newest.values() for word in explain_pod(pod)]
+        if state is JobState.PENDING and not any(told):
+            told = [explain_newest(warnings, pods)]
+        reasons += told
+    running = [as_map(pod.get("spec")).get("nodeName") for pod in newest.values() if is_running(pod)]
+    reason = "; ".join(dict.fromkeys(word for word in reasons if word))
+    return Judged(state=state, reason=reason, leader=leader, nodes=tuple(sorted(map(str, running))))
 
 
 def explain_pod(pod: Object) -> Iterator[str]:
     """Yield why a pod does not run, or how it ended."""
     status, conditions = as_map(pod.get("status")), _read_conditions(pod)
-    if is_disrupted(pod):
-        yield _quote(conditions["DisruptionTarget"])
-    elif status.get("reason"):
-        yield _quote(status)
+    yield _quote(conditions["DisruptionTarget"] if is_disrupted(pod) else status)
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         yield _quote(scheduled)
@@ -99,7 +73,7 @@ def explain_pod(pod: Object) -> Iterator[str]:
 def explain_newest(warnings: Sequence[Object], pods: Sequence[Object]) -> str:
     """Quote the newest event, such as a claim that no node can mount; events of pods that are gone say nothing."""
     names = {as_map(pod.get("metadata")).get("name") for pod in pods}
-    found = {}
+    found: dict[str, Object] = {}
     for item in warnings:
         about = as_map(item.get("involvedObject"))
         if about.get("kind") != "Pod" or about.get("name") in names:
@@ -113,10 +87,11 @@ def list_containers(pod: Object) -> list[Object]:
     return [as_map(item) for item in found]
 
 
-def read_last_message(pod: Object) -> str:
-    """Return what the pod's last container left in its termination log."""
-    ended = [as_map(as_map(item.get("state")).get("terminated")) for item in list_containers(pod)]
-    return str(ended[-1].get("message", "")) if ended else ""
+def read_messages(pod: Object) -> list[str]:
+    """Return what each container left in its termination log."""
+    return [
+        str(as_map(as_map(item.get("state")).get("terminated")).get("message", "")) for item in list_containers(pod)
+    ]
 
 
 def is_disrupted(pod: Object | None) -> bool:
@@ -125,17 +100,26 @@ def is_disrupted(pod: Object | None) -> bool:
 
 
 def is_running(pod: Object | None) -> bool:
-    if pod is None or as_map(pod.get("metadata")).get("deletionTimestamp"):
-        return False
-    return as_map(pod.get("status")).get("phase") == "Running"
+    is_going = pod is None or as_map(pod.get("metadata")).get("deletionTimestamp")
+    return not is_going and as_map(as_map(pod).get("status")).get("phase") == "Running"
 
 
 def has_begun(pod: Object | None) -> bool:
-    return pod is not None and as_map(pod.get("status")).get("phase") in {"Running", "Succeeded", "Failed"}
+    return as_map(as_map(pod).get("status")).get("phase") in {"Running", "Succeeded", "Failed"}
 
 
-def _index(pod: Object) -> str:
-    return str(as_map(as_map(pod.get("metadata")).get("annotations")).get(INDEX, "0"))
+def _judge_conditions(job: Object) -> tuple[JobState, list[str]]:
+    found = _read_conditions(job)
+    for name, state in CONDITIONS.items():
+        if found.get(name, {}).get("status") == "True":
+            return state, [SUSPENDED if state is JobState.PENDING else _quote(found[name])]
+    return (JobState.PENDING, [SUSPENDED]) if as_map(job.get("spec")).get("suspend") else (JobState.RUNNING, [])
+
+
+def _age(pod: Object) -> tuple[str, bool]:
+    """Return a sort key, oldest first: times are whole seconds, so at equal times a pod that ended is older."""
+    is_over = as_map(pod.get("status")).get("phase") in {"Succeeded", "Failed"}
+    return str(as_map(pod.get("metadata")).get("creationTimestamp", "")), not is_over
 
 
 def _read_conditions(item: Object) -> dict[str, Object]:
@@ -144,5 +128,5 @@ def _read_conditions(item: Object) -> dict[str, Object]:
 
 
 def _quote(item: Object) -> str:
-    reason, message = str(item.get("reason", "")), " ".join(str(item.get("message", "")).split())
-    return ": ".join(part for part in (reason, message) if part)
+    words = (str(item.get("reason", "")), " ".join(str(item.get("message", "")).split()))
+    return ": ".join(word for word in words if word)
