@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from rlk_repro.analysis.gates import ACTIVE, BLOCKS, MANIFESTS, PAIRS, SESSIONS
-from rlk_repro.base.units import format_number, format_percent, name_some
+from rlk_repro.base.units import format_change, format_interval, format_number, name_some
 from rlk_repro.rundir.results import Analysis, GateStatus, TrialStatus, VerdictWord
 from rlk_repro.statistics.stats import PEAK_MEMORY, Place, place_interval
 
@@ -43,7 +43,7 @@ def judge_memory(analysis: Analysis) -> MemoryVerdict:
     effect = analysis.effect(PEAK_MEMORY)
     if effect is None or effect.ratio is None or effect.low is None or effect.high is None:
         return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence="inconclusive: peak memory has no interval")
-    size = f"peak memory {format_percent(effect.ratio)} ({format_percent(effect.low)} to {format_percent(effect.high)})"
+    size = f"peak memory {format_change(effect.ratio)} ({format_interval(effect.low, effect.high)})"
     if reason := _find_obstacle(analysis):
         return MemoryVerdict(word=MemoryWord.INCONCLUSIVE, sentence=f"inconclusive: {reason}; {size}")
     smallest = analysis.verdict.smallest_effect

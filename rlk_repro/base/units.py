@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 SIGNIFICANT_DIGITS: Final = 12
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
+MINUS: Final = "\N{MINUS SIGN}"
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -59,6 +60,29 @@ def format_number(value: float, digits: int = 4) -> str:
 def format_percent(ratio: float) -> str:
     """Return a change with its sign: the ratio 0.95 is ``-5.00 %``."""
     return f"{(ratio - 1) * 100:+z.2f} %"
+
+
+def format_change(ratio: float, decimals: int = 2) -> str:
+    """Return a change as reports spell it: the ratio 0.95 is ``−5.00 %``, and one that rounds to 1 is ``0 %``."""
+    text = f"{(ratio - 1) * 100:+,.{decimals}f}".replace("-", MINUS)
+    return f"{text} %" if text.strip(f"+{MINUS}0.") else "0 %"
+
+
+def format_interval(low: float | None, high: float | None, decimals: int | None = None) -> str:
+    """Return the interval of a ratio as a change, like ``−2.97 to −2.86 %``; a wide one has fewer decimals."""
+    if low is None or high is None:
+        return "n/a"
+    shown = find_decimals(low, high) if decimals is None else decimals
+    ends = [format_change(end, shown) for end in (low, high)]
+    if ends == ["0 %", "0 %"]:
+        return f"within {10**-shown:g} %"
+    return f"{ends[0].removesuffix(' %')} to {ends[1]}"
+
+
+def find_decimals(low: float | None, high: float | None) -> int:
+    """Return the number of decimals that percentages with this interval deserve."""
+    width = 0.0 if low is None or high is None else 100 * (high - low)
+    return 2 if width < 4 else 1 if width < 20 else 0
 
 
 def format_count(value: int) -> str:

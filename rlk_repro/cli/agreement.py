@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from rlk_repro.cli.bundles import BundlePath
-from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, say_text
+from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, show
 from rlk_repro.cli.report import read_fail_on
 
 OUTSIDE: Final = "outside"
@@ -25,7 +25,10 @@ def agreement(
     """Check whether training and rollout compute the same numbers for the same tokens; name the first difference."""
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.replay.recorded import load_result
-    from rlk_repro.report.markdown import render_checks
+    from rlk_repro.report.blocks import summarise
+    from rlk_repro.report.checks import make_checks
+    from rlk_repro.report.terminal import print_sections
+    from rlk_repro.report.view import make_view
     from rlk_repro.rundir.agreement import describe_checks
     from rlk_repro.submit.authored import OTHER_CONTRACT
 
@@ -38,7 +41,8 @@ def agreement(
     elif not checks:
         say(f"{bundle}: this run compared no engines; submit one with --set workload.what_for=agreement --pairs 1")
     else:
-        say_text(render_checks(analysis, context))
+        sections = summarise([make_checks(make_view(analysis, context))])
+        show(lambda console: print_sections(sections, console))
         if is_other_contract:
             say("the bundle records another contract than this version's, by which the results were judged")
         say(summary)

@@ -96,13 +96,14 @@ def _say_end(bundle: Path, recorded: Recorded, replay: str, next_command: str) -
     from rlk_repro.report.terminal import print_answer
     from rlk_repro.report.view import Context
 
-    where = f"{bundle}  (id {recorded.bundle_id[:12]})"
-    context = Context(setting=describe_setting(recorded.plan))
-    show(
-        lambda console: print_answer(
-            recorded.analysis, console, context, bundle=where, replay=replay, next_command=next_command
-        )
+    context = Context(
+        bundle=str(bundle),
+        bundle_id=recorded.bundle_id,
+        setting=describe_setting(recorded.plan),
+        replay=replay,
+        next_command=next_command,
     )
+    show(lambda console: print_answer(recorded.analysis, console, context))
 
 
 def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> None:
@@ -111,17 +112,8 @@ def _say_comparison(bundle: Path, comparison: Comparison, result: Result) -> Non
     for line in comparison.lines():
         say(line)
     both = f"{shlex.quote(str(bundle))} {shlex.quote(str(result.bundle))}"
-    show(
-        lambda console: print_answer(
-            result.analysis,
-            console,
-            result.context,
-            bundle=f"{result.bundle}  (id {result.bundle_id[:12]})",
-            report=str(result.report),
-            replay=comparison.headline,
-            next_command=f"rlk-repro diff {both}",
-        )
-    )
+    context = replace(result.context, replay=comparison.headline, next_command=f"rlk-repro diff {both}")
+    show(lambda console: print_answer(result.analysis, console, context))
 
 
 def _say_needs(bundle: Path, recorded: Recorded, needs: Sequence[Problem]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ def report(
     from rlk_repro.report import write_report
     from rlk_repro.report.markdown import render_summary
     from rlk_repro.report.record import make_record
-    from rlk_repro.report.terminal import print_answer, print_summary
+    from rlk_repro.report.terminal import print_summary
     from rlk_repro.rundir.results import VerdictWord
 
     unwanted = read_fail_on(fail_on and fail_on.replace("-", " "), [word.value for word in VerdictWord], "verdict")
@@ -50,8 +51,7 @@ def report(
             page = write_report(analysis, folder, context)
         results.append(make_record(analysis, context, source=str(source), report=str(page)))
         if not as_json:
-            show(partial(print_summary, analysis, context=context))
-            show(partial(print_answer, analysis, context=context, bundle=str(source), report=str(page)))
+            show(partial(print_summary, analysis, context=replace(context, report=str(page))))
     if as_json:
         say_json(results)
     if is_doubtful or any(result.verdict in unwanted for result in results):

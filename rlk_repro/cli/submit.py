@@ -203,11 +203,8 @@ def _show_result(launched: Launched, *, as_json: bool) -> None:
     if as_json:
         say_json(result.describe())
     else:
-        from rlk_repro.report.terminal import print_answer, print_summary
+        from rlk_repro.report.terminal import print_summary
 
-        analysis, context, report = result.analysis, result.context, str(result.report)
-        show(lambda console: print_summary(analysis, console, context))
-        bundle = f"{result.bundle}  (id {result.bundle_id[:12]})"
-        show(lambda console: print_answer(analysis, console, context, bundle=bundle, report=report))
+        show(lambda console: print_summary(result.analysis, console, result.context))
     if not result.is_ok:
         raise typer.Exit(1)

@@ -12,15 +12,16 @@ from rlk_repro.analysis.verdict import TOO_NOISY, is_mean_elsewhere
 from rlk_repro.base.errors import shorten
 from rlk_repro.base.findings import Level
 from rlk_repro.base.resources import list_names, run_folders
-from rlk_repro.base.units import count, format_number, format_percent
+from rlk_repro.base.units import MINUS, count, find_decimals, format_change, format_interval, format_number
 from rlk_repro.operators import RL_KERNEL, TITLES
 from rlk_repro.report.blocks import Tone
-from rlk_repro.report.operators import find_speedup
+from rlk_repro.report.checks import describe_agreement
+from rlk_repro.report.operators import list_speedups
 from rlk_repro.report.setting import FROZEN, ONE_GPU
 from rlk_repro.report.view import View
-from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word, describe_checks
+from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word
 from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
-from rlk_repro.rundir.operator_results import REFERENCE, OperatorKind
+from rlk_repro.rundir.operator_results import REFERENCE
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.crossover import MIN_SESSIONS
@@ -43,6 +44,7 @@ MEMORY: Final = {
     MemoryWord.SAME: ", and the same memory",
     MemoryWord.INCONCLUSIVE: "",
 }
+OPERATORS_MEASURED: Final = "operators measured"
 TWICE: Final = 2.0
 SUSPECTS: Final = {
     "host.other_runs": "another run on this machine",
@@ -93,9 +95,15 @@ def describe_machines(view: View) -> str:
     return f"{len(used) or plan.num_gpus} {gpu or view.analysis.hardware}"
 
 
+def is_decided(analysis: Analysis) -> bool:
+    return analysis.verdict.word in DECIDED
+
+
 def describe_word(analysis: Analysis) -> str:
     if analysis.microbatches:
         return LARGEST_MICROBATCH
+    if analysis.operators:
+        return OPERATORS_MEASURED
     return AGREEMENT_WORDS[choose_word(analysis.checks)] if analysis.checks else analysis.verdict.word.value
 
 
@@ -110,7 +118,7 @@ def describe_answer(view: View) -> str:
     analysis = view.analysis
     word, effect = analysis.verdict.word, analysis.effect(view.primary)
     if analysis.checks:
-        return f"Result: {describe_checks(analysis.checks)}."
+        return f"Result: {describe_agreement(view)}."
     if analysis.microbatches:
         return f"Result: {describe_microbatches(analysis.microbatches)}."
     if word is VerdictWord.NO_COMPARISON:
@@ -143,17 +151,11 @@ def _name_slow_steps(analysis: Analysis, effect: Effect) -> str:
         return ""
     if not is_mean_elsewhere(analysis.verdict.word, effect, by_mean, analysis.verdict.smallest_effect):
         return ""
-    return f" Mean step times, which count rare slow steps, differ by {format_percent(by_mean.ratio)}."
+    return f" Mean step times, which count rare slow steps, differ by {format_change(by_mean.ratio)}."
 
 
 def _describe_operators(analysis: Analysis) -> str:
-    found: dict[str, list[float]] = {}
-    for result in analysis.operators:
-        speedup = find_speedup(result)
-        if result.kind is OperatorKind.FUSED and speedup is not None:
-            found.setdefault(result.case.operator, []).append(speedup)
-    ends = {name: dict.fromkeys(f"{end:.3g}" for end in (min(speeds), max(speeds))) for name, speeds in found.items()}
-    shown = [f"{name} {' to '.join(texts)}" for name, texts in ends.items()]
+    shown = [f"{name} {text}" for name, text in list_speedups(analysis.operators)]
     if not shown:
         return "Result: operators were measured one by one; no variants were compared."
     return f"Result: speed of RL-Kernel's operators alone, as a multiple of {REFERENCE}'s speed: {', '.join(shown)}."
@@ -180,7 +182,7 @@ def _find_side(analysis: Analysis, effect: Effect) -> str:
 def _range(effect: Effect) -> str:
     if effect.low is None or effect.high is None:
         return ""
-    return f" The change lies between {format_percent(effect.low)} and {format_percent(effect.high)}."
+    return f" The change lies between {format_interval(effect.low, effect.high).replace(' to ', ' and ')}."
 
 
 def _size(view: View, effect: Effect) -> str:
@@ -190,9 +192,12 @@ def _size(view: View, effect: Effect) -> str:
     interval = f"{format_number(100 * effect.confidence, 3)} % interval {_show_ends(effect, sign)}"
     if wider := view.widen(effect):
         interval += f"; the noise of its blocks alone gives {_show_ends(wider, sign)}"
+    if (by_allocation := view.by_allocation) is not None:
+        interval += f"; counting each of {by_allocation.n} allocations once, {_show_ends(by_allocation, sign)}"
     times = f", {1 / effect.ratio:.2f} times as fast" if effect.ratio < 1 / TWICE else ""
     values = _apply(view, effect.metric, effect.ratio)
-    return f"{100 * abs(effect.ratio - 1):.2f} % {word} time{_than(view)}{times}{values} ({interval})"
+    size = f"{100 * abs(effect.ratio - 1):.{find_decimals(effect.low, effect.high)}f} %"
+    return f"{size} {word} time{_than(view)}{times}{values} ({interval})"
 
 
 def _than(view: View) -> str:
@@ -202,7 +207,9 @@ def _than(view: View) -> str:
 
 def _show_ends(effect: Effect, sign: int) -> str:
     ends = (effect.ratio if end is None else end for end in (effect.low, effect.high))
-    return f"{' to '.join(f'{end:z.2f}' for end in sorted(100 * sign * ((end or 1.0) - 1) for end in ends))} %"
+    changes = sorted(100 * sign * ((end or 1.0) - 1) for end in ends)
+    decimals = find_decimals(effect.low, effect.high)
+    return f"{' to '.join(f'{change:z.{decimals}f}' for change in changes)} %".replace("-", MINUS)
 
 
 def _apply(view: View, metric: str, ratio: float) -> str:
@@ -210,8 +217,7 @@ def _apply(view: View, metric: str, ratio: float) -> str:
     mean = view.mean(metric, BASELINE)
     if mean is None:
         return ""
-    ends = (view.numbers.format(metric, value) for value in (mean, mean * ratio))
-    return f", {' → '.join(ends)} {view.label(metric).unit}".rstrip()
+    return f", {view.numbers.format(metric, mean)} → {view.show(metric, mean * ratio)}"
 
 
 def describe_ground(view: View) -> str:
@@ -267,14 +273,6 @@ def did_not_run(analysis: Analysis) -> bool:
     enabled = [trial for trial in analysis.trials if trial.variant != BASELINE]
     is_idle = any(trial.proof in {ProofStatus.FALLBACK, ProofStatus.NATIVE} for trial in enabled)
     return is_idle and analysis.verdict.word not in DECIDED
-
-
-def describe_publishing(view: View) -> str:
-    analysis, bundle_id = view.analysis, view.context.bundle_id
-    if not bundle_id or analysis.verdict.word not in DECIDED:
-        return ""
-    ground = describe_ground(view)
-    return f"Publish together: the bundle, its id {bundle_id}, this result with its interval, and its basis: {ground}."
 
 
 def list_suspects(view: View) -> str:

@@ -1,72 +1,33 @@
-"""Describe the head of a report: the name and settings of the run, and the facts behind the verdict."""
+"""Describe the facts behind a verdict: the effect, the threshold, what could be seen, and what RL-Kernel ran."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
 
 from rlk_repro.analysis.memory import judge_memory
-from rlk_repro.base.units import count, format_percent
-from rlk_repro.report.labels import NOT_RECORDED, start_sentence
-from rlk_repro.report.operators import make_operator_basis
+from rlk_repro.base.units import count, find_decimals, format_change, format_interval, format_number
+from rlk_repro.report.blocks import Facts, make_facts
+from rlk_repro.report.labels import NOT_RECORDED
+from rlk_repro.report.operators import describe_operators
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Analysis, Effect, PairStatus, ProofStatus, count_gates
-from rlk_repro.sources import CITED
 from rlk_repro.statistics.crossover import MIN_SESSIONS
 from rlk_repro.statistics.power import MIN_PAIRS, smallest_effect
 from rlk_repro.workloads.differences import describe_differences
 
-SHOWN_HASH: Final = 12
 
-
-def make_identity(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    return (
-        ("workload", analysis.workload),
-        ("lane", analysis.lane),
-        ("hardware", analysis.hardware),
-        ("stack", analysis.stack),
-        ("cluster", analysis.cluster),
-        ("run id", analysis.run_id),
-    )
-
-
-def make_origin(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    processor = analysis.facts.get("GPU") or analysis.facts.get("CPU") or analysis.hardware
-    facts = [("on", processor), ("date", find_date(analysis))]
-    facts += [(name, find_commit(analysis, name)) for name in (source.title for source in CITED)]
-    return tuple((name, value) for name, value in facts if value)
-
-
-def find_date(analysis: Analysis) -> str:
-    """Return the date in the run's id, or an empty text if the id holds none."""
-    day = analysis.run_id[:8]
-    return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day.isdecimal() and len(day) == 8 else ""
-
-
-def find_commit(analysis: Analysis, name: str) -> str:
-    return analysis.facts.get(f"{name} commit", "")[:SHOWN_HASH]
-
-
-def describe_headline(analysis: Analysis) -> str:
-    return start_sentence(analysis.verdict.headline.removeprefix(f"{analysis.verdict.word}: "))
-
-
-def make_basis(view: View) -> tuple[tuple[str, str], ...]:
+def describe_basis(view: View) -> Facts:
+    analysis, differences = view.analysis, view.context.differences
     if not view.has_variants:
-        return (*view.context.setting, *make_operator_basis(view))
-    analysis = view.analysis
-    differences = view.context.differences
+        return make_facts(*describe_operators(view))
     as_planned = "planned, but not recorded: " if view.context.is_as_planned else ""
-    return (
-        *view.context.setting,
-        *((("variants differ in", f"{as_planned}{describe_differences(differences)}"),) if differences else ()),
-        *(_make_speed_basis(view) if view.is_comparison else ()),
-        (analysis.serving, _describe_proof(analysis)),
-    )
+    found = [("variants differ in", f"{as_planned}{describe_differences(differences)}")] if differences else []
+    found += _describe_speed(view) if view.is_comparison else ()
+    return make_facts(*found, (analysis.serving, _describe_proof(analysis)))
 
 
-def _make_speed_basis(view: View) -> Iterator[tuple[str, str]]:
+def _describe_speed(view: View) -> Iterator[tuple[str, str]]:
     analysis = view.analysis
     effect = analysis.effect(view.primary)
     yield view.label(view.primary).label, describe_effect(effect, analysis.unit)
@@ -79,17 +40,21 @@ def _make_speed_basis(view: View) -> Iterator[tuple[str, str]]:
 
 
 def describe_effect(effect: Effect | None, unit: str) -> str:
-    """Return an effect like ``-4.90 % (95 % interval -5.93 % to -3.85 %, n = 6 pairs)``."""
+    """Return an effect like ``−4.90 % (95 % interval −5.93 to −3.85 %, n = 6 pairs)``."""
     if effect is None or effect.ratio is None:
         return NOT_RECORDED if effect is None else f"no comparison (n = {count(effect.n, unit)})"
     interval = f"{describe_confidence(effect)} interval {describe_interval(effect)}"
-    return f"{format_percent(effect.ratio)} ({interval}, n = {count(effect.n, unit)})"
+    return f"{describe_change(effect)} ({interval}, n = {count(effect.n, unit)})"
+
+
+def describe_change(effect: Effect) -> str:
+    if effect.ratio is None:
+        return "no comparison"
+    return format_change(effect.ratio, find_decimals(effect.low, effect.high))
 
 
 def describe_interval(effect: Effect) -> str:
-    if effect.low is None or effect.high is None:
-        return "n/a"
-    return f"{format_percent(effect.low)} to {format_percent(effect.high)}"
+    return format_interval(effect.low, effect.high)
 
 
 def describe_confidence(effect: Effect) -> str:
@@ -98,7 +63,7 @@ def describe_confidence(effect: Effect) -> str:
 
 def describe_threshold(analysis: Analysis) -> str:
     verdict, floor = analysis.verdict, analysis.noise_floor
-    size = f"{verdict.threshold * 100:.2f} %"
+    size = f"{format_number(verdict.threshold * 100, 3)} %"
     if analysis.is_crossover and floor.fraction is None:
         return f"{size}, the smallest effect of interest"
     if floor.fraction is None:

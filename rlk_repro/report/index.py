@@ -9,13 +9,13 @@ from typing import Final
 
 from rlk_repro.base.files import write_text
 from rlk_repro.base.findings import has_blocking
-from rlk_repro.base.units import count, format_percent, group
+from rlk_repro.base.units import count, group
 from rlk_repro.report import HTML_NAME, write_report
 from rlk_repro.report.answer import describe_baseline, describe_words
-from rlk_repro.report.basis import SHOWN_HASH, describe_interval, find_commit, find_date
-from rlk_repro.report.blocks import Column, Section, Table, TableCell, drop_empty_columns
+from rlk_repro.report.basis import describe_change, describe_interval
+from rlk_repro.report.blocks import Row, Section, Table, TableCell, Text, make_table
+from rlk_repro.report.head import SHOWN_HASH, choose_tone, find_commit, find_date
 from rlk_repro.report.html import render_page
-from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.agreement import choose_word
 from rlk_repro.rundir.results import Analysis
@@ -23,9 +23,8 @@ from rlk_repro.workloads import find_words
 
 INDEX_NAME: Final = "index.html"
 _COLUMNS: Final = (
-    *(Column(name="run"), Column(name="verdict"), Column(name="engines agree")),
-    *(Column(name=name) for name in ("time of a step (95 % interval)", "n", "date", "RL-Kernel", "bundle")),
-    Column(name="definition of a step", is_prose=True),
+    *("run", "verdict", "engines agree", "time of a step (95 % interval)", "n", "date", "RL-Kernel", "bundle"),
+    "definition of a step",
 )
 
 Entry = tuple[Analysis, Context]
@@ -45,7 +44,8 @@ def render_index(entries: Sequence[Entry]) -> str:
     ordered = sorted(entries, key=lambda item: (item[0].run, item[0].run_id, item[1].bundle_id))
     number = count(len(ordered), "bundle")
     about = f"{number}, analysed again from the logs. A bundle's id is the sha256 of the bundle's checksums."
-    return render_page("Results", about, [*_list_hardware(ordered), *_list_trends(ordered)])
+    first = Section(key="results", title="Results", blocks=(Text(text=about),))
+    return render_page([first, *_list_hardware(ordered), *_list_trends(ordered)])
 
 
 def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
@@ -69,7 +69,7 @@ def _name_hardware(analysis: Analysis) -> str:
 
 
 def _make_table(entries: Iterable[Entry]) -> Table:
-    return drop_empty_columns(Table(columns=_COLUMNS, rows=tuple(_make_row(*entry) for entry in entries)))
+    return make_table(*_COLUMNS, rows=[_make_row(*entry) for entry in entries], prose=_COLUMNS[-1:])
 
 
 def _list_doubts(context: Context) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _list_doubts(context: Context) -> Iterator[str]:
         yield "records contradict each other"
 
 
-def _make_row(analysis: Analysis, context: Context) -> tuple[TableCell, ...]:
+def _make_row(analysis: Analysis, context: Context) -> Row:
     view = make_view(analysis, context)
     effect = analysis.effect(view.primary)
     figures = ["not compared", ""]
@@ -88,14 +88,14 @@ def _make_row(analysis: Analysis, context: Context) -> tuple[TableCell, ...]:
     baseline = f", against {describe_baseline(view)}" if view.has_variants else ""
     commit = find_commit(analysis, "RL-Kernel") if "RL-Kernel" in analysis.serving else ""
     if effect is not None and effect.ratio is not None:
-        figures = [f"{format_percent(effect.ratio)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]
+        figures = [f"{describe_change(effect)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]
     return (
         TableCell(text=analysis.run, target=f"{context.bundle_id}/{HTML_NAME}"),
         TableCell(text="; ".join([describe_words(analysis), *_list_doubts(context)]), tone=choose_tone(analysis)),
         TableCell(text=choose_word(analysis.checks).value if analysis.checks else "", tone=choose_tone(analysis)),
-        *(TableCell(text=text) for text in figures),
-        TableCell(text=find_date(analysis)),
+        *figures,
+        find_date(analysis),
         TableCell(text=commit, is_code=True),
         TableCell(text=context.bundle_id[:SHOWN_HASH], is_code=True),
-        TableCell(text=f"{step}{enabled}{baseline}; stack {analysis.stack}"),
+        f"{step}{enabled}{baseline}; stack {analysis.stack}",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,9 @@ from rlk_repro.rundir.results import Analysis, Summary
 
 NOT_RECORDED: Final = "not recorded"
 SIGNIFICANT: Final = 4
-_SHORT_S: Final = 0.5
+NBSP: Final = "\N{NO-BREAK SPACE}"
+_SHORT_S: Final = 1.0
+_UNITS: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|GiB|MiB|J)(?!\w))")
 
 _LABELS: Final[dict[str, str]] = {
     "step_time_s": "step time",
@@ -96,6 +98,11 @@ def clean(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def prose(text: str) -> str:
+    """Return one clean line in which no unit is separated from its number."""
+    return _UNITS.sub(NBSP, clean(text))
+
+
 def number_or_dash(value: float | None) -> str:
     return "–" if value is None else format_number(value)
 
@@ -165,13 +172,6 @@ class Numbers:
         if value is None:
             return NOT_RECORDED
         return format_fixed(self.scale(metric, value), self._decimals.get(measured_metric(metric), SIGNIFICANT))
-
-    def format_range(self, metric: str, values: Iterable[float]) -> str:
-        ordered = sorted(values)
-        if not ordered:
-            return NOT_RECORDED
-        low, high = self.format(metric, ordered[0]), self.format(metric, ordered[-1])
-        return low if low == high else f"{low} – {high}"
 
 
 def format_fixed(value: float, decimals: int) -> str:

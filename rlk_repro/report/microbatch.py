@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlk_repro.base.units import format_count
-from rlk_repro.report.blocks import Section, Table, TableCell, Text, Tone, make_columns, make_row
+from rlk_repro.report.blocks import Section, TableCell, Text, Tone, make_table
 from rlk_repro.report.view import View
 from rlk_repro.rundir.microbatch import MicrobatchResult
 from rlk_repro.statistics.stats import PEAK_MEMORY
@@ -18,23 +18,19 @@ _TEXT: Final = (
 
 def make_microbatches(view: View) -> Section:
     results = view.analysis.microbatches
-    names = tuple(result.trial for result in results)
+    names = [result.trial for result in results]
     cells = [_describe(view, result) for result in results]
-    columns = make_columns("tokens of a microbatch", *names, numbers=names)
-    rows = tuple(
-        make_row(format_count(size), *(found.get(size, "–") for found in cells)) for size in sorted(set().union(*cells))
-    )
+    rows = [(format_count(size), *(found.get(size, "–") for found in cells)) for size in sorted(set().union(*cells))]
     note = f"A number is the step's {view.name_with_unit(PEAK_MEMORY)}."
-    table = Table(columns=columns, rows=rows, note=note)
-    return Section(key="microbatches", title="Largest microbatch", blocks=(Text(text=_TEXT), table))
+    table = make_table("tokens of a microbatch", *names, rows=rows, numbers=names, note=note)
+    return Section(key="microbatches", title="Largest microbatch", blocks=(Text(text=_TEXT), table), summary=True)
 
 
-def _describe(view: View, result: MicrobatchResult) -> dict[int, TableCell]:
+def _describe(view: View, result: MicrobatchResult) -> dict[int, str | TableCell]:
     """Return the cell of each number of tokens that the trial reached."""
-    cells = {}
+    cells: dict[int, str | TableCell] = {}
     for item in result.trained:
-        peak = "–" if item.peak_bytes is None else view.numbers.format(PEAK_MEMORY, item.peak_bytes)
-        cells[item.tokens] = TableCell(text=peak)
+        cells[item.tokens] = "–" if item.peak_bytes is None else view.numbers.format(PEAK_MEMORY, item.peak_bytes)
     if result.refused is not None:
         cells[result.refused] = TableCell(text="out of memory", tone=Tone.BAD)
     return cells

@@ -1,4 +1,4 @@
-"""Make the tables of an operator run: one row per implementation of a case, compared with the trainer's function."""
+"""Show an operator run: the speed of each implementation as a multiple of the trainer's own function's speed."""
 
 from __future__ import annotations
 
@@ -7,29 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rlk_repro.base.units import format_bytes, format_count, format_number, group
-from rlk_repro.report.blocks import (
-    Block,
-    Section,
-    Table,
-    TableCell,
-    Text,
-    Tone,
-    drop_empty_columns,
-    make_columns,
-    make_row,
-)
-from rlk_repro.report.figure import is_drawable
+from rlk_repro.base.units import count, format_bytes, format_count, format_number, group, name_some
+from rlk_repro.report.blocks import Block, Figure, Row, Section, Table, TableCell, Text, Tone, make_table
+from rlk_repro.report.drawing import LEGEND_Y, WIDTH, Scale, is_drawable, line, make_figure, marker, text
 from rlk_repro.report.labels import NOT_RECORDED, format_fixed
 from rlk_repro.report.view import View, log_path
-from rlk_repro.rundir.operator_results import (
-    REFERENCE,
-    OperatorCase,
-    OperatorKind,
-    OperatorResult,
-    OperatorStatus,
-    OperatorTrial,
-)
+from rlk_repro.rundir.operator_results import REFERENCE, OperatorCase, OperatorKind, OperatorResult, OperatorStatus
 
 KIND_TONES: Final = {
     OperatorKind.TRAINER: Tone.PLAIN,
@@ -45,40 +28,69 @@ STATUS_TONES: Final = {
     OperatorStatus.FAILED: Tone.BAD,
 }
 WORKS: Final = {"forward": "forward", "forward_backward": "forward and backward"}
-MAX_PROCESSES: Final = 4
-MAX_KERNELS: Final = 5
+MAX_KERNELS: Final = 3
 MAX_KERNEL_NAME: Final = 40
-
+MAX_ROWS: Final = 40
 TIMES: Final = f"× {REFERENCE}"
 INTRODUCTION: Final = (
-    f"Each row is one implementation; all rows of a table have the same input. The row {REFERENCE} is {REFERENCE}'s "
-    f"own function, and {TIMES} is a row's speed as a multiple of that function's speed in the same process. fused "
-    "means RL-Kernel's own kernels, identified by class and compiled symbols; native means RL-Kernel's plain PyTorch; "
-    "peer means another project's function, for comparison only. blocked means that an implementation cannot run here; "
-    "oom means that an implementation ran out of memory."
+    f"{TIMES} is the speed of an implementation as a multiple of the speed of {REFERENCE}'s own function with the same "
+    "input in the same process. fused means RL-Kernel's own kernels, identified by class and compiled symbols; native "
+    "means RL-Kernel's plain PyTorch; peer means another project's function, for comparison only. blocked means that "
+    "an implementation cannot run here; oom means that an implementation ran out of memory."
 )
 LEGEND: Final = (
-    "A median covers all timed calls of one process. ± is the median absolute deviation within a process, and the "
-    "largest of all processes is shown. The column 'apart' is the difference between the medians of the processes. "
-    "Extra memory is the peak during the calls minus the level before the calls. Error is the largest difference from "
-    "float64 over the checked rows; a gradient's error is a fraction of its largest element. The column 'of floor' is "
-    "the shortest possible time divided by the median; the shortest possible time follows from the bandwidth and the "
-    "matrix rate that the same process measured. One rank's share of a vocabulary is measured on one device, without "
-    "communication."
+    "A median covers all timed calls of one process; a range goes over the processes. ± is the largest median absolute "
+    "deviation within a process. Extra memory is the peak during the calls minus the level before them. Error is the "
+    "largest difference from float64 over the checked rows; a gradient's error is a fraction of its largest element. "
+    "The column 'of floor' is the shortest possible time, from the bandwidth and the matrix rate that the same process "
+    "measured, divided by the median. 'repeats' says whether a second call gave the same bits. A profiler named the "
+    "kernels in one call of each case, after all timing."
 )
+ROW: Final = 22
+TOP: Final = 28
+LEFT: Final = 176
+RIGHT: Final = WIDTH - 14
+STYLES: Final = {
+    OperatorKind.FUSED: ("triangle", "dot enabled", "fused"),
+    OperatorKind.NATIVE: ("circle", "dot hollow", "native"),
+    OperatorKind.PEER: ("diamond", "dot other", "peer"),
+    OperatorKind.TRAINER: ("circle", "dot baseline", f"{REFERENCE} + entropy"),
+}
 
 
 def make_cells(view: View) -> Section:
     results = view.analysis.operators
     title = "Operators, case by case"
     if not results:
-        return Section(key="cells", title=title, blocks=(Text(text=f"Operators: {NOT_RECORDED}."),))
-    tables = [_make_table(view, case, found) for case, found in group_by_case(results)]
-    blocks: list[Block] = [Text(text=INTRODUCTION), Text(text=LEGEND), *tables, *_make_origin_tables(results)]
-    return Section(key="cells", title=title, blocks=tuple(blocks))
+        return Section(key="cells", title=title, blocks=(Text(text=f"Operators: {NOT_RECORDED}."),), summary=True)
+    tables = [_make_table(view, case, found) for case, found in _group_by_case(results)]
+    blocks: list[Block] = [_make_overview(results), Text(text=INTRODUCTION), *tables, Text(text=LEGEND)]
+    return Section(key="cells", title=title, blocks=tuple(blocks), summary=True)
 
 
-def group_by_case(results: Iterable[OperatorResult]) -> list[tuple[OperatorCase, list[OperatorResult]]]:
+def _make_overview(results: Sequence[OperatorResult]) -> Table:
+    fused = [result for result in results if result.kind is OperatorKind.FUSED and find_speedup(result) is not None]
+    numbers = ("cases", TIMES)
+    rows: list[Row] = []
+    for (operator, name), found in group(((item.case.operator, item.implementation), item) for item in fused).items():
+        cells = [TableCell(text=text, is_code=True) for text in (operator, name)]
+        rows.append((*cells, str(len(found)), _show_range(map(find_speedup, found))))
+    return make_table("operator", "implementation of RL-Kernel", *numbers, rows=rows, numbers=numbers)
+
+
+def list_speedups(results: Sequence[OperatorResult]) -> list[tuple[str, str]]:
+    """Return the range of speedups of RL-Kernel's own kernels for each operator."""
+    fused = [result for result in results if result.kind is OperatorKind.FUSED and find_speedup(result) is not None]
+    found = group((result.case.operator, find_speedup(result)) for result in fused)
+    return [(name, _show_range(speeds).replace("–", "to")) for name, speeds in found.items()]
+
+
+def _show_range(values: Iterable[float | None]) -> str:
+    ordered = sorted(value for value in values if value is not None)
+    return " – ".join(dict.fromkeys(f"{value:.3g}" for value in (ordered[0], ordered[-1]))) if ordered else ""
+
+
+def _group_by_case(results: Iterable[OperatorResult]) -> list[tuple[OperatorCase, list[OperatorResult]]]:
     return list(group((result.case, result) for result in results).items())
 
 
@@ -94,53 +106,44 @@ def describe_case(case: OperatorCase) -> str:
 
 
 def _make_table(view: View, case: OperatorCase, results: Sequence[OperatorResult]) -> Table:
-    places = {trial.name: trial.index for trial in view.analysis.trials}
-    names = list(dict.fromkeys(trial.trial for result in results for trial in result.trials))
-    shown = names if len(names) <= MAX_PROCESSES else []
-    medians = [f"median of trial {places.get(name, 0):02d} (ms)" for name in shown] or ["median (ms)"]
-    numbers = (*medians, "±", "apart", TIMES, "extra memory", "error", "gradient error", "of floor")
-    columns = make_columns("implementation", "kind", "status", *numbers, numbers=numbers)
-    rows = [_make_row(view, result, shown) for result in results]
-    return drop_empty_columns(Table(title=describe_case(case), columns=columns, rows=tuple(rows)))
+    numbers = ("median (ms)", "±", TIMES, "extra memory", "error", "gradient error", "of floor")
+    prose = ("what was called", "why")
+    names = ("implementation", "kind", "status", *numbers, "repeats", *prose)
+    rows = [_make_row(view, result) for result in results]
+    return make_table(*names, rows=rows, numbers=numbers, prose=prose, title=describe_case(case), is_folded=True)
 
 
-def _make_row(view: View, result: OperatorResult, shown: Sequence[str]) -> tuple[TableCell, ...]:
-    by_name = {trial.trial: trial for trial in result.trials}
-    medians = [_median_cell(view, by_name.get(name)) for name in shown] or [TableCell(text=describe_median(result))]
-    return make_row(
+def _make_row(view: View, result: OperatorResult) -> Row:
+    passed = [trial for trial in result.trials if trial.median_s is not None]
+    medians = sorted(trial.median_s for trial in passed if trial.median_s is not None)
+    shown = " – ".join(dict.fromkeys(_format_ms(value) for value in (*medians[:1], *medians[-1:])))
+    target = view.file_cell(log_path(passed[0].trial), "").target if passed else ""
+    note = f":{passed[0].line}" if passed and passed[0].line is not None else ""
+    spreads = [trial.mad_s / trial.median_s for trial in passed if trial.mad_s is not None and trial.median_s]
+    peaks = [trial.peak_extra_bytes for trial in passed if trial.peak_extra_bytes is not None]
+    floors = [100 * trial.floor_fraction for trial in passed if trial.floor_fraction is not None]
+    kernels = [name[:MAX_KERNEL_NAME] for name in result.kernels]
+    return (
         TableCell(text=result.implementation, is_code=True),
         TableCell(text=result.kind.value, tone=KIND_TONES[result.kind]),
         TableCell(text=result.status.value, tone=STATUS_TONES[result.status]),
-        *medians,
-        _show_percent(_find_spread(result)),
-        _show_percent(result.process_spread),
+        TableCell(text=shown or "–", note=note, target=target),
+        _show_percent(max(spreads, default=None)),
         describe_speedup(result),
-        describe_memory(result),
-        describe_error(result.error),
-        describe_error(result.gradient_error),
-        describe_floor_share(result),
+        format_bytes(max(peaks)) if peaks else "",
+        "" if result.error is None else format_number(result.error, 2),
+        "" if result.gradient_error is None else format_number(result.gradient_error, 2),
+        f"{_show_range(floors)} %" if floors else "",
+        {True: "yes", False: "no", None: ""}[result.is_repeatable],
+        ", ".join(part for part in (result.class_name, result.version, name_some(kernels, MAX_KERNELS)) if part),
+        result.reason,
     )
 
 
-def _median_cell(view: View, trial: OperatorTrial | None) -> TableCell:
-    if trial is None or trial.median_s is None:
-        return TableCell(text="–", tone=Tone.FAINT)
-    target = view.file_cell(log_path(trial.trial), "").target
-    return TableCell(text=format_ms(trial.median_s), note=f":{trial.line}", target=target)
-
-
-def format_ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     value = seconds * 1e3
     decimals = 3 - math.floor(math.log10(value)) if value > 0 else 0
     return format_fixed(value, min(6, max(0, decimals)))
-
-
-def describe_median(result: OperatorResult) -> str:
-    """Return the range of the processes' medians in milliseconds, like ``4.480 – 4.482``, or the status."""
-    values = sorted(trial.median_s for trial in result.trials if trial.median_s is not None)
-    if not values:
-        return result.status.value
-    return " – ".join(dict.fromkeys((format_ms(values[0]), format_ms(values[-1]))))
 
 
 def find_speedup(result: OperatorResult) -> float | None:
@@ -155,26 +158,7 @@ def describe_speedup(result: OperatorResult) -> str:
     """Return the range of the processes' speedups, like ``3.05 – 3.09``; the reference's speedup is ``1``."""
     if result.implementation == REFERENCE:
         return "1" if result.status is OperatorStatus.PASSED else ""
-    values = sorted(trial.speedup for trial in result.trials if trial.speedup is not None)
-    return " – ".join(dict.fromkeys(f"{value:#.3g}" for value in (values[0], values[-1]))) if values else ""
-
-
-def describe_memory(result: OperatorResult) -> str:
-    peaks = [trial.peak_extra_bytes for trial in result.trials if trial.peak_extra_bytes is not None]
-    return format_bytes(max(peaks)) if peaks else ""
-
-
-def describe_floor_share(result: OperatorResult) -> str:
-    fractions = [trial.floor_fraction for trial in result.trials if trial.floor_fraction is not None]
-    if not fractions:
-        return ""
-    ends = (f"{value * 100:.0f}" if value >= 0.01 else "<1" for value in (min(fractions), max(fractions)))
-    return f"{' – '.join(dict.fromkeys(ends))} %"
-
-
-def _find_spread(result: OperatorResult) -> float | None:
-    found = [trial.mad_s / trial.median_s for trial in result.trials if trial.mad_s is not None and trial.median_s]
-    return max(found, default=None)
+    return _show_range(trial.speedup for trial in result.trials)
 
 
 def _show_percent(fraction: float | None) -> str:
@@ -184,82 +168,18 @@ def _show_percent(fraction: float | None) -> str:
     return "<0.1 %" if 0 < value < 0.1 else f"{value:.0f} %" if value >= 10 else f"{value:.1f} %"
 
 
-def describe_error(error: float | None) -> str:
-    return "" if error is None else format_number(error, 2)
-
-
-def _make_origin_tables(results: Sequence[OperatorResult]) -> Iterator[Table]:
-    passed = _group(result for result in results if result.status is OperatorStatus.PASSED)
-    others = _group(result for result in results if result.status is not OperatorStatus.PASSED)
-    names = ("implementation", "operator", "kind")
-    if passed:
-        prose = ("class or function called, and its version", "kernels")
-        note = (
-            "A profiler named the kernels in one call of each case, after all timing. The column 'repeats' says "
-            "whether a second call gave the same bits."
-        )
-        columns = make_columns(*names, *prose, "repeats", prose=prose)
-        yield Table(title="Implementations", columns=columns, rows=tuple(map(_make_origin_row, passed)), note=note)
-    if others:
-        columns = make_columns(*names, "status", "cases", "why", numbers=("cases",), prose=("why",))
-        yield Table(title="Not measured", columns=columns, rows=tuple(map(_make_reason_row, others)))
-
-
-def _group(results: Iterable[OperatorResult]) -> list[list[OperatorResult]]:
-    groups: dict[tuple[str, ...], list[OperatorResult]] = {}
-    for result in results:
-        key = (result.case.operator, result.implementation, result.kind, result.class_name, result.version)
-        groups.setdefault((*key, result.status, result.reason), []).append(result)
-    return list(groups.values())
-
-
-def _make_origin_row(found: Sequence[OperatorResult]) -> tuple[TableCell, ...]:
-    first = found[0]
-    repeats = {result.is_repeatable for result in found}
-    return make_row(
-        *_name_cells(first),
-        ", ".join(part for part in (first.class_name, first.version, first.reason) if part),
-        _describe_kernels(found),
-        "no" if False in repeats else "yes" if True in repeats else NOT_RECORDED,
-    )
-
-
-def _make_reason_row(found: Sequence[OperatorResult]) -> tuple[TableCell, ...]:
-    first = found[0]
-    status = TableCell(text=first.status.value, tone=STATUS_TONES[first.status])
-    return make_row(*_name_cells(first), status, str(len(found)), first.reason)
-
-
-def _name_cells(result: OperatorResult) -> tuple[TableCell, TableCell, TableCell]:
-    kind = TableCell(text=result.kind.value, tone=KIND_TONES[result.kind])
-    return TableCell(text=result.implementation, is_code=True), TableCell(text=result.case.operator), kind
-
-
-def _describe_kernels(found: Sequence[OperatorResult]) -> str:
-    kernels = [name for result in found for name in result.kernels]
-    own_first = sorted(kernels, key=lambda name: "at::native::" in name)
-    names = list(dict.fromkeys(map(_shorten_kernel, own_first)))
-    rest = len(names) - MAX_KERNELS
-    return ", ".join(names[:MAX_KERNELS]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _shorten_kernel(name: str) -> str:
-    plain = name.removeprefix("void ").replace("(anonymous namespace)", "")
-    head = plain.split("<")[0].split("(")[0]
-    return (head.rpartition("::")[2] or head or name)[:MAX_KERNEL_NAME]
-
-
-def make_operator_basis(view: View) -> tuple[tuple[str, str], ...]:
+def describe_operators(view: View) -> Iterator[tuple[str, str]]:
+    """Yield the facts that the result of an operator run rests on."""
     results = view.analysis.operators
     counts = Counter(result.status for result in results)
     cells = ", ".join(f"{counts[status]} {status}" for status in OperatorStatus if counts[status])
     num_cases = len({result.case for result in results})
-    return (
-        ("measurements", f"{cells} (in {num_cases} cases)" if results else NOT_RECORDED),
-        ("processes", _describe_processes(results)),
-        (REFERENCE, _describe_reference(results)),
-        ("RL-Kernel", _describe_rl_kernel(results)),
-    )
+    yield "measurements", f"{cells} (in {count(num_cases, 'case')})" if results else NOT_RECORDED
+    yield "processes", _describe_processes(results)
+    yield REFERENCE, _describe_reference(results)
+    passed = [result for result in results if result.status is OperatorStatus.PASSED]
+    fused = dict.fromkeys(result.class_name for result in passed if result.kind is OperatorKind.FUSED)
+    yield "RL-Kernel", f"fused: {', '.join(fused)}" if fused else "no fused implementation ran"
 
 
 def _describe_processes(results: Sequence[OperatorResult]) -> str:
@@ -276,14 +196,66 @@ def _describe_reference(results: Sequence[OperatorResult]) -> str:
     passed = sum(result.status is OperatorStatus.PASSED for result in found)
     if found and not passed:
         return f"not measured, so no speedup is known: {found[0].status} ({found[0].reason})"
-    return f"measured in {passed} of {len(found)} cases" if found else "not in this run"
+    return f"measured in {passed} of {count(len(found), 'case')}" if found else "not in this run"
 
 
-def _describe_rl_kernel(results: Sequence[OperatorResult]) -> str:
-    passed = [result for result in results if result.status is OperatorStatus.PASSED]
-    fused = dict.fromkeys(result.class_name for result in passed if result.kind is OperatorKind.FUSED)
-    if fused:
-        return f"fused: {', '.join(fused)}"
-    if any(result.kind is OperatorKind.NATIVE for result in passed):
-        return "no fused implementation ran, only plain PyTorch"
-    return "no implementation of RL-Kernel ran"
+def plot_speedups(view: View) -> tuple[Figure, ...]:
+    results = [result for result in view.analysis.operators if find_speedup(result) is not None]
+    by_operator = group((result.case.operator, result) for result in results)
+    return tuple(_plot_operator(place, *item) for place, item in enumerate(by_operator.items()))
+
+
+def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult]) -> Figure:
+    cases = _group_by_case(results)
+    shown = cases[:MAX_ROWS]
+    logs = [math.log2(speedup) for result in results if (speedup := find_speedup(result)) is not None]
+    x = Scale(min(-1.0, math.floor(min(logs))), max(1.0, math.ceil(max(logs))), LEFT, RIGHT)
+    bottom = TOP + ROW * len(shown) + 6
+    body = [*_draw_axis(x, bottom), *_draw_legend({result.kind for result in results})]
+    for number, (case, found) in enumerate(shown):
+        body += _draw_row(case, found, x, TOP + ROW * (number + 0.5) + 3)
+    caption = (
+        "A mark is the speed of one implementation in one case: the geometric mean over its processes. The axis is "
+        f"logarithmic; a mark right of 1 is faster than {REFERENCE}'s own function. f is forward, f+b is forward and "
+        "backward; a percentage is the share of rows that are used."
+    )
+    if len(cases) > len(shown):
+        caption += f" The plot shows the first {len(shown)} of {len(cases)} cases."
+    title = f"{operator}: speed relative to {REFERENCE}"
+    return make_figure(f"plot-operator-{place}", title, caption, bottom + 40, body)
+
+
+def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
+    step = max(1, math.ceil((x.high - x.low) / 8))
+    for power in range(math.ceil(x.low), math.floor(x.high) + 1):
+        if power % step == 0:
+            yield line(x(power), TOP, x(power), bottom, "zero" if power == 0 else "grid")
+            yield text(x(power), bottom + 17, f"{2.0**power:g}", "tick", "middle")
+    yield text((LEFT + RIGHT) / 2, bottom + 36, f"speed relative to {REFERENCE}", "axis", "middle")
+
+
+def _draw_legend(kinds: set[OperatorKind]) -> Iterator[str]:
+    left = 5.0
+    for kind, (shape, style, name) in STYLES.items():
+        if kind in kinds:
+            yield marker(shape, left, LEGEND_Y - 4, 4.5, style)
+            yield text(left + 11, LEGEND_Y, name, "legend")
+            left += 80
+
+
+def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:
+    yield text(LEFT - 8, y + 4, _label(case), "tick", "end")
+    for result in sorted(results, key=lambda item: item.kind is OperatorKind.FUSED):  # the mark drawn last lies on top
+        speedup = find_speedup(result)
+        if speedup is not None and result.kind in STYLES:
+            shape, style, _ = STYLES[result.kind]
+            tip = f"{result.implementation}: {describe_speedup(result)} ({describe_case(case)})"
+            yield marker(shape, x(math.log2(speedup)), y, 4.5, style, tip)
+
+
+def _label(case: OperatorCase) -> str:
+    """Return a short label like ``9216×151936 bf16 50 % f+b``."""
+    sizes = [size for size in (case.num_tokens, case.hidden_size, case.vocab_size) if size is not None]
+    dtype = case.dtype.replace("bfloat", "bf").replace("float", "fp")
+    wanted = "" if case.density == 1 else f" {case.density * 100:.3g} %"
+    return f"{'×'.join(map(str, sizes))} {dtype}{wanted} {'f+b' if 'backward' in case.work else 'f'}"[:34]

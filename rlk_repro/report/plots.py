@@ -1,4 +1,4 @@
-"""Draw the plots of a report as SVG, each with a caption; a plot without data becomes a sentence.
+"""Draw the plots of a report as SVG, each with a caption; a plot without data becomes a sentence that says why.
 
 Baseline is a circle and a solid line; enabled is a triangle and a dashed line.
 """
@@ -7,38 +7,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 from rlk_repro.base.units import group
 from rlk_repro.report.agreement import plot_agreement
+from rlk_repro.report.blocks import Figure
 from rlk_repro.report.checks import plot_drift
-from rlk_repro.report.figure import (
+from rlk_repro.report.drawing import (
     BOTTOM,
     HEIGHT,
     LEFT,
     RIGHT,
     SHAPES,
     TOP,
-    Figure,
+    Scale,
+    clip,
     describe_absence,
     describe_start,
     draw_legend,
     draw_y_axis,
     is_drawable,
+    line,
     make_figure,
+    make_scale,
+    marker,
+    polyline,
+    rect,
+    text,
     variant_class,
 )
 from rlk_repro.report.labels import NOT_RECORDED, headline_value
-from rlk_repro.report.operator_plots import plot_speedups
-from rlk_repro.report.row_plots import plot_modules, plot_pairs
-from rlk_repro.report.svg import Scale, clip, line, make_scale, marker, polyline, rect, text
+from rlk_repro.report.operators import plot_speedups
+from rlk_repro.report.stack import plot_parts
 from rlk_repro.report.view import View
-from rlk_repro.rundir.results import Series, Summary, TrialResult, TrialStatus
-from rlk_repro.statistics.stats import ABS_DIFF, PEAK_MEMORY, STEP_TIME
+from rlk_repro.rundir.results import GateStatus, Series, Summary, TrialResult, TrialStatus
+from rlk_repro.schedule import SHADOW, Schedule, make_schedule
+from rlk_repro.statistics.stats import ABS_DIFF, PEAK_MEMORY, RAW_REWARD, STEP_TIME
 
 MANY: Final = 40
 MAX_TICK_LABELS: Final = 10
 PASSES_MEMORY: Final = "peak_memory_in_forward_only_bytes"
+ONE_POLICY: Final = "Both variants of a session train one policy in turn, so their values are one curve."
 
 
 def make_figures(view: View) -> tuple[Figure, ...]:
@@ -46,31 +56,41 @@ def make_figures(view: View) -> tuple[Figure, ...]:
         return plot_steps(view, PEAK_MEMORY), plot_steps(view, PASSES_MEMORY)
     if not view.is_comparison:
         return (*plot_drift(view), *plot_agreement(view), *plot_speedups(view))
-    of_trials = [STEP_TIME, "tokens_per_s" if "tokens_per_s" in view.metrics else PASSES_MEMORY, PEAK_MEMORY]
-    # both variants of a session train one policy, so their rewards are not compared
-    compared = (ABS_DIFF,) if view.analysis.is_crossover else ("raw_reward", ABS_DIFF)
-    of_steps = [STEP_TIME, *(metric for metric in compared if metric in view.metrics)]
-    trials = [plot_trials(view, metric) for metric in of_trials]
-    steps = [plot_steps(view, metric) for metric in of_steps]
-    rest = (*trials[1:], *steps[1:], *plot_agreement(view))
-    return (plot_pairs(view), trials[0], steps[0], plot_modules(view), *rest)
+    return (
+        plot_trials(view, STEP_TIME),
+        plot_steps(view, STEP_TIME),
+        plot_parts(view),
+        plot_trials(view, PEAK_MEMORY),
+        plot_steps(view, RAW_REWARD),
+        plot_steps(view, ABS_DIFF),
+        *plot_agreement(view),
+    )
+
+
+def _explain_absence(view: View, metric: str) -> Figure:
+    """Say why a plot is missing, in the words of the metric's gate."""
+    gate = next((gate for gate in view.analysis.gates if gate.name == metric), None)
+    is_told = gate is not None and gate.status is GateStatus.NOT_APPLICABLE
+    why = f"not compared, because {gate.detail}" if gate is not None and is_told else NOT_RECORDED
+    title = view.title(metric)
+    return Figure(key=f"plot-steps-{metric}", title=title, caption=f"{title}: {why}.")
 
 
 def plot_trials(view: View, metric: str) -> Figure:
     is_peak = metric.startswith("peak_")
-    key, title = f"plot-trials-{metric}", f"{view.title(metric)}, every trial"
+    key, title = f"plot-trials-{metric}", f"{'' if is_peak else 'Mean '}{view.label(metric).label}, every trial"
+    title = title[:1].upper() + title[1:]
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
     points = [
         (place, trial, item) for place, trial, item in found if item and all(map(is_drawable, _spread(metric, item)))
     ]
     if not points:
         return Figure(key=key, title=title, caption=f"{view.title(metric)}: {NOT_RECORDED}.")
-    y = make_scale(
-        (view.numbers.scale(metric, end) for *_, item in points for end in _spread(metric, item)), BOTTOM, TOP
-    )
+    ends = [view.numbers.scale(metric, end) for *_, item in points for end in _spread(metric, item)]
+    y = make_scale(ends, BOTTOM, TOP)
     x = Scale(-0.5, len(found) - 0.5, LEFT, RIGHT)
-    drawn = [trial for _, trial, _ in points]
-    body = [*draw_y_axis(y, view.name_with_unit(metric)), *draw_legend(drawn), *_pair_axis(view, x)]
+    body = [*draw_y_axis(y, view.name_with_unit(metric)), *draw_legend(trial for _, trial, _ in points)]
+    body += _pair_axis(view, x)
     for place, trial, summary in points:
         body += _draw_trial(view, metric, x(place), y, trial, summary)
     drawn_places = {place for place, *_ in points}
@@ -91,7 +111,7 @@ def _draw_trial(view: View, metric: str, x: float, y: Scale, trial: TrialResult,
     value = headline_value(metric, summary)
     low, high = (y(view.numbers.scale(metric, end)) for end in _spread(metric, summary))
     size = 4.5 if len(view.analysis.trials) <= MANY else 2.5
-    tip = f"{trial.name}: {view.numbers.format(metric, value)} {view.label(metric).unit}"
+    tip = f"{trial.name}: {view.show(metric, value)}"
     shape = SHAPES.get(trial.variant, "diamond")
     return [
         line(x, low, x, high, f"whisker {variant_class(trial)}"),
@@ -119,35 +139,79 @@ def _pair_axis(view: View, x: Scale) -> Iterator[str]:
 
 
 def plot_steps(view: View, metric: str) -> Figure:
+    """Draw a metric over the steps: a line per trial, or one per session if both variants train one policy."""
     key, title = f"plot-steps-{metric}", f"{view.title(metric)} over the steps"
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
     values = [view.numbers.scale(metric, value) for _, series in found for value in series.values if is_drawable(value)]
-    summaries = [summary for trial, _ in found if (summary := trial.summary(metric)) is not None]
-    ends = [end for summary in summaries for end in (summary.minimum, summary.maximum) if is_drawable(end)]
-    scored = [view.numbers.scale(metric, end) for end in ends]
-    if not values:
-        return Figure(key=key, title=title, caption=f"{view.title(metric)}: {NOT_RECORDED}.")
+    is_stored = metric == RAW_REWARD and view.analysis.lane != "live"
+    if not values or is_stored:
+        return _explain_absence(view, metric)
+    y = make_scale(_list_scored(view, metric, found) or values, BOTTOM, TOP)
     num_steps = max(len(series.values) for _, series in found)
-    x, y = Scale(-0.5, num_steps - 0.5, LEFT, RIGHT), make_scale(scored or values, BOTTOM, TOP)
-    body = [*_warmup(view, x), *draw_y_axis(y, view.name_with_unit(metric)), *_step_axis(x, num_steps)]
-    body += draw_legend([trial for trial, _ in found], is_line=True)
-    curves = [shape for trial, series in found for shape in _draw_series(view, metric, x, y, trial, series)]
+    x = Scale(-0.5, num_steps - 0.5, LEFT, RIGHT)
+    is_one_policy = view.analysis.is_crossover and metric in {RAW_REWARD, ABS_DIFF}
+    areas = list(_list_areas(view))
+    body = [shape for first, last, name in areas for shape in _draw_area(x, first, last, name)]
+    body += [*draw_y_axis(y, view.name_with_unit(metric)), *_step_axis(x, num_steps)]
+    body += draw_legend([trial for trial, _ in found], is_line=not is_one_policy)
+    curves: list[str] = []
+    if is_one_policy:
+        curves += _draw_sessions(view, metric, x, y, [series for _, series in found])
+    for trial, series in found:
+        curves += _draw_series(view, metric, x, y, trial, series, is_marked=is_one_policy)
     body += clip(key, (LEFT, TOP, RIGHT - LEFT, BOTTOM - TOP), curves)
-    caption = (
-        f"A line is one trial, n = {len(found)} trials; nothing is averaged or smoothed. "
-        f"{'The shaded warm-up steps are not scored. ' if view.analysis.num_warmup_steps else ''}{describe_start(y)}"
-    )
+    parts = [f"A line is one trial, n = {len(found)} trials; nothing is averaged or smoothed.", describe_start(y)]
+    if is_one_policy:
+        parts[0] = f"{ONE_POLICY} Circles are baseline, triangles are enabled."
+    if areas:
+        parts.append(f"The shaded steps are not compared: {', '.join(dict.fromkeys(name for *_, name in areas))}.")
     if any(trial.status is not TrialStatus.OK for trial, _ in found):
-        caption += " A cross marks where a trial ended early."
+        parts.append("A cross marks where a trial ended early.")
     if not y.low <= min(values) <= max(values) <= y.high:
         what = "Unscored" if view.analysis.is_crossover else "Warm-up"
-        caption += f" {what} steps with values beyond the axis are not shown."
-    return make_figure(key, title, caption, HEIGHT, body)
+        parts.append(f"{what} steps with values beyond the axis are not shown.")
+    return make_figure(key, title, " ".join(parts), HEIGHT, body)
 
 
-def _warmup(view: View, x: Scale) -> Iterator[str]:
-    if num := view.analysis.num_warmup_steps:
-        yield rect(LEFT, TOP, min(x(num - 0.5), RIGHT) - LEFT, BOTTOM - TOP, "warmup")
+def _list_scored(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
+    summaries = [summary for trial, _ in found if (summary := trial.summary(metric)) is not None]
+    ends = [end for summary in summaries for end in (summary.minimum, summary.maximum) if is_drawable(end)]
+    return [view.numbers.scale(metric, end) for end in ends]
+
+
+def _list_areas(view: View) -> Iterator[tuple[int, int, str]]:
+    """Yield the first and the last step of each stretch that is not compared, and what it is."""
+    plan = view.context.plan
+    if plan is None or not view.analysis.is_crossover:
+        if num := view.analysis.num_warmup_steps:
+            yield 0, num - 1, "warm-up"
+        return
+    schedules = [make_schedule(plan.run.measure, trial.seed) for trial in plan.trials]
+    names = [_name_steps(schedule) for schedule in schedules]
+    first = 0
+    for name, steps in groupby(names[0] if all(item == names[0] for item in names) else ()):
+        length = len(list(steps))
+        if name:
+            yield first, first + length - 1, name
+        first += length
+
+
+def _name_steps(schedule: Schedule) -> list[str]:
+    names = []
+    for rollout in schedule.rollouts:
+        if rollout.letter == SHADOW:
+            names.append("shadow")
+        elif rollout.block is None:
+            names.append("warm-up")
+        else:
+            names.append("control" if schedule.blocks[rollout.block].is_control else "")
+    return names
+
+
+def _draw_area(x: Scale, first: int, last: int, name: str) -> Iterator[str]:
+    left, right = x(first - 0.5), min(x(last + 0.5), RIGHT)
+    yield rect(left, TOP, right - left, BOTTOM - TOP, "warmup")
+    yield text(min((left + right) / 2, RIGHT - 20), TOP + 12, name, "tick", "middle")
 
 
 def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:
@@ -157,7 +221,19 @@ def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:
     yield text((LEFT + RIGHT) / 2, BOTTOM + 36, "step", "axis", "middle")
 
 
-def _draw_series(view: View, metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series) -> Iterator[str]:
+def _draw_sessions(view: View, metric: str, x: Scale, y: Scale, found: Sequence[Series]) -> Iterator[str]:
+    """Draw one line per session through the steps of both variants, each of which has the other's steps empty."""
+    for first, second in zip(found[::2], found[1::2], strict=False):
+        values = [b if a is None else a for a, b in zip(first.values, second.values, strict=False)]
+        points = [
+            (x(step), y(view.numbers.scale(metric, value))) for step, value in enumerate(values) if is_drawable(value)
+        ]
+        yield polyline(points, "path other")
+
+
+def _draw_series(
+    view: View, metric: str, x: Scale, y: Scale, trial: TrialResult, series: Series, *, is_marked: bool = False
+) -> Iterator[str]:
     stretch: list[tuple[float, float]] = []
     last: tuple[float, float] | None = None
     for step, value in enumerate((*series.values, None)):
@@ -165,13 +241,15 @@ def _draw_series(view: View, metric: str, x: Scale, y: Scale, trial: TrialResult
             last = (x(step), y(view.numbers.scale(metric, value)))
             stretch.append(last)
         elif stretch:
-            yield _draw_stretch(stretch, trial)
+            yield from _draw_stretch(stretch, trial, is_marked=is_marked)
             stretch = []
     if last is not None and trial.status is not TrialStatus.OK:
         yield marker("cross", *last, 4, "absent", describe_absence(trial))
 
 
-def _draw_stretch(points: Sequence[tuple[float, float]], trial: TrialResult) -> str:
-    if len(points) == 1:
-        return marker(SHAPES.get(trial.variant, "diamond"), *points[0], 2, f"dot {variant_class(trial)}")
-    return polyline(points, f"path {variant_class(trial)}")
+def _draw_stretch(points: Sequence[tuple[float, float]], trial: TrialResult, *, is_marked: bool) -> Iterator[str]:
+    if is_marked or len(points) == 1:
+        shape = SHAPES.get(trial.variant, "diamond")
+        yield from (marker(shape, *point, 2.2, f"dot {variant_class(trial)}") for point in points)
+    else:
+        yield polyline(points, f"path {variant_class(trial)}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlk_repro.analysis.memory import judge_memory
 from rlk_repro.report.answer import describe_answer
-from rlk_repro.report.surroundings import make_cautions
+from rlk_repro.report.head import make_cautions
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis, Effect, Gate
 from rlk_repro.spec.values import BASELINE, ENABLED

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Final
 from urllib.parse import quote
 
@@ -30,7 +31,7 @@ from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, Effect, PairMetric, PairStatus, Series, TrialResult, VerdictWord
 from rlk_repro.statistics.crossover import BlockNoise
-from rlk_repro.statistics.stats import STEP_TIME
+from rlk_repro.statistics.stats import STEP_TIME, paired_effect
 
 GRPO_LOSS: Final = "grpo_loss"
 INSIDE_GRPO_LOSS: Final = ("module_log_probs_", "module_clip_kl_", "module_ratio_kl_")
@@ -52,6 +53,9 @@ class Context:
         differences: how the arguments and environments of variants differ: planned if ``is_as_planned``, else recorded.
         plan: the plan of the run, from which the report measures the noise of blocks.
         own_work: sentences that name the part of the enabled variant's gain that comes from rlk-repro's own code.
+        shipped_pins: the pins of the plan's stack that this version ships too; only their repositories are linked.
+        report: the path of the report's page; ``replay`` is the result of a replay.
+        next_command: replaces the command that the verdict suggests.
     """
 
     bundle: str = RunDir(Path()).bundle.name
@@ -71,6 +75,10 @@ class Context:
     plan: Plan | None = None
     own_work: tuple[str, ...] = ()
     is_folder: bool = False
+    shipped_pins: tuple[str, ...] = ()
+    report: str = ""
+    replay: str = ""
+    next_command: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,23 @@ class View:
         summaries = [summary for trial in trials if (summary := trial.summary(metric)) is not None]
         values = [headline_value(metric, summary) for summary in summaries]
         return math.fsum(values) / len(values) if values else None
+
+    @cached_property
+    def by_allocation(self) -> Effect | None:
+        """The primary effect with each allocation as one observation, if pairs of more than one allocation count."""
+        effect = self.analysis.effect(self.primary)
+        if effect is None or len(self.allocations) < 2:
+            return None
+        means = [mean(item.log_ratio or 0.0 for item in counted.values()) for _, counted in self.allocations]
+        return paired_effect(self.primary, means, role="primary", alpha=1 - effect.confidence)
+
+    def show(self, metric: str, value: float | None) -> str:
+        """Return a value with its unit, like ``2.415 s``."""
+        text = self.numbers.format(metric, value)
+        return text if value is None else f"{text} {self.label(metric).unit}".rstrip()
+
+    def or_na(self, metric: str, value: float | None, n: int) -> str:
+        return f"n/a (n={n})" if value is None else self.numbers.format(metric, value)
 
     def name_with_unit(self, metric: str) -> str:
         found = self.label(metric)

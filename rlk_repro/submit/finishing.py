@@ -28,6 +28,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.rundir.state import Progress, read_state
 from rlk_repro.submit.authored import describe_rule_changes
+from rlk_repro.submit.consent import find_shipped_pins
 from rlk_repro.submit.sending import Launched, load_submission, poll
 from rlk_repro.workloads.differences import list_differences, read_differences
 
@@ -91,6 +92,7 @@ def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> 
         allocations=tuple(list_allocations(plan, run_dir, list(plan.groups()))),
         may_claim=() if run.implementation_title else run.may_claim,  # the run file means RL-Kernel
         may_not_claim=run.may_not_claim,
+        shipped_pins=tuple(find_shipped_pins(plan.stack)),
     )
 
 
@@ -110,13 +112,14 @@ def finish(launched: Launched, tell: Tell = silence) -> Result:
         raise _explain_end(launched)
     bundle = backend.collect(launched.submission, run_dir)
     analysis = Analysis.from_json(load_json(run_dir.analysis, max_bytes=MAX_ANALYSIS_BYTES), str(run_dir.analysis))
-    context = report_context(run_dir, bundle)
+    bundle_id = sha256_file(run_dir.checksums)
+    context = replace(report_context(run_dir, bundle), bundle_id=bundle_id)
     report = write_report(analysis, run_dir.report, context)
     is_ok = all(trial.status is TrialStatus.OK for trial in analysis.trials)
     if analysis.microbatches:  # these trials end when memory runs out
         is_ok = all(result.largest is not None for result in analysis.microbatches)
-    return Result(analysis=analysis, bundle=bundle, bundle_id=sha256_file(run_dir.checksums),
-                  report=report, context=context, is_ok=is_ok)  # fmt: skip
+    context = replace(context, report=str(report))
+    return Result(analysis=analysis, bundle=bundle, bundle_id=bundle_id, report=report, context=context, is_ok=is_ok)
 
 
 def is_worth_resuming(run_dir: RunDir, state: Progress | None) -> bool:

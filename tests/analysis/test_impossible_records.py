@@ -237,7 +237,7 @@ def test_trials_of_two_runs_in_one_bundle_are_no_pairs(call, tmp_path: Path) -> 
 
     bundle = finish_run(make_run(tmp_path / "id", Recipe(), merge))
     code, out, _ = call("report", str(bundle), "-o", str(tmp_path / "out"))
-    text = " ".join(out.split())
+    text = " ".join(out.split()) + (tmp_path / "out" / "report.md").read_text()
     expected = ("INCONCLUSIVE", "0 scored, 6 void", f"01-p1-enabled: {UNKNOWN}b")
     assert (code, [words for words in expected if words not in text]) == (0, [])
 

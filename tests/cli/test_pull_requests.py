@@ -48,7 +48,7 @@ def test_a_summary_fits_a_pull_request(bundle: Path) -> None:
     assert len(text.splitlines()) <= 60
     assert len(text) < 65_536
     assert text.startswith(f"### {found.run}: {describe_words(found)}")
-    assert f"bundle `{context.bundle_id[:12]}`" in text
+    assert f"(id {context.bundle_id[:12]})" in text
 
 
 def test_the_json_of_a_report_has_its_result(call: Call) -> None:

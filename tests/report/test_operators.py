@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import dump_json
 from rlk_repro.report.blocks import Tone
-from rlk_repro.report.checks import plot_drift
+from rlk_repro.report.checks import describe_agreement, plot_drift
+from rlk_repro.report.head import choose_tone
 from rlk_repro.report.html import render_html
+from rlk_repro.report.markdown import render_markdown
 from rlk_repro.report.operators import describe_speedup
-from rlk_repro.report.sections import choose_tone
-from rlk_repro.report.terminal import print_summary
+from rlk_repro.report.view import make_view
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, choose_word, describe_checks
 from rlk_repro.rundir.operator_results import OperatorKind, OperatorResult, OperatorStatus
 from rlk_repro.rundir.paths import RunDir
@@ -33,12 +32,6 @@ def find(analysis: Analysis, operator: str, implementation: str) -> OperatorResu
         item for item in analysis.operators if (item.case.operator, item.implementation) == (operator, implementation)
     ]
     return found
-
-
-def render_terminal(analysis: Analysis, width: int) -> str:
-    stream = io.StringIO()
-    print_summary(analysis, Console(file=stream, width=width, highlight=False, no_color=True))
-    return stream.getvalue()
 
 
 def test_both_processes_stand_side_by_side_and_each_is_relative_to_its_own_reference() -> None:
@@ -100,7 +93,7 @@ def test_without_vime_no_speedup_is_computed(tmp_path: Path) -> None:
     blocked = MadeCell(case=LOGP, implementation="vime", kind="vime", status="blocked", reason="no vime here")
     analysis = analyse(make_operator_run(tmp_path / "id", (blocked, CELLS[1])))
     assert describe_speedup(find(analysis, "logp", "rl-kernel-online")) == ""
-    assert "not measured, so no speedup is known: blocked (no vime here)" in render_terminal(analysis, 120)
+    assert "not measured, so no speedup is known: blocked (no vime here)" in render_markdown(analysis)
 
 
 def test_a_process_without_a_log_does_not_affect_the_other_process(tmp_path: Path) -> None:
@@ -165,6 +158,23 @@ def test_a_step_that_failed_earlier_comes_first_and_of_a_step_the_inputs() -> No
     early = make_check(word=CheckWord.FAIL, found="far apart", step=1)
     assert "tokens of sample" in describe_checks([early, later, FAILED])
     assert "far apart" in describe_checks([early, later])
+
+
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        (("baseline", "enabled"), "in both variants alike, so RL-Kernel is not the cause"),
+        (("baseline",), "only in baseline, so RL-Kernel is not the cause"),
+        (("enabled",), "only in enabled: RL-Kernel may be the cause"),
+    ],
+)
+def test_a_failed_agreement_says_whether_rl_kernel_is_the_cause(variants: tuple[str, ...], said: str) -> None:
+    failed = [make_layers(variant=variant, word=CheckWord.FAIL) for variant in variants]
+    failed = [replace(item, bound=2.5e-7) for item in failed]
+    answer = describe_agreement(make_view(make_analysis((*failed, make_check()))))
+    number = f"{len(failed)} of {len(failed) + 1} checks failed"
+    first = "layer 0 residual by 3e-05 % between training and reference (limit 2.5e-05 %)"
+    assert answer == f"{number}, {said}; first: {first}"
 
 
 def test_a_failed_agreement_is_bad_even_where_rl_kernel_did_not_run() -> None:

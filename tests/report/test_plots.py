@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlk_repro.report.figure import BOTTOM, TOP, Figure
+from rlk_repro.report.blocks import Figure
+from rlk_repro.report.drawing import BOTTOM, MAX_LABEL, TOP, format_ticks, make_scale
 from rlk_repro.report.plots import make_figures, plot_trials
-from rlk_repro.report.svg import MAX_LABEL, format_ticks, make_scale
+from rlk_repro.report.stack import REST, list_parts
 from rlk_repro.report.view import make_view
 from tests.support.analysis_examples import EXAMPLES, faster
 
@@ -25,7 +26,7 @@ def _drawn(figure: Figure, tag: str, class_: str) -> list[ET.Element]:
 def test_every_plot_is_xml_within_its_frame_or_a_sentence(name: str) -> None:
     for figure in make_figures(make_view(EXAMPLES[name]())):
         if not figure.svg:
-            assert figure.caption.endswith("not recorded.")
+            assert figure.caption.endswith("not recorded.") or "not compared, because " in figure.caption
             continue
         root = ET.fromstring(figure.svg)
         _, _, width, height = map(float, root.get("viewBox", "").split())
@@ -45,6 +46,15 @@ def test_every_trial_is_a_mark_of_its_variant() -> None:
     assert len(_drawn(figure, "polygon", "dot enabled")) == 6 + 1
     assert "n = 20 trials of 20 scored steps" in figure.caption
     assert "The axis does not start at 0." in figure.caption
+
+
+@pytest.mark.parametrize("variant", ["baseline", "enabled"])
+def test_the_parts_of_a_step_add_up_to_the_step(variant: str) -> None:
+    view = make_view(faster())
+    parts = list_parts(view, variant)
+    assert sum(parts.values()) == pytest.approx(view.mean("step_time_s", variant))
+    assert {"weight sync", "optimizer", "log-probs of the loss", REST} <= set(parts)
+    assert min(parts.values()) >= 0
 
 
 @given(st.lists(st.floats(-1e299, 1e299), min_size=1, max_size=20))

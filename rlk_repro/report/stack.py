@@ -1,0 +1,133 @@
+"""Draw where the time of a step goes: one bar per variant, whose parts do not overlap and add up to the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from rlk_repro.base.units import format_change
+from rlk_repro.report.blocks import Figure
+from rlk_repro.report.drawing import WIDTH, is_drawable, line, make_figure, rect, text
+from rlk_repro.report.labels import NOT_RECORDED
+from rlk_repro.report.view import View
+from rlk_repro.spec.values import BASELINE, ENABLED
+from rlk_repro.statistics.stats import STEP_TIME
+
+TITLE: Final = "Where the time of a step goes"
+REST: Final = "everything else"
+WAIT: Final = "waiting for rollouts"
+UPDATE: Final = "forward and backward"
+LOSS: Final = "rest of the GRPO loss"
+LOG_PROBS: Final = "log-probs of the loss"
+OPTIMIZER: Final = "optimizer"
+ROLLOUT: Final = "generating rollouts"
+SYNC: Final = "weight sync"
+SMALLEST_SHARE: Final = 0.001
+"""Parts below this share of a step are counted in the rest."""
+COLUMNS: Final = (266, 352, WIDTH)
+BAR_LEFT: Final = 62
+BAR: Final = 24
+ROW: Final = 19
+NUM_COLOURS: Final = 9
+
+
+def list_parts(view: View, variant: str) -> dict[str, float]:
+    """Return the seconds of each part of a variant's mean step; the parts add up to the step."""
+
+    def mean(*metrics: str) -> float | None:
+        values = [value for metric in metrics if is_drawable(value := view.mean(metric, variant))]
+        return sum(values) if values else None
+
+    step = mean(STEP_TIME)
+    if not step:
+        return {}
+    forward, backward = "module_{}_forward_s", "module_{}_backward_s"
+    log_probs = None
+    if view.is_comparable(forward.format("log_probs")):
+        log_probs = mean(forward.format("log_probs"), backward.format("log_probs"))
+    loss = _split(LOSS, mean(forward.format("grpo_loss"), backward.format("grpo_loss")), {LOG_PROBS: log_probs})
+    update = _split(UPDATE, mean("actor_train_time_s"), {**loss, OPTIMIZER: mean("module_optimizer_s")})
+    wait = _split(WAIT, mean("train_wait_time_s"), {ROLLOUT: mean("rollout_time_s"), SYNC: mean("weight_sync_time_s")})
+    passes = {
+        view.label(name).label.removesuffix(" time"): mean(name)
+        for name in ("log_probs_time_s", "ref_log_probs_time_s")
+    }
+    return _split(REST, step, {**wait, **passes, **update}, smallest=SMALLEST_SHARE * step)
+
+
+def _split(
+    name: str, whole: float | None, parts: Mapping[str, float | None], smallest: float = 0.0
+) -> dict[str, float]:
+    """Divide a time into its parts and the rest, which has the name; parts that do not fit into it are left out."""
+    if whole is None:
+        return {}
+    found = {part: value for part, value in parts.items() if value is not None and value > smallest}
+    rest = whole - sum(found.values())
+    return {name: whole} if rest < -0.01 * whole else {**found, name: max(0.0, rest)}
+
+
+def plot_parts(view: View) -> Figure:
+    key = "plot-modules"
+    variants: tuple[str, ...] = (BASELINE, ENABLED)
+    found = {variant: parts for variant in variants if (parts := list_parts(view, variant))}
+    if not found:
+        return Figure(key=key, title=TITLE, caption=f"{TITLE}: {NOT_RECORDED}.")
+    names = [name for name in dict.fromkeys([*found.get(BASELINE, {}), *found.get(ENABLED, {})]) if name != REST]
+    names.append(REST)
+    longest = max(sum(parts.values()) for parts in found.values())
+    unit, scale = ("ms", 1e3) if longest < 10 else ("s", 1.0)
+    body: list[str] = []
+    top = 4.0
+    for variant, parts in found.items():
+        body += [text(0, top + 16, variant, "tick"), *_draw_bar(parts, names, top, (WIDTH - BAR_LEFT) / longest)]
+        top += BAR + 8
+    body += _draw_table(found, names, top + ROW, scale, unit)
+    caption = (
+        "Means over the scored steps. The parts do not overlap and add up to the step. The loss, its log-probs, the "
+        "optimizer, and forward and backward of the model are the parts of an update."
+    )
+    if view.analysis.is_crossover:
+        caption += " The change of a part is that of the two means, not the paired estimate."
+    return make_figure(key, TITLE, caption, top + ROW * (len(names) + 2) + 8, body)
+
+
+def _draw_bar(parts: dict[str, float], names: list[str], top: float, pixels: float) -> Iterator[str]:
+    left = float(BAR_LEFT)
+    for number, name in enumerate(names):
+        width = parts.get(name, 0.0) * pixels
+        if width > 0:
+            yield rect(left, top, width, BAR, f"part {_colour(number, names)}")
+        left += width
+
+
+def _draw_table(
+    found: dict[str, dict[str, float]], names: list[str], y: float, scale: float, unit: str
+) -> Iterator[str]:
+    yield text(0, y, f"part ({unit})", "axis")
+    for column, name in zip(COLUMNS, (BASELINE, ENABLED, "change"), strict=True):
+        yield text(column, y, name, "axis", "end")
+    rows = [(name, [found.get(variant, {}).get(name) for variant in (BASELINE, ENABLED)]) for name in names]
+    whole = [sum(found[variant].values()) if variant in found else None for variant in (BASELINE, ENABLED)]
+    for number, (name, values) in enumerate([*rows, ("step", whole)]):
+        y += ROW
+        is_sum = number == len(names)
+        if is_sum:
+            yield line(0, y - 13, WIDTH, y - 13, "grid")
+        else:
+            yield rect(0, y - 10, 11, 11, f"part {_colour(number, names)}")
+        style = "strong" if is_sum else ""
+        yield text(17, y, name, style)
+        for column, value in zip(COLUMNS, values, strict=False):
+            yield text(column, y, "–" if value is None else _format(value * scale), style, "end")
+        first, second = values
+        if first and second is not None:
+            yield text(COLUMNS[2], y, format_change(second / first, 1), style, "end")
+
+
+def _colour(number: int, names: list[str]) -> str:
+    return "part-rest" if names[number] == REST else f"part-{number % NUM_COLOURS}"
+
+
+def _format(value: float) -> str:
+    """Return a time with a decimal where it is small, so that columns of times can be added up by eye."""
+    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
