@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> None:
         for case in cases:
             harness.time_case(case, sweep)
         logger.info("perf %d: %s", sweep, {"perf/step_time": time.perf_counter() - began})
-        if sweep == 0:
-            _record_libraries()
+        if sweep == 0 and (folder := os.environ.get(LIBRARIES_DIR)):
+            write_json(libraries_file(Path(folder), 0), loaded_libraries())
     for case in cases:
         harness.check_case(case)
 
@@ -94,12 +94,6 @@ def list_implementations(suite: OperatorsWorkload) -> tuple[BenchedImplementatio
         problems = (Problem(where, "no such implementation", got=name, expected=f"any of {menu}") for name in unknown)
         raise SpecError(*problems)
     return tuple(item for item in known if not suite.implementations or item.name in suite.implementations)
-
-
-def _record_libraries() -> None:
-    folder = os.environ.get(LIBRARIES_DIR)
-    if folder:
-        write_json(libraries_file(Path(folder), 0), loaded_libraries())
 
 
 if __name__ == "__main__":

@@ -43,11 +43,13 @@ def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
         if not isinstance(call["logits"], HiddenStates):
             return Refusal(Reason.LOGITS)
         weight = call["logits"].head.weight
-        refusal = (
-            _find_call_refusal(call)
-            or find_weight_refusal(weight, loaded.implementation)
-            or find_form_refusal(weight, is_on_device=is_on_device)
+        refusal = find_weight_refusal(weight, loaded.implementation) or find_form_refusal(
+            weight, is_on_device=is_on_device
         )
+        if call["with_entropy"]:
+            refusal = Refusal(Reason.ENTROPY_METRIC)
+        if call["log_prob_keep_mask"] is not None:
+            refusal = Refusal(Reason.TOP_P_REPLAY)
         if refusal is not None:
             expected = "a call that the route supports, because a fallback would need logits"
             raise RouteFailed(f"{NAME}: a call cannot be served: {refusal}, expected {expected}")
@@ -70,12 +72,6 @@ def make_linear_logp_route(context: RouteContext) -> Route | Refusal:
         return selected.unsqueeze(-1), None
 
     return Route(implementation=loaded.implementation, version=loaded.version, refuse=refuse, run=run)
-
-
-def _find_call_refusal(call: Call) -> Refusal | None:
-    if call["log_prob_keep_mask"] is not None:
-        return Refusal(Reason.TOP_P_REPLAY)
-    return Refusal(Reason.ENTROPY_METRIC) if call["with_entropy"] else None
 
 
 def find_weight_refusal(weight: torch.Tensor, implementation: str) -> Refusal | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rlk_repro.operators import BATCH_INVARIANT_LOGP, OPERATORS, Reason, Refusal
 
@@ -52,8 +52,7 @@ class LoadedOperator:
         return "" if self.provenance is None else str(self.provenance["actual_backend"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contracts:
+class Contracts(NamedTuple):
     """RL-Kernel's newer registry, which chooses operators by contract, and the module that defines the contracts."""
 
     registry: Any
