@@ -1,4 +1,4 @@
-"""Simulate the rules of measurement with NumPy: 20,000 runs of the crossover design for each case of noise.
+"""Simulate the rules of the crossover design with NumPy: 20,000 runs for each case of noise.
 
     python -m benchmarks.rules          # the table of docs/statistics.md
 
@@ -33,6 +33,8 @@ FEWEST_NARROW: Final = 200
 """A share over fewer narrow intervals is too uncertain to hold against a bar."""
 
 Array: TypeAlias = "npt.NDArray[np.float64]"
+Picks: TypeAlias = "npt.NDArray[np.int64]"
+"""The number of each run's schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class Case:
     enabled step after each change of the variant.  With ``is_noisy``, sessions alone owe some of their power to luck.
     """
 
-    name: str
+    name: str = ""
     sessions: int = 4
     blocks: int = 8
     period_steps: int = 2
@@ -61,13 +63,8 @@ class Case:
 
     @property
     def measure(self) -> Measure:
-        return Measure(
-            design="crossover",
-            rules=2,
-            sessions=self.sessions,
-            blocks=self.blocks,
-            period_steps=self.period_steps,
-        )
+        return Measure(design="crossover", rules=2, sessions=self.sessions, blocks=self.blocks,
+                       period_steps=self.period_steps)  # fmt: skip
 
 
 CASES: Final = (
@@ -90,15 +87,24 @@ CASES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """``errors`` are of the runs' log ratios; ``alone`` are half widths from sessions, ``widths`` with the floor."""
+    """``errors`` are of the runs' log ratios; ``alone`` are half widths from sessions, which ``floors`` may widen.
+
+    ``carried`` are the gaps (run, session) that the gate on carry-over judges; None without that gate.
+    """
 
     case: Case
     errors: Array
     alone: Array
-    widths: Array
     floors: Array
     carried: Array | None = None
-    """The gaps (run, session) that the gate on carry-over judges; None without that gate."""
+
+    @property
+    def widths(self) -> Array:
+        return np.maximum(self.alone, self.floors)
+
+    @property
+    def is_narrow(self) -> npt.NDArray[np.bool_]:
+        return self.alone < self.floors / 2
 
     def pass_gate(self, gain: float) -> npt.NDArray[np.bool_]:
         """Tell in which runs the gate on carry-over passes."""
@@ -106,16 +112,14 @@ class Outcome:
             return np.ones(len(self.errors), dtype=bool)
         number = self.carried.shape[1]
         reach = stats.t.ppf(1 - ALPHA, number - 1) * self.carried.std(axis=1, ddof=1) / math.sqrt(number)
-        nearest = np.abs(self.errors - math.log1p(gain)) - self.alone
-        margin = np.maximum(math.log1p(SMALLEST), nearest)
+        margin = np.maximum(math.log1p(SMALLEST), np.abs(self.errors - math.log1p(gain)) - self.alone)
         return np.asarray(np.abs(self.carried.mean(axis=1)) + reach <= margin)
 
-    def cover(self, widths: Array) -> Array:
-        return np.abs(self.errors) <= widths
-
-    @property
-    def is_narrow(self) -> npt.NDArray[np.bool_]:
-        return self.alone < self.floors / 2
+    def find_coverage(self, widths: Array) -> tuple[float, float]:
+        """Return the coverage of all intervals, and that of narrow ones, which is NaN if they are too few."""
+        covers = np.abs(self.errors) <= widths
+        narrow = covers[self.is_narrow]
+        return float(np.mean(covers)), float(np.mean(narrow)) if len(narrow) >= FEWEST_NARROW else math.nan
 
     def find_faster(self, widths: Array, gain: float) -> float:
         """Return the share of runs whose interval lies wholly beyond the smallest effect, at a true gain."""
@@ -126,20 +130,16 @@ class Outcome:
         if self.case.after_switch:
             false = self.find_faster(self.widths, 0.0)
             return [f"{self.case.name}: {false:.5f} of runs without a gain are faster"] if false else []
-        found = {
-            "coverage": (float(np.mean(self.cover(self.widths))), 0.94, 1.0),
-            "false faster": (self.find_faster(self.widths, SMALLEST), 0.0, 0.028),
-        }
+        coverage, narrow = self.find_coverage(self.widths)
+        lost = self.find_faster(self.alone, LARGER) - self.find_faster(self.widths, LARGER)
+        bars = [("coverage", coverage, 0.94, 1.0), ("false faster", self.find_faster(self.widths, SMALLEST), 0, 0.028)]
         if not self.case.is_noisy:
-            lost = self.find_faster(self.alone, LARGER) - self.find_faster(self.widths, LARGER)
-            found["lost power"] = (lost, 0.0, 0.005)
-        if not self.case.between and np.sum(self.is_narrow) >= FEWEST_NARROW:
-            found["coverage of narrow intervals"] = (float(np.mean(self.cover(self.widths)[self.is_narrow])), 0.93, 1.0)
-        return [
-            f"{self.case.name}, {self.case.sessions} sessions: {what} is {value:.4f}, expected {low} to {high}"
-            for what, (value, low, high) in found.items()
-            if not low <= value <= high
-        ]
+            bars.append(("lost power", lost, 0, 0.005))
+        if not self.case.between and not math.isnan(narrow):
+            bars.append(("coverage of narrow intervals", narrow, 0.93, 1.0))
+        name = f"{self.case.name}, {self.case.sessions} sessions"
+        return [f"{name}: {what} is {value:.4f}, expected {low} to {high}"
+                for what, value, low, high in bars if not low <= value <= high]  # fmt: skip
 
 
 def hodges_lehmann(values: Array) -> Array:
@@ -151,26 +151,21 @@ def hodges_lehmann(values: Array) -> Array:
 def simulate(case: Case, num_runs: int = NUM_RUNS, seed: int = SEED) -> Outcome:
     source = np.random.default_rng([seed, *case.name.encode(), case.sessions, round(10 * case.between)])
     schedules = [make_schedule(case.measure, number) for number in range(NUM_SCHEDULES)]
-    parts, gaps = [], []
+    parts = []
     for start in range(0, num_runs, CHUNK):
-        number = min(CHUNK, num_runs - start)
-        effects_of, gaps_of = [], []
+        effects, gaps = [], []
         for place in range(case.sessions):
-            picks = source.integers(NUM_SCHEDULES, size=number)
+            picks = source.integers(NUM_SCHEDULES, size=min(CHUNK, num_runs - start))
             times = draw_times(case, schedules, picks, source)
-            effects_of.append(find_block_effects(case, schedules, times, picks, has_lost=place == 0))
-            gaps_of.append(find_gaps(schedules, times, picks))
-        parts.append(estimate(effects_of))
-        gaps.append(np.stack(gaps_of, axis=1))
-    errors, alone, floors = (np.concatenate(column) for column in zip(*parts, strict=True))
-    carried = np.concatenate(gaps) if case.period_steps == 1 else None
-    widths = np.maximum(alone, floors)
-    return Outcome(case=case, errors=errors, alone=alone, widths=widths, floors=floors, carried=carried)
+            effects.append(find_block_effects(Case() if place else case, schedules, times, picks, case.period_steps))
+            gaps.append(find_gaps(schedules, times, picks))
+        parts.append((*estimate(effects), np.stack(gaps, axis=1)))
+    errors, alone, floors, carried = (np.concatenate(column) for column in zip(*parts, strict=True))
+    has_gate = case.period_steps == 1
+    return Outcome(case=case, errors=errors, alone=alone, floors=floors, carried=carried if has_gate else None)
 
 
-def draw_times(
-    case: Case, schedules: Sequence[Schedule], picks: npt.NDArray[np.int64], source: np.random.Generator
-) -> Array:
+def draw_times(case: Case, schedules: Sequence[Schedule], picks: Picks, source: np.random.Generator) -> Array:
     """Return log step times (run, step) of one session of each run, without an effect of the variant."""
     shape = len(picks), len(schedules[0].rollouts)
     noise = source.standard_t(case.tail, shape) if case.tail else source.normal(size=shape)
@@ -178,7 +173,8 @@ def draw_times(
         noise[:, step] = case.correlation * noise[:, step - 1] + math.sqrt(1 - case.correlation**2) * noise[:, step]
     times = case.step_sd * noise + math.log(5) * (source.random(shape) < case.stalls)
     times += _draw_drift(case, shape, source)
-    enabled = _stack([[item.variant == "enabled" for item in schedule.rollouts] for schedule in schedules])[picks]
+    variants = np.array([[rollout.variant for rollout in schedule.rollouts] for schedule in schedules])
+    enabled = (variants == "enabled").astype(float)[picks]
     spread = case.between * case.step_sd / math.sqrt(case.blocks)
     times += enabled * source.normal(scale=spread or 1e-300, size=(shape[0], 1))
     is_first = np.diff(enabled, axis=1, prepend=0.0) > 0
@@ -193,57 +189,49 @@ def _draw_drift(case: Case, shape: tuple[int, int], source: np.random.Generator)
     if case.drift == "quadratic":
         return np.broadcast_to(0.2 * (2 * share - 1) ** 2, shape)
     if case.drift == "waves":
-        phases = source.uniform(0, 2 * math.pi, size=(3, shape[0], 1))
-        return np.asarray(sum(0.05 * np.sin(2 * math.pi * 5 * steps / wave + phase)
-                              for wave, phase in zip((180, 480, 1200), phases, strict=True)))  # fmt: skip
+        turns = np.multiply.outer(1 / np.array([180, 480, 1200]), 2 * math.pi * 5 * steps)[:, None]
+        return np.asarray(0.05 * np.sin(turns + source.uniform(0, 2 * math.pi, size=(3, shape[0], 1))).sum(axis=0))
     if case.drift == "random walk":
         return np.cumsum(source.normal(scale=0.01, size=shape), axis=1)
     return np.zeros(shape)
 
 
-def _stack(rows: Sequence[Sequence[bool]]) -> Array:
-    return np.array(rows, dtype=np.float64)
-
-
 def find_block_effects(
-    case: Case,
-    schedules: Sequence[Schedule],
-    times: Array,
-    picks: npt.NDArray[np.int64],
-    *,
-    has_lost: bool = False,
+    case: Case, schedules: Sequence[Schedule], times: Array, picks: Picks, period_steps: int
 ) -> Array:
-    """Return the effects (run, block) of the blocks that count."""
+    """Return the effects (run, block) of the blocks that ``case`` leaves."""
     steps, signs = [], []
     for schedule in schedules:
-        kept = list_kept(case, schedule) if has_lost else list_kept(Case(name=""), schedule)
-        period = case.period_steps
-        steps.append([schedule.steps_of_blocks[block][period - 1 :: period] for block in kept])
+        kept = list_kept(case, schedule)
+        steps.append([schedule.steps_of_blocks[block][period_steps - 1 :: period_steps] for block in kept])
         signs.append([[0.5 if label == "B" else -0.5 for label in schedule.blocks[block].order] for block in kept])
-    index, sign = np.array(steps)[picks], np.array(signs)[picks]
-    found = np.take_along_axis(times, index.reshape(len(picks), -1), axis=1).reshape(index.shape)
-    return np.asarray((found * sign).sum(axis=-1))
+    return np.asarray((_take(times, steps, picks) * np.array(signs)[picks]).sum(axis=-1))
 
 
-def find_gaps(schedules: Sequence[Schedule], times: Array, picks: npt.NDArray[np.int64]) -> Array:
+def find_gaps(schedules: Sequence[Schedule], times: Array, picks: Picks) -> Array:
     """Return how the second step of a block differs from its third, in ABBA minus in BAAB, of each run."""
     sides = []
     for order in ORDERS:
-        steps = [
-            [schedule.steps_of_blocks[number][1:3] for number in list_kept(Case(name=""), schedule)
-             if schedule.blocks[number].order == order]
-            for schedule in schedules
-        ]  # fmt: skip
-        index = np.array([rows[: min(map(len, steps))] for rows in steps])[picks]
-        found = np.take_along_axis(times, index.reshape(len(picks), -1), axis=1).reshape(index.shape)
+        steps = []
+        for schedule in schedules:
+            blocks = [number for number in list_kept(Case(), schedule) if schedule.blocks[number].order == order]
+            steps.append([schedule.steps_of_blocks[number][1:3] for number in blocks])
+        fewest = min(map(len, steps))
+        found = _take(times, [rows[:fewest] for rows in steps], picks)
         sides.append(hodges_lehmann(found[..., 0] - found[..., 1]))
     return np.asarray(sides[0] - sides[1])
+
+
+def _take(times: Array, steps: Sequence[object], picks: Picks) -> Array:
+    """Return each run's times at the ``steps`` of its schedule."""
+    index = np.array(steps)[picks]
+    return np.take_along_axis(times, index.reshape(len(picks), -1), axis=1).reshape(index.shape)
 
 
 def list_kept(case: Case, schedule: Schedule) -> list[int]:
     """Return the comparing blocks that are not void."""
     blocks = [number for number, block in enumerate(schedule.blocks) if not block.is_control]
-    wanted = [number for number in blocks if schedule.blocks[number].order == (case.lost_order or "ABBA")]
+    wanted = [number for number in blocks if schedule.blocks[number].order == case.lost_order]
     lost = wanted[: case.lost] if case.lost_order else blocks[1 : 1 + case.lost]
     return [number for number in blocks if number not in lost]
 
@@ -261,39 +249,35 @@ def estimate(sessions: Sequence[Array]) -> tuple[Array, Array, Array]:
 
 
 def render_table(outcomes: Sequence[Outcome]) -> str:
-    """Return Markdown; in each column the sessions alone come first, then the rule with the floor."""
+    """Return Markdown; in each column the sessions alone (rules 1) come first, then the rule with the floor."""
     lines = [
         "| noise | sessions | spread | coverage | narrow | coverage of narrow | false `faster` | `faster` at 1.5 % |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for item in outcomes:
-        pairs = [(np.mean(item.cover(item.alone)), np.mean(item.cover(item.widths)))]
-        narrow = item.is_narrow
-        pairs.append(tuple(np.mean(item.cover(widths)[narrow]) if np.sum(narrow) >= FEWEST_NARROW else math.nan
-                           for widths in (item.alone, item.widths)))  # fmt: skip
-        pairs += [
-            (item.find_faster(item.alone, gain), item.find_faster(item.widths, gain)) for gain in (SMALLEST, LARGER)
-        ]
-        shown = ["–" if math.isnan(old) else f"{100 * old:.1f} → {100 * new:.1f}" for old, new in pairs]
-        shown.insert(1, f"{100 * np.mean(narrow):.1f}")
+        old, new = ([*item.find_coverage(widths), *(item.find_faster(widths, gain) for gain in (SMALLEST, LARGER))]
+                    for widths in (item.alone, item.widths))  # fmt: skip
+        shown = ["–" if math.isnan(one) else f"{100 * one:.1f} → {100 * other:.1f}"
+                 for one, other in zip(old, new, strict=True)]  # fmt: skip
+        shown.insert(1, f"{100 * np.mean(item.is_narrow):.1f}")
         row = [item.case.name, str(item.case.sessions), f"{item.case.between:g} ×", *shown]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Simulate the rules of measurement.")
+    parser = argparse.ArgumentParser(description="Simulate the rules of the crossover design.")
     parser.add_argument("--runs", type=int, default=NUM_RUNS, help="per case")
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args(argv)
     outcomes = [simulate(case, options.runs, options.seed) for case in CASES]
-    misses = [miss for outcome in outcomes for miss in outcome.find_misses()]
-    planted = [outcome for outcome in outcomes if outcome.case.after_switch]
     sys.stdout.write(render_table([outcome for outcome in outcomes if not outcome.case.after_switch]))
-    for item in planted:
-        old, new = (replace(item, carried=gaps).find_faster(item.widths, 0.0) for gaps in (None, item.carried))
-        shares = f"{100 * old:.1f} % of runs without the gate, {100 * new:.3f} % with it"
-        sys.stdout.write(f"{item.case.name}, spread {item.case.between:g} ×, no gain: faster in {shares}\n")
+    for item in outcomes:
+        if item.case.after_switch:
+            without = replace(item, carried=None).find_faster(item.widths, 0.0)
+            found = f"{100 * without:.1f} % of runs without the gate, {100 * item.find_faster(item.widths, 0.0):.3f} %"
+            sys.stdout.write(f"{item.case.name}, spread {item.case.between:g} ×, no gain: faster in {found} with it\n")
+    misses = [miss for outcome in outcomes for miss in outcome.find_misses()]
     sys.stdout.write("".join(f"missed: {miss}\n" for miss in misses))
     return 1 if misses else 0
 

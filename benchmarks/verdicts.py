@@ -106,16 +106,8 @@ NOISY: Final = Noise(
 )
 QUIET: Final = Noise(linear_drift=0.005, walk_sd=0.0005, trial_sd=0.0028, step_sd=0.005)
 _SPELLINGS: Final = {
-    "carry-over of 1 % in first steps": "the first enabled step after each switch takes 1 % longer (carry-over)",
-    "carry-over of -3 % in first steps": "the first enabled step after each switch takes 3 % less time (carry-over)",
-    ", steps ": ", steps vary by ",
-    ", tokens ": ", tokens vary by ",
     "abs diff 1.5 times": "log-prob difference 1.5 times as large",
     "quiet": "little noise",
-    "sessions spread 0 ×": "effects do not vary between sessions",
-    "sessions spread 1 ×": "effects vary between sessions by as much as the standard error within a session",
-    "sessions spread 3 ×": "effects vary between sessions by 3 times the standard error within a session",
-    "stall of 5 ×": "step 5 times as long",
     "strong walk (2 % a trial)": "random walk of 2 % between trials",
     "very noisy": "much noise",
 }

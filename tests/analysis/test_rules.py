@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.crossover import make_whole
-from rlk_repro.analysis.gates import CARRIED, TRAINING, Evidence, make_gates
-from rlk_repro.analysis.noise import find_noise
+from rlk_repro.analysis.gates import CARRIED, TRAINING, make_gates
 from rlk_repro.analysis.sessions import ADJUSTED, Session, compare_sessions, find_slopes, make_session
 from rlk_repro.analysis.verdict import OVERRIDDEN, judge
 from rlk_repro.plan import Trial
@@ -17,7 +15,7 @@ from rlk_repro.rundir.results import Gate, GateStatus, Series, TrialResult, coun
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Measure
 from rlk_repro.statistics.stats import ENERGY, STEP_TIME, UNADJUSTED
-from tests.support.judged_pairs import MEASURE, around, judge_pairs, make_pair, make_pairs
+from tests.support.judged_pairs import MEASURE, around, gather_sessions, judge_pairs, make_pair, make_pairs, make_whole
 
 PASSED, FAILED, UNDECIDED, NOT_APPLICABLE, NOT_PLANNED = GateStatus
 RULES = Measure(**{**MEASURE.model_dump(), "rules": 2})
@@ -95,20 +93,6 @@ def make_result(trial: Trial, series: dict[str, list[float]]) -> TrialResult:
     return replace(whole, series=(*others, *own))
 
 
-def gather(measure: Measure, sessions: list[Session], **options: object) -> Evidence:
-    pairs, blocks = compare_sessions(sessions)
-    return Evidence(
-        measure=measure,
-        lane="train-only",
-        pairs=pairs,
-        trials={arm.name: arm for session in sessions for arm in session.arms},
-        differences=(),
-        blocks=blocks,
-        noise=find_noise(sessions, [pair.pair for pair in pairs]) if measure.rules > 1 else {},
-        **options,  # type: ignore[arg-type]
-    )
-
-
 @pytest.mark.parametrize(
     ("carried", "control_blocks", "status"),
     [
@@ -125,14 +109,14 @@ def test_periods_of_one_step_need_control_blocks_and_no_carry_over(
 ) -> None:
     measure, sessions = make_sessions(carried=carried)
     planned = measure.model_copy(update={"control_blocks": control_blocks})
-    gates = {gate.name: gate for gate in make_gates(gather(planned, sessions))}
+    gates = {gate.name: gate for gate in make_gates(gather_sessions(planned, sessions))}
     assert gates[CARRIED].status is status
     assert gates["control_blocks"].status is (NOT_PLANNED if not control_blocks else gates["control_blocks"].status)
 
 
 def test_older_rules_and_longer_periods_have_no_gate_on_carry_over() -> None:
     for options in ({"rules": 1}, {"period_steps": 2}):
-        names = [gate.name for gate in make_gates(gather(*make_sessions(**options)))]  # type: ignore[arg-type]
+        names = [gate.name for gate in make_gates(gather_sessions(*make_sessions(**options)))]  # type: ignore[arg-type]
         assert CARRIED not in names
 
 
@@ -161,10 +145,10 @@ def test_a_slope_on_tokens_is_between_0_and_1_or_left_out(
 
 @pytest.mark.parametrize(("times", "n"), [(0.3, 0), (0.99, 0), (1.01, 4)])
 def test_energy_counts_only_over_scored_periods_of_a_second(times: float, n: int) -> None:
-    effects = {item.metric: item for item in judge(gather(*make_sessions(times=times))).effects}
+    effects = {item.metric: item for item in judge(gather_sessions(*make_sessions(times=times))).effects}
     assert effects[ENERGY].n == n
     assert ("1 s" in effects[ENERGY].note) is (n == 0)
-    before = {item.metric: item for item in judge(gather(*make_sessions(times=times, rules=1))).effects}
+    before = {item.metric: item for item in judge(gather_sessions(*make_sessions(times=times, rules=1))).effects}
     assert before[ENERGY].n == 4
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlk_repro.analysis.gates import Evidence
+from rlk_repro.analysis.noise import find_noise
+from rlk_repro.analysis.sessions import Session, compare_sessions
 from rlk_repro.analysis.verdict import Judgement, judge
-from rlk_repro.rundir.results import PairResult, PairStatus, ProofStatus, TrialResult, TrialStatus
+from rlk_repro.plan import Trial
+from rlk_repro.rundir.results import PairResult, PairStatus, ProofStatus, Series, TrialResult, TrialStatus
 from rlk_repro.spec import Lane, Measure
 from rlk_repro.statistics.stats import pair_metrics, summarise
 
@@ -119,3 +122,35 @@ def judge_pairs(
         **{"differences": (), **options},
     )
     return judge(evidence, is_exploratory=is_exploratory)
+
+
+def make_whole(trial: Trial, times: Sequence[float], tokens: Sequence[float]) -> TrialResult:
+    """A session that ended well, before its steps are divided by variant."""
+    series = {
+        "step_time_s": times,
+        "actor_train_time_s": times,
+        "train_tokens_per_s": [number / value for number, value in zip(tokens, times, strict=True)],
+        "train_rollout_logprob_abs_diff": [0.01] * len(times),
+        "peak_memory_bytes": [6e10] * len(times),
+        "raw_reward": [0.5 + 0.01 * (step % 3) for step in range(len(times))],
+        "grad_norm": [1.0] * len(times),
+    }
+    shown = [Series(metric=name, source="", values=tuple(values), lines=(None,) * len(values))
+             for name, values in series.items()]  # fmt: skip
+    return replace(make_trial(trial.pair, trial.variant, {}, ProofStatus.PROVED), series=tuple(shown))
+
+
+def gather_sessions(
+    measure: Measure, sessions: Sequence[Session], lane: Lane = "train-only", **options: Any
+) -> Evidence:
+    pairs, blocks = compare_sessions(sessions)
+    return Evidence(
+        measure=measure,
+        lane=lane,
+        pairs=pairs,
+        trials={arm.name: arm for session in sessions for arm in session.arms},
+        differences=(),
+        blocks=blocks,
+        noise=find_noise(sessions, [pair.pair for pair in pairs]) if measure.rules > 1 else {},
+        **options,
+    )
