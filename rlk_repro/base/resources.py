@@ -42,6 +42,10 @@ def user_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or home_dir() / ".local" / "state") / "rlk-repro"
 
 
+def user_cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_dir() / ".cache") / "rlk-repro"
+
+
 def list_names(folders: list[Path]) -> list[str]:
     return sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")})
 

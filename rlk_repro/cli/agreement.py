@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from rlk_repro.cli.bundles import BundlePath
+from rlk_repro.cli.bundles import BundleName, find_bundle
 from rlk_repro.cli.output import AsJson, Unsealed, say, say_json, show
 from rlk_repro.cli.report import read_fail_on
 
@@ -15,7 +15,7 @@ WORDS: Final = {OUTSIDE: "fail", "not-measured": "not measured"}
 
 
 def agreement(
-    bundle: BundlePath,
+    name: BundleName = None,
     fail_on: Annotated[
         str | None, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these results: outside, not-measured.")
     ] = None,
@@ -33,6 +33,7 @@ def agreement(
     from rlk_repro.submit.authored import OTHER_CONTRACT
 
     unwanted = {WORDS[word] for word in read_fail_on(fail_on, WORDS, "word")}
+    bundle = find_bundle(name)
     analysis, context = load_result(bundle, is_linked=False)
     checks, is_other_contract = analysis.checks, OTHER_CONTRACT in context.findings
     summary = describe_checks(checks)

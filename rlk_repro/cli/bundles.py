@@ -8,16 +8,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlk_repro.cli.completion import complete_id
 from rlk_repro.cli.output import AsJson, Unsealed, say, say_answer, say_findings, say_json
 
 if TYPE_CHECKING:
     from rlk_repro.bundle.verify import Verification
 
-BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a run directory.")]
+BundleName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[BUNDLE]",
+        help="A bundle.tgz, a run directory or a run's id; default: the newest run.",
+        show_default=False,
+        autocompletion=complete_id,
+    ),
+]
+
+
+def find_bundle(name: str | None) -> Path:
+    """Return the path that a user means: an existing path, or the bundle of a run of theirs."""
+    from rlk_repro.rundir.store import find_run_dir, list_run_dirs
+
+    if name is not None:
+        path = Path(name)
+        if path.exists() or not any(item.run_id.startswith(name) for item in list_run_dirs()):
+            return path
+    run_dir = find_run_dir(name)
+    return run_dir.bundle if run_dir.bundle.is_file() else run_dir.root
 
 
 def verify(
-    bundle: BundlePath,
+    name: BundleName = None,
     expected_id: Annotated[
         str | None, typer.Option("--id", metavar="SHA256", help="The bundle's expected id, 64 hex digits.")
     ] = None,
@@ -26,6 +47,7 @@ def verify(
     """Check every file of a bundle against its checksums, and print all findings."""
     from rlk_repro.bundle import verify as checks
 
+    bundle = find_bundle(name)
     found = checks.verify(bundle, expected_id=expected_id)
     if as_json:
         say_json(found)
@@ -48,17 +70,17 @@ def _id_lines(found: Verification, expected_id: str | None) -> Iterator[str]:
         yield f"  but --id expects {expected_id}"
 
 
-def inspect(bundle: BundlePath, as_json: AsJson = False) -> None:
+def inspect(name: BundleName = None, as_json: AsJson = False) -> None:
     """Print what a bundle contains."""
     from rlk_repro.bundle.seal import inspect_bundle
 
-    info = inspect_bundle(bundle)
+    info = inspect_bundle(find_bundle(name))
     say_answer(info, *info.lines(), as_json=as_json)
 
 
 def diff(
-    first: BundlePath,
-    second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle to compare with the first.")],
+    first: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle.tgz, a run directory or a run's id.")],
+    second: Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle to compare with the first.")],
     is_gate: Annotated[
         bool, typer.Option("--gate", help="Only check whether the second bundle is worse; exit 1 if it is.")
     ] = False,
@@ -70,9 +92,9 @@ def diff(
     from rlk_repro.replay.compare import diff_bundles
 
     if is_gate:
-        _judge_gate(first, second, as_json=as_json)
+        _judge_gate(find_bundle(first), find_bundle(second), as_json=as_json)
         return
-    found = diff_bundles(first, second)
+    found = diff_bundles(find_bundle(first), find_bundle(second))
     if as_json:
         say_json(found)
     else:

@@ -72,12 +72,16 @@ def _ask(question: str, choices: Sequence[str], likeliest: str) -> str:
             return choices[int(answer) - 1]
 
 
-def show(name: Name, as_json: AsJson = False) -> None:
+def show(
+    name: Name,
+    cluster: Annotated[str | None, typer.Option(help="slurm or k8s, where both have a profile of this name.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show a profile with all default values, and what each preflight check does on failure."""
     from rlk_repro.agent.preflight.checks import default_policies
     from rlk_repro.spec.values import EVERY_KEY
 
-    profile = _load(name)
+    profile = _load(name, cluster)
     value: dict[str, Any] = profile.model_dump(mode="json", by_alias=True, context=EVERY_KEY)
     policies = {**default_policies(), **profile.preflight.policy}
     value["preflight"]["policy"] = {str(key): str(item) for key, item in policies.items()}
@@ -87,12 +91,13 @@ def show(name: Name, as_json: AsJson = False) -> None:
         say_yaml(profile.profile, value)
 
 
-def _load(name: str) -> Profile:
-    from rlk_repro.base.resources import all_profile_folders
+def _load(name: str, cluster: str | None) -> Profile:
+    from rlk_repro.base.resources import all_profile_folders, profile_folders
     from rlk_repro.clusters.registry import BACKENDS
     from rlk_repro.spec.load import load_profile
 
-    return load_profile(name, all_profile_folders(), BACKENDS).model
+    folders = all_profile_folders() if cluster is None else profile_folders(cluster)
+    return load_profile(name, folders, BACKENDS).model
 
 
 def check(
@@ -100,6 +105,7 @@ def check(
     run: Annotated[
         str | None, typer.Option("--run", help="Check also what this run needs.", autocompletion=complete_run)
     ] = None,
+    cluster: Annotated[str | None, typer.Option(help="slurm or k8s, where both have a profile of this name.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a profile against this cluster without a job; print what would fail, and why."""
@@ -108,7 +114,7 @@ def check(
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.submit import planning
 
-    profile = _load(name)
+    profile = _load(name, cluster)
     request = None if run is None else planning.Request(run=run, cluster=profile.cluster, profile=name)
     plan = None if request is None else planning.prepare(request).plan
     findings = get_backend(profile.cluster).check_profile(profile, plan)

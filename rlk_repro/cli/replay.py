@@ -15,6 +15,7 @@ import typer
 from rlk_repro.base.console import silence
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, NotReproduced, Problem, RlkReproError
 from rlk_repro.base.units import count, group, name_some
+from rlk_repro.cli.bundles import BundleName, find_bundle
 from rlk_repro.cli.completion import complete_profile
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, show
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
@@ -31,7 +32,7 @@ MOST_IN_FULL: Final = 2
 
 
 def replay(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.tgz or a sealed run directory.")],
+    name: BundleName = None,
     is_analyze_only: Annotated[
         bool, typer.Option("--analyze-only", help="Analyse the logs again; run nothing.")
     ] = False,
@@ -58,6 +59,7 @@ def replay(
     from rlk_repro.replay.answers import Replayed, Rerun
     from rlk_repro.submit.consent import require_trust
 
+    bundle = find_bundle(name)
     recorded = steps.reanalyse(bundle)
     first = recorded.describe()
     if is_analyze_only and as_json:
@@ -235,7 +237,7 @@ def _show_dry_run(prepared: PreparedReplay, first: Reanalysis, needs: Sequence[P
     from rlk_repro.submit.consent import list_what_runs
     from rlk_repro.submit.show import describe_dry_run
 
-    plan, job, run_dir = prepared.launch.plan, prepared.launch.job, prepared.launch.run_dir
+    plan, job = prepared.launch.plan, prepared.launch.job
     recorded = prepared.recorded
     if as_json:
         say_json(
@@ -253,4 +255,4 @@ def _show_dry_run(prepared: PreparedReplay, first: Reanalysis, needs: Sequence[P
         return
     for need in needs:
         say(f"missing on this machine: {need.where} ({need.hint})")
-    show_dry_run(plan, job, run_dir, as_json=False)
+    show_dry_run(plan, job, is_job_shown=False, as_json=False)

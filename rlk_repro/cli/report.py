@@ -10,11 +10,21 @@ from typing import Annotated
 
 import typer
 
+from rlk_repro.cli.bundles import find_bundle
+from rlk_repro.cli.completion import complete_id
 from rlk_repro.cli.output import OTHER_FOLDER, AsJson, Unsealed, note, say_answer, say_json, say_text, show
 
 
 def report(
-    sources: Annotated[list[Path], typer.Argument(metavar="BUNDLE|RUN_DIR...", help="Bundles or run directories.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[BUNDLE|RUN_DIR|ID]...",
+            help="Bundles, run directories or runs' ids; default: the newest run.",
+            show_default=False,
+            autocompletion=complete_id,
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder for reports.")] = None,
     fail_on: Annotated[
         str | None, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these verdicts, such as slower.")
@@ -37,6 +47,7 @@ def report(
     from rlk_repro.rundir.results import VerdictWord
 
     unwanted = read_fail_on(fail_on and fail_on.replace("-", " "), [word.value for word in VerdictWord], "verdict")
+    sources = [find_bundle(name) for name in names] if names else [find_bundle(None)]
     results, is_doubtful = [], False
     for number, source in enumerate(sources, start=1):
         analysis, context = load_result(source, is_linked=is_folder(source) and output is None)

@@ -6,14 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rlk_repro.base.units import count
 from rlk_repro.cli.completion import FOLDERS, RunName
 from rlk_repro.cli.output import AsJson, say, say_json, say_yaml
 
 if TYPE_CHECKING:
     from rlk_repro.clusters.api import JobStatus
     from rlk_repro.rundir.paths import RunDir
+    from rlk_repro.spec import Run
     from rlk_repro.submit.sending import Launched
 
+_TRY: Final = "Try it, on any machine"
+_RANDOM: Final = "A training step of vime, random weights, no download"
+_WHOLE: Final = "A training step of vime, published models"
+_LOSS: Final = "vime's loss functions alone"
+_OPERATORS: Final = "Single operators"
+_GROUPS: Final = (_TRY, _RANDOM, _WHOLE, _LOSS, _OPERATORS)
 _SUBMITTED: Final = "{:<31} {:<22} {:<7} {:<10} {:<9} {}"
 
 
@@ -31,7 +39,7 @@ def list_kinds(
 ) -> None:
     """List the names of runs, hardware, stacks and profiles, and the file behind each name."""
     from rlk_repro.base.errors import Problem, SpecError
-    from rlk_repro.base.resources import display_name, find_yaml, list_names, suggest
+    from rlk_repro.base.resources import display_name, find_yaml, list_names, profile_folders, suggest
 
     if kind and kind not in FOLDERS:
         raise SpecError(
@@ -51,6 +59,9 @@ def list_kinds(
         say(f"{name}:")
         for item, file in files.items():
             say(f"  {item:<{width}}  {file}")
+        if name == "profiles":
+            k8s = list_names(profile_folders("k8s")[1:])
+            say(f"  with --cluster k8s also: {', '.join(k8s)}")
 
 
 def list_runs(
@@ -81,10 +92,35 @@ def list_runs(
             ]
         )
         return
-    width = max(len(run.run) for run in models)
-    for run in models:
-        say(f"{run.run:<{width}} {run.workload.kind:<10} {run.lane:<14} {', '.join(sorted(run.layouts))}")
-        say(f"{'':<{width}} {run.purpose}")
+    for title in _GROUPS:
+        say(f"{title}:")
+        for run in models:
+            if _find_group(run) == title:
+                say(f"  {run.run:<26} {_describe_size(run):<18} {', '.join(sorted(run.layouts))}")
+    say("rlk-repro runs show RUN prints one with its purpose")
+
+
+def _find_group(run: Run) -> str:
+    kind, source = run.workload.kind, getattr(getattr(run.workload, "model", None), "source", None)
+    if kind == "reference":
+        return _TRY
+    if kind == "operators":
+        return _OPERATORS
+    if kind == "module":
+        return _LOSS
+    return _RANDOM if getattr(source, "kind", "") == "random" else _WHOLE
+
+
+def _describe_size(run: Run) -> str:
+    """Return the GPUs and the time on the run's first hardware that has an estimate, such as ``8 GPUs, 4.5 h``."""
+    hardware = next((name for name in ("h200", *run.layouts) if name in run.expected_minutes), None)
+    layout = run.layouts[hardware or next(iter(run.layouts))]
+    num_gpus = layout.num_nodes * layout.gpus_per_node
+    size = count(num_gpus, "GPU") if num_gpus else "CPU"
+    if hardware is None:
+        return size
+    minutes = run.expected_minutes[hardware] * run.measure.num_trials
+    return f"{size}, {minutes / 60:.1f} h" if minutes >= 60 else f"{size}, {max(1, round(minutes))} min"
 
 
 def _list_submitted(*, as_json: bool) -> None:
@@ -111,8 +147,13 @@ def _list_submitted(*, as_json: bool) -> None:
 
 
 def _describe_submitted(item: Launched, answer: JobStatus) -> dict[str, Any]:
+    from rlk_repro.rundir.state import read_state
+
     return {
         "id": item.run_dir.run_id,
+        "run": item.run_dir.root.parent.name,
+        "verdict": _read_verdict(item.run_dir),
+        "progress": read_state(item.run_dir),
         "cluster": item.submission.cluster,
         "job_id": item.submission.job_id,
         "state": answer.state.value,

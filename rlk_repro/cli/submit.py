@@ -24,13 +24,12 @@ from rlk_repro.cli.sources import (
 if TYPE_CHECKING:
     from rlk_repro.clusters.api import Job
     from rlk_repro.plan import Plan
-    from rlk_repro.rundir.paths import RunDir
     from rlk_repro.submit.planning import Prepared
     from rlk_repro.submit.sending import Launched
 
 
 _SOURCES: Final = frozenset({"vime_src", "megatron_src", "rl_kernel_src"})
-_WITH_RESUME: Final = _SOURCES | {"resume", "is_dry_run", "is_waiting", "as_json"}
+_WITH_RESUME: Final = _SOURCES | {"resume", "is_dry_run", "is_job_shown", "is_waiting", "as_json"}
 
 
 def submit(
@@ -52,7 +51,8 @@ def submit(
     ] = None,
     stack: PinsName = None,
     lane: Annotated[str | None, typer.Option(help="live, fixed-rollout or train-only.")] = None,
-    pairs: Annotated[int | None, typer.Option(help="Number of pairs (baseline, enabled).")] = None,
+    sessions: Annotated[int | None, typer.Option(help="Number of sessions (design crossover).")] = None,
+    pairs: Annotated[int | None, typer.Option(help="Number of pairs (design parallel).")] = None,
     control_pairs: Annotated[int | None, typer.Option(help="Number of pairs of two baseline trials.")] = None,
     variants: Annotated[str, typer.Option(help="Variants, separated by commas.")] = "baseline,enabled",
     settings: Settings = None,
@@ -63,6 +63,7 @@ def submit(
         str | None, typer.Option(metavar="TIME", help="Slurm: longest time of one job, such as 4h.")
     ] = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show plan and job; send nothing.")] = False,
+    is_job_shown: Annotated[bool, typer.Option("--show-job", help="With --dry-run: print the job's files.")] = False,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Wait for the run's end and its result.")] = False,
     resume: Annotated[
         str | None,
@@ -85,6 +86,7 @@ def submit(
             profile=profile,
             stack=stack,
             lane=lane,
+            sessions=sessions,
             pairs=pairs,
             control_pairs=control_pairs,
             variants=tuple(name.strip() for name in variants.split(",")),
@@ -102,7 +104,7 @@ def submit(
         if prepared.is_proposed:
             _offer_to_save(prepared)
     if is_dry_run:
-        show_dry_run(prepared.plan, prepared.job, prepared.run_dir, as_json=as_json)
+        show_dry_run(prepared.plan, prepared.job, is_job_shown=is_job_shown, as_json=as_json)
         return
     _send(prepared, is_waiting=is_waiting, as_json=as_json)
 
@@ -159,25 +161,31 @@ def _refuse_other_flags(context: typer.Context) -> None:
         raise SpecError(*problems)
 
 
-def show_dry_run(plan: Plan, job: Job, run_dir: RunDir, *, as_json: bool) -> None:
+def show_dry_run(plan: Plan, job: Job, *, is_job_shown: bool, as_json: bool) -> None:
+    """Show what ``submit`` would send; the plan comes last, so that a small terminal still shows it."""
+    from rlk_repro.base.files import write_text
+    from rlk_repro.base.resources import user_cache_dir
     from rlk_repro.clusters.registry import get_backend
     from rlk_repro.submit.show import bound_line, describe_dry_run, plan_lines
 
     if as_json:
         say_json(describe_dry_run(plan, job))
         return
+    folder = user_cache_dir() / "dry-run" / f"{plan.run.run}-{plan.cluster}-{plan.hardware.hardware}"
+    for name, text in job.files.items():
+        write_text(folder / name, text)
+        if is_job_shown:
+            say(f"--- job/{name}")
+            say_text(text.rstrip("\n"))
+            say()
     for line in plan_lines(plan):
         say(line)
     bound = get_backend(plan.cluster).find_bound(plan)
-    if bound is not None and bound.num_jobs > 1:
-        say(f"{'job':<16} {bound_line(plan, bound)}")
-    for name, text in job.files.items():
-        say()
-        say(f"--- {run_dir.run_id}/job/{name}")
-        say_text(text.rstrip("\n"))
-    say()
-    say("--- command")
-    say_text(shlex.join(job.command))
+    if bound is not None:
+        say(f"{'reserves':<16} {bound_line(plan, bound)}")
+    files = ", ".join(str(folder / name) for name in job.files)
+    say(f"{'job':<16} {files}{'' if is_job_shown else '  (--show-job prints it)'}")
+    say(f"{'command':<16} {shlex.join(job.command)}")
 
 
 def _show_submitted(plan: Plan, launched: Launched, *, as_json: bool) -> None:

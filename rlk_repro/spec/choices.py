@@ -24,7 +24,8 @@ def find_layout_problems(run: Run, hardware: Hardware) -> list[Problem]:
     layout = run.layouts.get(name)
     if layout is None:
         known = sorted(run.layouts)
-        hint = suggest(name, known) or f"--hardware {known[0]} --dry-run shows the job for {known[0]}"
+        # another machine is no typing error, so no name is guessed
+        hint = f"--hardware {known[0]} --dry-run shows the job for {known[0]}; rlk-repro runs list names each run's"
         return [Problem(f"run {run.run}", "has no layout for this hardware", got=name,
                         expected=f"one of {', '.join(known)}", hint=hint)]  # fmt: skip
     if (layout.gpus_per_node == 0) is not (hardware.platform == "cpu"):
@@ -64,9 +65,10 @@ def find_variant_problems(run: Run, variants: Sequence[str]) -> list[Problem]:
 def find_design_problems(run: Run, overrides: Sequence[Override]) -> list[Problem]:
     """Find flags that set a key of the design that is not chosen."""
     other = run.measure.other_design.design
+    instead = {"pairs": "--sessions", "sessions": "--pairs"}
     return [
         Problem(item.flag, f"has no effect in design {run.measure.design}", got=item.value,
-                expected=f"this value left out, or --set measure.design={other}")
+                expected=f"{instead.get(item.path[-1], 'this value left out')}, or --set measure.design={other}")
         for item in overrides
         if item.path[0] == "measure" and item.path[-1] in run.measure.unused
         and item.value != Measure.model_fields[item.path[-1]].default

@@ -42,9 +42,13 @@ class Prepared:
     is_proposed: bool = False
 
 
-def flag_overrides(*, lane: str | None, pairs: int | None, control_pairs: int | None) -> list[Override]:
-    flags = ((("lane",), lane, "--lane"), (("measure", "pairs"), pairs, "--pairs"),
-             (("measure", "control_pairs"), control_pairs, "--control-pairs"))  # fmt: skip
+def flag_overrides(request: Request) -> list[Override]:
+    flags = (
+        (("lane",), request.lane, "--lane"),
+        (("measure", "sessions"), request.sessions, "--sessions"),
+        (("measure", "pairs"), request.pairs, "--pairs"),
+        (("measure", "control_pairs"), request.control_pairs, "--control-pairs"),
+    )
     return [Override(path, value, flag) for path, value, flag in flags if value is not None]
 
 
@@ -54,7 +58,7 @@ def prepare(request: Request) -> Prepared:
         known = ", ".join(list_names(run_folders()))
         raise SpecError(Problem("RUN", "missing", expected=f"a file, or one of {known}", hint="rlk-repro submit smoke"))
     overrides = parse_overrides(request.settings)
-    overrides += flag_overrides(lane=request.lane, pairs=request.pairs, control_pairs=request.control_pairs)
+    overrides += flag_overrides(request)
     run = load_run(request.run, overrides)
     site = find_site(request, run.model)
     profile = site.profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.escapes import printable
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     PlanFile: TypeAlias = dict[str, Any]
 else:
     PlanFile = PlanRecord
+
+
+SHOWN_HASH: Final = 12
+MAX_ORDERS: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +155,7 @@ def bound_line(plan: Plan, bound: Bound) -> str:
     num_nodes = plan.layout.num_nodes
     hours = bound.time_min / 60 * num_nodes * bound.gpus_per_node
     cost = f"{hours:.1f} GPU-hours" if hours else "no GPU"
-    line = f"each job reserves {count(num_nodes, 'node')} for at most {format_duration(bound.time_min * 60)}, {cost}"
+    line = f"{count(num_nodes, 'node')} for at most {format_duration(bound.time_min * 60)} a job, {cost}"
     what = "session" if plan.is_crossover else "pair"
     more = f"; if one job is too short, more jobs follow, each for at least one {what}; at most {bound.num_jobs} in all"
     return line + more * (bound.num_jobs > 1)
@@ -159,12 +163,10 @@ def bound_line(plan: Plan, bound: Bound) -> str:
 
 def plan_lines(plan: Plan) -> list[str]:
     summary = plan_summary(plan)
-    layout = plan.layout
     rows = [
         ("run", f"{plan.run.run} · {plan.run.workload.kind} · lane {plan.run.lane} · stack {plan.stack.stack}"),
         ("where", f"{plan.cluster} · profile {plan.profile.profile} · {plan.hardware.title}"),
-        ("layout", f"{layout.num_nodes} node(s) × {layout.gpus_per_node} GPU · TP {layout.tensor_parallel} "
-                   f"PP {layout.pipeline_parallel} CP {layout.context_parallel} EP {layout.expert_parallel}"),
+        ("layout", _describe_layout(plan)),
         *(_session_rows(plan) if plan.is_crossover else _trial_rows(plan, summary)),
         ("duration", _duration(summary)),
         ("smallest effect", _effect(summary, plan)),
@@ -172,7 +174,8 @@ def plan_lines(plan: Plan) -> list[str]:
     ]  # fmt: skip
     if plan.routed:
         rows += _operator_rows(plan, summary)
-    rows += [*_difference_rows(summary), ("experiment", plan.experiment_hash), ("plan", plan.plan_hash)]
+    rows += _difference_rows(summary)
+    rows += [("experiment", plan.experiment_hash[:SHOWN_HASH]), ("plan", plan.plan_hash[:SHOWN_HASH])]
     if not plan.run.entropy_metric:
         rows.append(("entropy metric", "not computed, in both variants"))
     if plan.run.gc_freeze:
@@ -191,6 +194,13 @@ def plan_lines(plan: Plan) -> list[str]:
     if changed:
         rows.append(("set by flags", ", ".join(changed)))
     return [f"{name:<16} {text}" for name, text in rows]
+
+
+def _describe_layout(plan: Plan) -> str:
+    layout = plan.layout
+    size = f"{count(layout.num_nodes, 'node')} × {count(layout.gpus_per_node, 'GPU')}"
+    parallel = f"TP {layout.tensor_parallel} PP {layout.pipeline_parallel}"
+    return f"{size} · {parallel} CP {layout.context_parallel} EP {layout.expert_parallel}"
 
 
 def _trial_rows(plan: Plan, summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -213,10 +223,12 @@ def _session_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         f"and {measure.control_blocks} control blocks, each of 4 × {measure.period_steps} steps, "
         f"and {measure.shadow_steps} shadow steps",
     )
-    for number, trial in enumerate(plan.trials):
+    for number, trial in enumerate(plan.trials[:MAX_ORDERS]):
         blocks = make_schedule(measure, trial.seed).blocks
         shown = " ".join(f"({block.order})" if block.is_control else block.order for block in blocks)
         yield "" if number else "order", f"{trial.pair}: {shown}"
+    if len(plan.trials) > MAX_ORDERS:
+        yield "", f"… and {count(len(plan.trials) - MAX_ORDERS, 'session')} more (--json)"
 
 
 def _operator_rows(plan: Plan, summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ class Request:
     profile: str | None = None
     stack: str | None = None
     lane: str | None = None
+    sessions: int | None = None
     pairs: int | None = None
     control_pairs: int | None = None
     variants: tuple[str, ...] = (BASELINE, ENABLED)

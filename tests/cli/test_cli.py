@@ -70,8 +70,9 @@ def test_the_dry_run_shows_the_job_and_writes_nothing(call, tmp_path: Path) -> N
     code, out, _ = call("submit", "--run", "smoke", "--dry-run", "--pairs", "8")
     assert code == 0
     assert "16 trials in 8 pairs and 0 control pairs" in out
-    assert "--- command" in out
+    assert "--show-job" in out
     assert not (tmp_path / "runs").exists()
+    assert "--- job/" in call("submit", "--run", "smoke", "--dry-run", "--show-job")[1]
     code, out, _ = call("submit", "--run", "smoke", "--dry-run", "--json")
     value = json.loads(out)
     assert value["summary"]["num_trials"] == 12
