@@ -96,14 +96,12 @@ def start(
     argv: Sequence[str],
     *,
     output_fd: int,
-    is_quiet: bool = False,
+    error_fd: int = subprocess.STDOUT,
     stdin_fd: int = subprocess.DEVNULL,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a long command; its messages go where its output goes, or nowhere if it ``is_quiet``."""
-    stderr = subprocess.DEVNULL if is_quiet else subprocess.STDOUT
-    return _popen(argv, stdin=stdin_fd, stdout=output_fd, stderr=stderr, cwd=cwd, env=env)
+    return _popen(argv, stdin=stdin_fd, stdout=output_fd, stderr=error_fd, cwd=cwd, env=env)
 
 
 def wait(process: subprocess.Popen[bytes], timeout_s: float) -> bool:

@@ -94,11 +94,15 @@ def copy_bundle(
     num_failures = 0
     while (before := part.stat().st_size if part.is_file() else 0) < size_bytes:
         tell(f"copying {format_bytes(size_bytes - before)}")
-        with writing(part), open_stream(part, "ab") as target, place.stream(*source, f"+{before + 1}") as stream:
-            shutil.copyfileobj(stream, target, CHUNK_BYTES)
+        reason = "nothing came"
+        try:
+            with writing(part), open_stream(part, "ab") as target, place.stream(*source, f"+{before + 1}") as stream:
+                shutil.copyfileobj(stream, target, CHUNK_BYTES)
+        except SchedulerRefused as error:
+            reason = str(error)
         num_failures = 0 if part.stat().st_size > before else num_failures + 1
         if num_failures == MAX_FAILURES:
-            what = f"the connection was lost after {before} of {size_bytes} bytes"
+            what = f"the connection was lost after {before} of {size_bytes} bytes ({reason})"
             raise Unreachable(Problem("kubernetes", what, hint="collect again to copy the missing bytes"))
         time.sleep(PAUSE_S * num_failures)
     found = sha256_file(part)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,18 +52,22 @@ class Target:
 
     @contextmanager
     def stream(self, *words: str) -> Iterator[BinaryIO]:
-        """Yield the output of a command that runs for a long time; the end of the block also ends the command."""
+        """Yield the output of a long command, which ends with the block; raise as ``require`` does if it fails."""
+        command = ("kubectl", *self.options, *words)
         reader, writer = os.pipe()
-        try:
-            process = proc.start(("kubectl", *self.options, *words), output_fd=writer, is_quiet=True)
-        finally:
-            os.close(writer)
-        with os.fdopen(reader, "rb") as stream:
+        with os.fdopen(reader, "rb") as stream, tempfile.TemporaryFile() as errors:
+            try:
+                process = proc.start(command, output_fd=writer, error_fd=errors.fileno())
+            finally:
+                os.close(writer)
             try:
                 yield stream
+                code = process.wait()
             finally:
                 proc.signal_group(process.pid, signal.SIGKILL)
                 process.wait()
+            errors.seek(0)
+            require(proc.Completed(argv=command, returncode=code, stdout="", stderr=errors.read().decode()))
 
     def get(self, kinds: str, *words: str) -> list[dict[str, Any]]:
         """Return the matching objects; raise Unreachable or SchedulerRefused if kubectl fails."""

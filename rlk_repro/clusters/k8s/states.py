@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -53,21 +53,22 @@ def judge(job: Object, pods: Sequence[Object], warnings: Sequence[Object] = ()) 
     return Judged(state=state, reason=reason, leader=leader, nodes=tuple(sorted(map(str, running))))
 
 
-def explain_pod(pod: Object) -> Iterator[str]:
-    """Yield why a pod does not run, or how it ended."""
+def explain_pod(pod: Object) -> list[str]:
+    """Say why a pod does not run, or how it ended."""
     status, conditions = as_map(pod.get("status")), _read_conditions(pod)
-    yield _quote(conditions["DisruptionTarget"] if is_disrupted(pod) else status)
+    found = [_quote(conditions["DisruptionTarget"] if is_disrupted(pod) else status)]
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        yield _quote(scheduled)
+        found.append(_quote(scheduled))
     for container in list_containers(pod):
         state = as_map(container.get("state"))
         waiting, ended = as_map(state.get("waiting")), as_map(state.get("terminated"))
         if waiting.get("reason") not in _USUAL:
-            yield _quote(waiting)
+            found.append(_quote(waiting))
         if ended.get("exitCode"):
             reason = "" if ended.get("reason") in _USUAL else f" ({ended.get('reason')})"
-            yield f"{as_map(pod.get('metadata')).get('name')} ended with code {ended['exitCode']}{reason}"
+            found.append(f"{as_map(pod.get('metadata')).get('name')} ended with code {ended['exitCode']}{reason}")
+    return [words for words in found if words]
 
 
 def explain_newest(warnings: Sequence[Object], pods: Sequence[Object]) -> str:
