@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import io
 import os
-from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -17,11 +16,12 @@ from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.markdown import render_markdown, render_summary
 from rlk_repro.report.terminal import print_summary
 from rlk_repro.report.view import Context
-from rlk_repro.rundir.results import Analysis
 from tests import ROOT, TESTS
-from tests.support import analysis_examples as made
+from tests.support.analysis_examples import made
 
-FOLDER = TESTS / "assets" / "report"
+GOLDENS = TESTS / "assets" / "reports.txt"
+HEAD = "\N{SYMBOL FOR START OF HEADING}"
+"""Stands before the name of a report and before its text."""
 RECORDED = {
     "faster": "qwen3-4b-random-five-h200",
     "faster-in-pairs": "module-qwen3-4b-pairs-h200",
@@ -30,27 +30,29 @@ RECORDED = {
     "agreement": "vime-agreement-r3-off-h200",
     "largest-microbatch": "qwen3-4b-memory-h200",
 }
-MADE: dict[str, Callable[[], Analysis]] = {
-    "slower": made.slower,
-    "equivalent": made.equivalent,
-    "not-comparable": made.not_comparable,
-    "failures": made.with_failures,
-    "fallback": made.all_fallback,
-}
+MADE = {"slower": "slower", "equivalent": "equivalent", "not-comparable": "not-comparable", "failures": "with-failures",
+        "fallback": "all-fallback"}  # fmt: skip
+
+
+def load() -> dict[str, str]:
+    parts = iter(GOLDENS.read_text(encoding="utf-8").split(HEAD)[1:])
+    return {name.removesuffix("\n"): next(parts) for name in parts}
 
 
 def compare(name: str, text: str) -> None:
-    file = FOLDER / f"{name}.txt"
+    goldens = load()
     if os.environ.get("RLK_REPRO_GOLDENS") == "write":
-        file.write_text(text, encoding="utf-8")
-    recorded = file.read_text(encoding="utf-8")
+        goldens[name] = text
+        pieces = [f"{HEAD}{name}\n{HEAD}{goldens[name]}" for name in sorted(goldens)]
+        GOLDENS.write_text("".join(pieces), encoding="utf-8")
+    recorded = goldens[name]
     assert text == recorded, "\n".join(difflib.unified_diff(recorded.splitlines(), text.splitlines(), lineterm=""))
 
 
 @pytest.mark.parametrize("name", [*RECORDED, *MADE])
 def test_a_result_reads_as_recorded(name: str) -> None:
     if name in MADE:
-        analysis, context = MADE[name](), Context()
+        analysis, context = made(MADE[name]), Context()
     else:
         analysis, context = load_result(ROOT / "docs" / "evidence" / f"{RECORDED[name]}.tgz", is_linked=False)
     stream = io.StringIO()
@@ -59,4 +61,4 @@ def test_a_result_reads_as_recorded(name: str) -> None:
 
 
 def test_a_whole_report_reads_as_recorded() -> None:
-    compare("small", render_markdown(made.small()))
+    compare("small", render_markdown(made("small")))

@@ -18,14 +18,7 @@ from rlk_repro.report import Context
 from rlk_repro.report.html import render_html
 from rlk_repro.report.labels import clean
 from rlk_repro.rundir.results import Analysis
-from tests.support.analysis_examples import (
-    EXAMPLES,
-    HOSTILE,
-    faster,
-    hostile,
-    huge,
-    small,
-)
+from tests.support.analysis_examples import EXAMPLES, HOSTILE, faster, hostile, made, small
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 ALLOWED_TAGS = {
@@ -130,7 +123,7 @@ def test_hostile_names_stay_text_also_in_links_to_files() -> None:
 
 
 def test_a_large_run_stays_readable_by_a_browser() -> None:
-    analysis = huge()
+    analysis = made("huge")
     began = time.process_time()
     html = render_html(analysis)
     assert time.process_time() - began < 15

@@ -16,7 +16,7 @@ from rlk_repro.report.labels import clean, format_fixed
 from rlk_repro.report.markdown import escape_markdown, render_markdown
 from rlk_repro.report.terminal import print_summary
 from rlk_repro.rundir.results import Analysis
-from tests.support.analysis_examples import EXAMPLES, faster, hostile, with_failures
+from tests.support.analysis_examples import EXAMPLES, faster, hostile, made
 
 
 def _tables(text: str) -> list[list[str]]:
@@ -116,9 +116,9 @@ def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
 
 
 def test_colour_adds_nothing_but_colour() -> None:
-    coloured = _render(with_failures(), 80, is_coloured=True)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == _render(with_failures(), 80)
-    assert coloured != _render(with_failures(), 80)
+    coloured = _render(made("with-failures"), 80, is_coloured=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == _render(made("with-failures"), 80)
+    assert coloured != _render(made("with-failures"), 80)
 
 
 def test_markup_in_names_is_text() -> None:
