@@ -9,7 +9,8 @@ import pytest
 
 from rlk_repro.bench.module_arguments import parse_args
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.spec import ModuleWorkload
+from rlk_repro.spec import ModuleWorkload, OperatorsWorkload
+from rlk_repro.submit.show import plan_lines
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import resolve_env
 from tests.support.tier_examples import make_tier_plan
@@ -92,3 +93,40 @@ def test_without_the_entropy_metric_both_variants_are_told_so_whatever_the_shell
 def test_other_layouts_are_refused(settings: list[str], problem: str) -> None:
     (found,) = MODULE.find_problems(make_tier_plan("module-smoke", *settings, hardware="h200"))
     assert str(found) == f"run module-smoke: {problem}"
+
+
+# From a plan to the operator process's command.
+
+
+OPERATORS = WORKLOADS["operators"]
+
+
+def test_a_trial_gets_the_whole_suite_and_its_sweeps() -> None:
+    plan = make_tier_plan("operators-smoke", "measure.scored_steps=3", "workload.implementations=[torch-compile]")
+    command = OPERATORS.trainer_command(plan, plan.trials[0], RUN_DIR)
+    assert command.argv[:-1] == (
+        *(sys.executable, "-m", "rlk_repro.bench.operators"),
+        *("--seed", "1234", "--num-rollout", "3", "--device", "cpu", "--suite"),
+    )
+    assert OperatorsWorkload.model_validate_json(command.argv[-1]) == plan.run.workload
+    assert OPERATORS.rollout_commands(plan, RUN_DIR) == {}
+
+
+def test_every_trial_is_a_baseline_that_does_the_same() -> None:
+    plan = make_tier_plan("operators", hardware="h200")
+    assert not plan.has_enabled
+    first, second = (OPERATORS.trainer_command(plan, trial, RUN_DIR) for trial in plan.trials)
+    assert first.argv == second.argv
+    assert {name for name, value in first.env.items() if second.env[name] != value} == {
+        "RLK_REPRO_OPS_DIR",
+        "RLK_REPRO_LIBRARIES_DIR",
+    }
+    assert not any(line.startswith("rl-kernel") for line in plan_lines(plan))
+
+
+def test_more_than_one_process_is_refused() -> None:
+    plan = make_tier_plan("operators", "layouts.h200.tensor_parallel=2", hardware="h200")
+    assert [str(problem) for problem in OPERATORS.find_problems(plan)] == [
+        "run operators: layouts.h200.tensor_parallel: the operator tier is one process on one device, got 2, expected "
+        "at most 1"
+    ]
