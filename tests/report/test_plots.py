@@ -9,11 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.blocks import Figure
 from rlk_repro.report.drawing import BOTTOM, MAX_LABEL, TOP, format_ticks, make_scale
 from rlk_repro.report.plots import make_figures, plot_trials
 from rlk_repro.report.stack import REST, list_parts
 from rlk_repro.report.view import make_view
+from tests import ROOT
 from tests.support.analysis_examples import EXAMPLES, faster
 
 
@@ -50,7 +52,7 @@ def test_every_trial_is_a_mark_of_its_variant() -> None:
 
 @pytest.mark.parametrize("variant", ["baseline", "enabled"])
 def test_the_parts_of_a_step_add_up_to_the_step(variant: str) -> None:
-    view = make_view(faster())
+    view = make_view(load_result(ROOT / "docs" / "evidence" / "qwen3-4b-random-live-h200.tgz", is_linked=False)[0])
     parts = list_parts(view, variant)
     assert sum(parts.values()) == pytest.approx(view.mean("step_time_s", variant))
     assert {"weight sync", "optimizer", "log-probs of the loss", REST} <= set(parts)
