@@ -76,7 +76,7 @@ class Follower:
         """Run Ray on this node until the step is over; report the end even if Ray never started here."""
         if step.number > self._report.number:
             self._report = replace(self._report, number=step.number, is_over=False, reason="")
-            self._ray = make_ray_node(self._agent, step) if step.head else None
+            self._ray = make_ray_node(self._agent, step)
         if step.stage is Stage.OVER:
             self._leave(step)
         elif self._ray is not None:

@@ -23,7 +23,6 @@ NODE_PORTS: Final = (
 PORT_LIMIT: Final = 9000
 MIN_STORE_BYTES: Final = 80 << 20
 MAX_STORE_BYTES: Final = 200 * 10**9
-TOKEN_NAMES: Final[tuple[str, ...]] = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 
 SETTINGS: Final = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

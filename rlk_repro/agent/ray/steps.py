@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Final
 
 from rlk_repro.agent.parts import POLL_S, Agent
-from rlk_repro.agent.ray.given import ADDRESS_VARIABLE, GivenRay
 from rlk_repro.agent.ray.launch import require_tokens
 from rlk_repro.agent.ray.members import find_members
 from rlk_repro.agent.ray.node import RayNode, find_own_address, make_ray_node
@@ -40,9 +39,8 @@ class Steps:
         self._agent = agent
         self._record = record
         self._note = note
-        self._given = os.environ.get(ADDRESS_VARIABLE, "")
         self._step = Step(allocation=agent.place.allocation)
-        self._ray: RayNode | GivenRay | None = None
+        self._ray: RayNode | None = None
         self._ended: dict[str, str] = {}
         self._next_look = 0.0
 
@@ -81,16 +79,10 @@ class Steps:
         if self.lost and self._agent.stop.signal is None:
             raise EnvironmentMissing(*self._describe_lost())
 
-    def _begin(self, use: str, command: Command) -> tuple[RayNode | GivenRay, dict[str, str]]:
+    def _begin(self, use: str, command: Command) -> tuple[RayNode, dict[str, str]]:
         """Start the next step; return this node's Ray, and the environment in which Ray's head is asked."""
         agent, self._ended = self._agent, {}
         self._step = Step(allocation=agent.place.allocation, number=self._step.number + 1, use=use)
-        if self._given:
-            if self._step.number == 1:
-                expected, found = "a fresh Ray cluster for every trial", "one Ray cluster for all trials"
-                self._note([Finding(Level.INFO, "ray", expected, found)])
-            self._ray = GivenRay(self._given, command)
-            return self._ray, self._ray.asking_env
         require_tokens()
         head = f"{find_own_address(agent, agent.place.followers)}:{agent.plan.profile.ray.first_port}"
         self._step = replace(self._step, head=head)
@@ -102,7 +94,7 @@ class Steps:
         self._ray = make_ray_node(agent, self._step)
         return self._ray, resolve_env(command, os.environ) | self._ray.client_env
 
-    def _join(self, ray: RayNode | GivenRay, env: dict[str, str]) -> None:
+    def _join(self, ray: RayNode, env: dict[str, str]) -> None:
         """Start the step on all nodes, and wait until Ray knows them all."""
         agent = self._agent
         num_nodes, until = len(agent.place.nodes), time.monotonic() + agent.deadlines.ray_up_s
@@ -190,11 +182,8 @@ class Steps:
             for node, reason in self.lost.items()
         ]
 
-    def _explain_absence(self, ray: RayNode | GivenRay, known: tuple[str, ...]) -> list[Problem]:
+    def _explain_absence(self, ray: RayNode, known: tuple[str, ...]) -> list[Problem]:
         place, deadline_s = self._agent.place, self._agent.deadlines.ray_up_s
-        if self._given:
-            expected = f"{len(place.nodes)} nodes within {deadline_s:g} s"
-            return [Problem(f"Ray at {self._given}", "lacks nodes", got=list(known), expected=expected)]
         expected = f"a node that joins Ray's head {self._step.head} within {deadline_s:g} s"
         problems = []
         for node in place.nodes if ray.is_up else place.nodes[:1]:

@@ -231,9 +231,10 @@ def _judge_absent(sent: Sent, found: Found, run_dir: RunDir) -> JobStatus:
     last = read_last_word(run_dir)
     if last.exit_code == 0:
         return JobStatus(state=JobState.DONE, reason=last.line)
+    if run_dir.cancelled.exists():
+        return JobStatus(state=JobState.CANCELLED, reason=last.line if last.exit_code else "")
     gone = "" if run_dir.bundle.is_file() else f"Job {sent.name} no longer exists in namespace {sent.place.namespace}"
-    state = JobState.CANCELLED if run_dir.cancelled.exists() else JobState.FAILED
-    return JobStatus(state=state, reason=join_words(gone, last.line or NO_REPORT))
+    return JobStatus(state=JobState.FAILED, reason=join_words(gone, last.line or NO_REPORT))
 
 
 def _read_pod(
