@@ -34,8 +34,7 @@ from rlk_repro.submit.planning import Request, flag_overrides
 from rlk_repro.submit.show import plan_lines, plan_summary
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import switch_env
-from tests.support.run_plans import make_run_plan
-from tests.support.tier_examples import make_tier_plan
+from tests.support.run_plans import make_run_plan, make_tier_plan
 
 
 def plan_smoke(*settings: str, hardware: str = "cpu", stack: str = "host", **options: Any) -> Plan:

@@ -20,9 +20,9 @@ from rlk_repro.clusters.k8s.propose import group_nodes, list_sizes, list_taints
 from rlk_repro.clusters.profiles import load_all_hardware
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_profile, load_stack
-from tests.support.how_to import read_commands
 from tests.support.k8s.examples import num_nodes, plan_for
 from tests.support.k8s.runs import Site
+from tests.support.site_examples import read_commands
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from rlk_repro.base.errors import SpecError
 from rlk_repro.clusters.slurm.options import find_max_jobs, find_segment, time_limit_min
-from rlk_repro.clusters.slurm.quoting import Directive, ShellLine, quote
-from rlk_repro.clusters.slurm.script import render_sbatch, sbatch_command
+from rlk_repro.clusters.slurm.script import Directive, ShellLine, quote, render_sbatch, sbatch_command
 from rlk_repro.images.unpublished import NOT_PUBLISHED
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir

@@ -22,13 +22,13 @@ import pytest
 from rlk_repro.base.files import load_json
 from rlk_repro.submit import planning, sending
 from tests.clusters.test_slurm_ray import require_ray_around_every_trial
+from tests.support.bundle_examples import verify_bundle
 from tests.support.images.container_image import INTERPRETER, PROGRAM_DIR, make_image
 from tests.support.images.podman_engine import Engine, mount_python, running_engine
 from tests.support.slurm import examples
 from tests.support.slurm.cluster import NODES, Cluster
 from tests.support.slurm.runs import REPOSITORY, Run, Site, start_or_skip
 from tests.support.two_node_agent import allow_nodes
-from tests.support.verifying import verify_bundle
 
 TRIALS = {"00-p1-baseline": "0", "01-p1-enabled": "1", "02-p2-enabled": "1", "03-p2-baseline": "0"}
 

@@ -14,10 +14,10 @@ import pytest
 
 from rlk_repro.rundir.paths import RunDir
 from tests import SUPPORT
+from tests.support.bundle_examples import verify_bundle
 from tests.support.slurm.cluster import NODES
 from tests.support.slurm.runs import SETTINGS, Site
 from tests.support.two_node_agent import ADDRESSES, allow_nodes
-from tests.support.verifying import verify_bundle
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

@@ -28,13 +28,13 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Stack
 from rlk_repro.submit import planning, sending
 from tests import ROOT
+from tests.support.bundle_examples import verify_bundle
+from tests.support.copied_package import make_wheel
 from tests.support.git_mirror import ADDRESS, render_config
 from tests.support.images import examples
 from tests.support.images.examples import EPOCH, SITE, Engine, Upstream, list_differences
-from tests.support.packages import make_wheel
 from tests.support.probe_examples import write_tree
 from tests.support.slurm.runs import SETTINGS, Run, Site
-from tests.support.verifying import verify_bundle
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

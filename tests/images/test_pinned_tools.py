@@ -14,7 +14,7 @@ import yaml
 
 from rlk_repro.clusters.slurm.script import render_sbatch
 from tests import ROOT
-from tests.support.packages import make_wheel
+from tests.support.copied_package import make_wheel
 from tests.support.slurm.examples import IMAGE_DIR, plan_for, run_dir_of, with_site
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

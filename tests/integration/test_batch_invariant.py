@@ -34,8 +34,7 @@ from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_batch_inv
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.operators import Case, Reason, Refusal
 from tests import ROOT
-from tests.support.loss_examples import load_loss_module, make_args, train_once
-from tests.support.ranks import run_ranks
+from tests.support.loss_examples import load_loss_module, make_args, run_ranks, train_once
 
 WHOLE = Shard(0, 1, None)
 

@@ -27,7 +27,7 @@ from rlk_repro.integration.route.log_probs import (
 )
 from rlk_repro.integration.route.moments import _moments_by_blocks, find_moments
 from rlk_repro.operators import Reason, Refusal
-from tests.support.ranks import run_ranks
+from tests.support.loss_examples import run_ranks
 
 WHOLE = Shard(0, 1, None)
 

@@ -31,8 +31,7 @@ from rlk_repro.operators import Case, Refusal
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus
 from tests import SUPPORT
-from tests.support.loss_examples import load_loss_module, make_args, train_once
-from tests.support.ranks import run_ranks
+from tests.support.loss_examples import load_loss_module, make_args, run_ranks, train_once
 
 DOUBLE = SUPPORT / "fake_rl_engine"
 OPS = ("logp", "ratio_kl")

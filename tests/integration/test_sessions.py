@@ -24,8 +24,7 @@ from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus
 from rlk_repro.schedule import LETTERS
 from tests import ROOT, SUPPORT
-from tests.support.loss_examples import load_loss_module, make_args, train_once
-from tests.support.ranks import run_ranks
+from tests.support.loss_examples import load_loss_module, make_args, run_ranks, train_once
 
 SCHEDULE = "bebeebs"
 PLANNED = [LETTERS[letter] for letter in SCHEDULE]

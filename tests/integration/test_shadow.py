@@ -31,9 +31,9 @@ from tests.support.loss_examples import (
     make_args,
     make_batch,
     make_logits,
+    run_ranks,
     train_once,
 )
-from tests.support.ranks import run_ranks
 
 CASES = ["as trained", "peaked"]
 NUM_ROWS = make_logits().shape[1]

@@ -43,8 +43,7 @@ from tests.support.later_rl_kernel import (
     make_route,
     write_package,
 )
-from tests.support.loss_examples import load_loss_module, make_args, train_once
-from tests.support.ranks import run_ranks
+from tests.support.loss_examples import load_loss_module, make_args, run_ranks, train_once
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stac
 from rlk_repro.submit.stage import AuthorFiles, stage
 from rlk_repro.workloads import WORKLOADS
 from tests.support.job_examples import make_staged_facts
-from tests.support.prepare_examples import BRIDGE, TINY
-from tests.support.rollout_examples import make_rollout
+from tests.support.prepare_examples import BRIDGE, TINY, make_rollout
 
 VIME = WORKLOADS["vime"]
 INPUTS = AuthorFiles(run=b"", stack=b"", hardware=b"", profile=b"")

@@ -18,7 +18,7 @@ from rlk_repro.prepare.contents import load_contents
 from rlk_repro.prepare.making import Order, fill
 from rlk_repro.prepare.stored_rollouts import Storage
 from rlk_repro.spec import StoredRollouts
-from tests.support.rollout_examples import make_rollout
+from tests.support.prepare_examples import make_rollout
 
 NUM_FILES = 12
 FILES = {f"{number}.pt": make_rollout(number) for number in range(NUM_FILES)}

@@ -34,8 +34,8 @@ from rlk_repro.rundir.results import (
 )
 from tests import ROOT
 from tests.support.analysis_examples import EXAMPLES, faster, small
+from tests.support.run_plans import make_tier_plan
 from tests.support.slurm.examples import plan_for
-from tests.support.tier_examples import make_tier_plan
 
 
 def change(

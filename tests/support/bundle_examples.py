@@ -10,8 +10,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, cast
 
+from rlk_repro.base.findings import Finding
 from rlk_repro.bundle.archive import ArchiveWriter, Member
 from rlk_repro.bundle.gzip_stream import GzipWriter
+from rlk_repro.bundle.verify import verify
 from rlk_repro.rundir.paths import RunDir
 from tests.conftest import WEIRD_NAMES
 
@@ -74,3 +76,10 @@ def rewrite(
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+# The findings of ``verify`` as a list, for tests that expect no id.
+
+
+def verify_bundle(path: Path) -> list[Finding]:
+    return list(verify(path).findings)

@@ -1,9 +1,12 @@
 """A copy of the project's package and data, to extend as a user of the source would."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 from tests import ROOT
@@ -50,3 +53,17 @@ class Copy:
             for name in FOLDERS for path in (self.root / name).rglob("*")
             if path.is_file() and "__pycache__" not in path.parts
         }  # fmt: skip
+
+
+# Wheels that hold one empty module, for pip to install or refuse.
+
+
+def make_wheel(folder: Path, name: str, version: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path, metadata = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}/__init__.py", "")
+        archive.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{metadata}/RECORD", "")
+    return path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,3 +83,18 @@ def train_once(module: ModuleType, args: argparse.Namespace, *, num_microbatches
         assert leaf.grad is not None
         numbers += [loss.detach(), *metrics.values(), leaf.grad]
     return numbers
+
+
+# Two ranks, each a process of its own, forked from one that has imported torch: to import it takes seconds.
+
+
+def run_ranks(run: Callable[..., None], *arguments: Any) -> None:
+    """Call ``run(rank, *arguments)`` in both; both must end well."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    processes = [context.Process(target=run, args=(rank, *arguments)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]

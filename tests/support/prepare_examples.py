@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
 import sys
+from functools import cache
 from pathlib import Path
+
+import torch
 
 from tests import ROOT
 from tests.support.hub_server import HubServer
@@ -68,3 +72,15 @@ def hub_environment(hub: HubServer, home: Path) -> dict[str, str]:
 
 def argv(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "rlk_repro", *arguments]
+
+
+# Stored rollouts as vime writes them.
+
+
+@cache
+def make_rollout(number: int) -> bytes:
+    """The bytes of a file of ``--save-debug-rollout-data``."""
+    sample = {"tokens": [number, 1, 2], "reward": 0.5, "rollout_log_probs": torch.zeros(3)}
+    stream = io.BytesIO()
+    torch.save({"rollout_id": number, "samples": [sample]}, stream)
+    return stream.getvalue()

@@ -7,7 +7,9 @@ from functools import cache
 
 from rlk_repro.base.resources import list_names, profile_folders, run_folders
 from rlk_repro.plan import Plan, make_plan
-from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
+from rlk_repro.spec import Profile
+from rlk_repro.spec.load import load_bytes, load_hardware, load_profile, load_run, load_stack, parse_overrides
+from tests.support.job_examples import PROFILE
 from tests.support.slurm.examples import plan_for
 
 CPU = "cpu"
@@ -41,4 +43,21 @@ def make_run_plan(run: str, hardware: str, *settings: str) -> Plan:
         hardware=load_hardware(hardware),
         profile=load_profile("local", profile_folders("local")),
         overrides=overrides,
+    )
+
+
+# Plans of the module and operator tiers, from the shipped run files.
+
+
+def make_tier_plan(
+    run: str, *settings: str, hardware: str = "cpu", stack: str = "host", profile: bytes = PROFILE
+) -> Plan:
+    overrides = parse_overrides(settings)
+    return make_plan(
+        run=load_run(run, overrides),
+        stack=load_stack(stack),
+        hardware=load_hardware(hardware),
+        profile=load_bytes(Profile, "profile.yaml", profile),
+        overrides=overrides,
+        is_exploratory=True,
     )

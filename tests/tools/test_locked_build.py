@@ -16,9 +16,9 @@ from rlk_repro.base.trees import hash_tree
 from rlk_repro.images import environment
 from rlk_repro.spec import Stack
 from tests import ROOT
+from tests.support.copied_package import make_wheel
 from tests.support.git_mirror import mirror_folder
 from tests.support.images.examples import commit_files, git
-from tests.support.packages import make_wheel
 from tools.image_build import kernels, locked
 from tools.image_build.inputs import Inputs
 from tools.lock_stack import render

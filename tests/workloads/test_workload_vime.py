@@ -32,7 +32,7 @@ from rlk_repro.switches import (
 )
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.vime.memory import count_parameters
-from tests.support.rollout_examples import make_rollout
+from tests.support.prepare_examples import make_rollout
 from tests.support.slurm.examples import plan_for
 from tests.support.vime_examples import list_plans, list_runs, trial_argv, with_workload
 

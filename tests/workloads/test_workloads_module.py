@@ -13,7 +13,7 @@ from rlk_repro.spec import ModuleWorkload, OperatorsWorkload
 from rlk_repro.submit.show import plan_lines
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import resolve_env
-from tests.support.tier_examples import make_tier_plan
+from tests.support.run_plans import make_tier_plan
 
 MODULE = WORKLOADS["module"]
 

@@ -25,8 +25,8 @@ import yaml
 
 from rlk_repro.images.build import CONTEXT
 from tests import ROOT
-from tests.support.ports import find_port
 from tests.support.probe_examples import write_tree
+from tests.support.waiting import find_port
 
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false")

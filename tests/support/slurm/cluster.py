@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlk_repro.base.procfs import read_stat
-from tests.support.ports import find_ports
+from tests.support.waiting import find_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "salloc")
