@@ -34,14 +34,14 @@ HARDWARE ?= $$($(BIN)/python -m tools.rl_kernel.hardware)
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.torch ## Install, run three short sessions, print the answer and the report's path
-	$(BIN)/rlk-repro submit --cluster local --run demo --wait
+demo: $(VENV)/.torch ## Install, run three short sessions, check and repeat them, print the answer
+	@$(BIN)/python -m tools.demo
 
 # RLK_SRC names the sources to install; the run then uses what is installed.
 demo-rl-kernel: $(VENV)/.torch ## Install RL-Kernel at its pinned commit, then run the demo with it
 	$(BIN)/python -m tools.rl_kernel --stack "$(RLK_STACK)" $(if $(RLK_SRC),--source "$(RLK_SRC)") $(RLK_OPTIONS)
 	hardware="$(HARDWARE)" && env -u RLK_SRC $(BIN)/rlk-repro submit --cluster local --run demo --wait \
-	  --stack "$(RLK_STACK)" --hardware "$$hardware" --set rl_kernel.mode=require
+	  --stack "$(RLK_STACK)" --hardware "$$hardware" --set switch=null --set rl_kernel.mode=require
 
 test: $(VENV)/.dev $(VENV)/.torch ## Run the tests (a few minutes)
 	sh tools/install-slurm.sh

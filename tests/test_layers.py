@@ -22,7 +22,7 @@ LAYERS = (
 # What runs inside a trainer, or is one: no layer imports these.
 ASIDE = {
     "integration": {"base", "loss_options", "operators", "refengine", "rundir", "schedule", "switches"},
-    "refengine": {"base", "spec"},
+    "refengine": {"base", "schedule", "spec", "switches"},
     "bench": {"base", "integration", "loss_options", "operators", "probes", "refengine", "rundir", "sources", "spec",
               "switches", "workloads"},
 }  # fmt: skip

@@ -51,10 +51,10 @@ def count_serving(ops_log: OpsLog, num_stages: int) -> int:
     return max(1, len(ops_log.ranks) // num_stages)
 
 
-def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
-    """Return why a step's records do not show the planned variant; empty if the records show it.
+def find_unswitched(ops_log: OpsLog, step: int, planned: str, *, of_tokens: bool) -> str:
+    """Return why a step's records do not show the planned variant of an own switch; empty if the records show it.
 
-    This check is for sessions whose variants differ in whether tokens are recorded.
+    With ``of_tokens``, the variants differ in whether tokens are recorded.
     """
     if missing := _name_missing_ranks(ops_log):
         return missing
@@ -63,6 +63,8 @@ def find_unswitched(ops_log: OpsLog, step: int, planned: str) -> str:
     lacking = next((rank.source for rank in ops_log.ranks if step not in rank.steps), "")
     if lacking:
         return f"{lacking}: has no record of step {step}"
+    if not of_tokens:
+        return ""
     records = [record for rank in ops_log.ranks if (record := rank.steps[step][1].agreement) is not None]
     if planned == BASELINE:
         return f"step {step}, which is baseline, has a record of tokens" if records else ""

@@ -45,6 +45,7 @@ from rlk_repro.statistics.stats import (
     stdev,
     summarise,
 )
+from rlk_repro.switches import AGREEMENT_RECORD
 
 ADJUSTED: Final = (STEP_TIME, "train_time_s", "actor_train_time_s")
 """The times that depend on the number of tokens; they are adjusted where the variants train on different rollouts."""
@@ -152,7 +153,11 @@ def _find_faults(
     }
     uncounted = _find_uncounted(ops, len(schedule.rollouts)) if plan.num_gpus else set()
     for block, steps in enumerate(schedule.steps_of_blocks):
-        unswitched = (find_unswitched(ops, step, schedule.variant_of(step)) for step in steps if plan.run.switch)
+        unswitched = (
+            find_unswitched(ops, step, schedule.variant_of(step), of_tokens=AGREEMENT_RECORD in plan.run.switch.enabled)
+            for step in steps
+            if plan.run.switch
+        )
         found = (_find_fault(plan, ops, served, schedule, step_times, uncounted, step) for step in steps)
         if fault := next(filter(None, (*unswitched, *found)), ""):
             yield block, fault

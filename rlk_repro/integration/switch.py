@@ -43,6 +43,7 @@ from rlk_repro.schedule import LETTERS, SHADOW
 from rlk_repro.switches import (
     AGREEMENT_RECORD,
     COMMITS,
+    DEMO_WAIT,
     ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
@@ -123,7 +124,7 @@ class Settings:
             mode=Mode(mode) if is_requested else Mode.OFF,
             ops=ops if is_requested else (),
             baseline_ops=baseline_ops if is_requested and schedule else (),
-            schedule=schedule if is_requested or agreement_record == SCHEDULED else "",
+            schedule=schedule if is_requested or SCHEDULED in (agreement_record, environ.get(DEMO_WAIT)) else "",
             agreement_record=agreement_record,
             commit=environ.get(SWITCH_COMMIT, "") if is_requested else "",
             ops_dir=ops_dir,

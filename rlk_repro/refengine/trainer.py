@@ -8,6 +8,7 @@ import importlib
 import itertools
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from rlk_repro.refengine.model import Transformer, make_model
 from rlk_repro.refengine.optimizer import NUM_GROUPS, AdamW
 from rlk_repro.refengine.rollout import RolloutEngine, make_samples
 from rlk_repro.refengine.timer import Timer
+from rlk_repro.schedule import LETTERS
+from rlk_repro.switches import DEMO_WAIT, SCHEDULED, SWITCH_SCHEDULE
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +130,9 @@ class Trainer:
             weight_decay=args.weight_decay,
             clip_grad=args.clip_grad,
         )
+        waits = os.environ.get(DEMO_WAIT, "0")
+        self._schedule = os.environ.get(SWITCH_SCHEDULE, "") if waits == SCHEDULED else ""
+        self._waits_always = waits == "1"
         self.timer = Timer(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
 
     def update_weights(self) -> None:
@@ -162,7 +168,7 @@ class Trainer:
         return make_samples(questions, responses)
 
     def train(self, rollout_id: int, samples: Sequence[Sample]) -> None:
-        args, timer = self.args, self.timer
+        args, timer, start_s = self.args, self.timer, time.perf_counter()
         with timer.phase("data_preprocess"):
             data = make_train_data(samples, args.n_samples_per_prompt, self.device)
             steps = make_microbatches(data, args.global_batch_size, args.micro_batch_size)
@@ -178,6 +184,8 @@ class Trainer:
             with timer.phase("actor_train"):
                 for number, step in enumerate(steps, start=rollout_id * len(steps)):
                     self._train_step(number, data, step, known)
+            if self._waits_always or LETTERS.get(self._schedule[rollout_id : rollout_id + 1]) == "baseline":
+                time.sleep(time.perf_counter() - start_s)
         timer.start("train_wait")
         num_tokens = sum(data.total_lengths)
         logger.info("perf %d: %s", rollout_id, metrics.make_trainer_metrics(timer.pop_elapsed(), num_tokens))

@@ -20,7 +20,7 @@ from rlk_repro.spec.values import (
     PathProblem,
     Text,
 )
-from rlk_repro.switches import AGREEMENT_RECORD
+from rlk_repro.switches import AGREEMENT_RECORD, DEMO_WAIT
 
 _OF_COMMITS: Final = ("rl_kernel", "commits")
 _OF_BASELINE: Final = ("rl_kernel", "baseline_implementation")
@@ -79,8 +79,11 @@ class RlKernel(GrowingModel):
 SwitchValue: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_^,.:]{1,200}$")]
 SwitchValues: TypeAlias = Annotated[dict[EnvName, SwitchValue], Field(min_length=1, max_length=20)]
 
-PER_ROLLOUT: Final = ({AGREEMENT_RECORD: "0"}, {AGREEMENT_RECORD: "1"})
-"""Baseline and enabled values of the one switch that can change between the rollouts of a session."""
+PER_ROLLOUT: Final = (
+    ({AGREEMENT_RECORD: "0"}, {AGREEMENT_RECORD: "1"}),
+    ({DEMO_WAIT: "1"}, {DEMO_WAIT: "0"}),
+)
+"""Baseline and enabled values of the switches that can change between the rollouts of a session."""
 
 
 class OwnSwitch(Model):
@@ -119,7 +122,7 @@ def find_compared_problems(
 
 
 def _switch_problems(switch: OwnSwitch, design: str) -> Iterator[PathProblem]:
-    if design == CROSSOVER and (switch.baseline, switch.enabled) != PER_ROLLOUT:
+    if design == CROSSOVER and (switch.baseline, switch.enabled) not in PER_ROLLOUT:
         what = "the switch cannot change within a session: a process reads its variables when it starts"
         accepted = f'parallel, or a switch with only the variable {AGREEMENT_RECORD} ("0" in baseline, "1" in enabled)'
         yield ("measure", "design"), what, CROSSOVER, accepted

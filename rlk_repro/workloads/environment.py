@@ -15,6 +15,7 @@ from rlk_repro.spec import FromEnv
 from rlk_repro.spec.values import BASELINE, ENABLED
 from rlk_repro.switches import (
     AGREEMENT_RECORD,
+    DEMO_WAIT,
     ENGINES_DIR,
     ENTROPY_METRIC,
     GC_FREEZE,
@@ -41,7 +42,7 @@ FIXED_ENV: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", THREADS: "1"
 # One of these variables in the user's shell could turn a baseline into an enabled trial, or change both variants.
 DECLARED: Final = VARIANT_SWITCHES | {
     *(OPS_DIR, LIBRARIES_DIR, ENGINES_DIR),
-    *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS, AGREEMENT_RECORD),
+    *(ENTROPY_METRIC, GC_FREEZE, PROFILED_STEPS, AGREEMENT_RECORD, DEMO_WAIT),
 }
 
 # The flag or key by which a user changes each variable.
@@ -55,7 +56,7 @@ SWITCHES: Final = {
     ENTROPY_METRIC: "--set entropy_metric=…",
     GC_FREEZE: "--set gc_freeze=…",
     PROFILED_STEPS: "--set workload.profiler=…",
-    AGREEMENT_RECORD: "the key `switch` in the run",
+    **dict.fromkeys((AGREEMENT_RECORD, DEMO_WAIT), "the key `switch` in the run"),
 }
 
 # With one of these variables from the user's shell, the trainer could join another Ray cluster or use a proxy.
@@ -74,7 +75,7 @@ RUN_ENV: Final[Mapping[str, str]] = {
     **dict.fromkeys(("NCCL_CUMEM_ENABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE"), _SWITCH),
     **dict.fromkeys(("NCCL_SHM_DISABLE", "HSA_ENABLE_IPC_MODE_LEGACY", "HSA_NO_SCRATCH_RECLAIM"), _SWITCH),
     **dict.fromkeys(("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"), _SWITCH),
-    AGREEMENT_RECORD: _SWITCH,
+    **dict.fromkeys((AGREEMENT_RECORD, DEMO_WAIT), _SWITCH),
     **dict.fromkeys(("NVTE_UNFUSED_ATTN", "TORCH_NCCL_AVOID_RECORD_STREAMS", "VLLM_BATCH_INVARIANT"), _SWITCH),
     **dict.fromkeys(("VLLM_ROCM_USE_AITER", "VLLM_USE_DEEP_GEMM", "VLLM_USE_FLASHINFER_SAMPLER"), _SWITCH),
     **dict.fromkeys(("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "NCCL_MAX_NCHANNELS"), _NUMBER),
@@ -126,7 +127,7 @@ def switch_env(plan: Plan, trial: Trial) -> dict[str, str]:
     """Return the variables that select the trial's variant; a session also gets its schedule."""
     schedule = {SWITCH_SCHEDULE: make_schedule(plan.run.measure, trial.seed).text} if plan.is_crossover else {}
     if plan.run.switch is not None and schedule:
-        return {AGREEMENT_RECORD: SCHEDULED, **schedule}
+        return {**dict.fromkeys(plan.run.switch.baseline, SCHEDULED), **schedule}
     if plan.run.switch is not None:
         return dict(plan.run.switch.baseline if trial.variant == BASELINE else plan.run.switch.enabled)
     if not plan.run.is_routed(trial.variant):

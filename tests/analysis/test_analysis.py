@@ -242,13 +242,19 @@ def make_rank(rank: int, variant: Any, agreement: Tokens | None, step: int = 0) 
 )  # fmt: skip
 def test_a_step_shows_whether_its_record_was_switched(planned: str, ranks: list[Any], reason: str) -> None:
     log = OpsLog(ranks=tuple(make_rank(number, *rank) for number, rank in enumerate(ranks)))
-    assert find_unswitched(log, 0, planned) == reason
+    assert find_unswitched(log, 0, planned, of_tokens=True) == reason
 
 
 def test_a_missing_file_or_step_of_a_rank_proves_nothing() -> None:
     rank, other = make_rank(0, "enabled", TOKENS), make_rank(1, "enabled", TOKENS, step=1)
-    assert find_unswitched(OpsLog(ranks=(rank,), missing_ranks=(1,)), 0, "enabled") == "no ops file of rank 1"
-    assert find_unswitched(OpsLog(ranks=(rank, other)), 0, "enabled") == "ops/1.jsonl: has no record of step 0"
+    assert (
+        find_unswitched(OpsLog(ranks=(rank,), missing_ranks=(1,)), 0, "enabled", of_tokens=False)
+        == "no ops file of rank 1"
+    )
+    assert (
+        find_unswitched(OpsLog(ranks=(rank, other)), 0, "enabled", of_tokens=False)
+        == "ops/1.jsonl: has no record of step 0"
+    )
 
 
 # TCP on nodes that have a fabric, and variants that used different networks, prevent a verdict.

@@ -75,6 +75,16 @@ def test_a_session_measures_what_the_record_of_tokens_costs(tmp_path: Path) -> N
     assert re.search(r"step \d+, which is enabled, has no record of tokens", damaged.reason)
 
 
+def test_the_demo_finds_the_wait_that_it_plants(tmp_path: Path) -> None:
+    measure = ("--set", "measure.sessions=1", "--set", "measure.blocks=2", "--set", "measure.control_blocks=0")
+    result = json.loads(run_command("submit", "demo", *measure, "--exploratory", "--wait", "--json", cwd=tmp_path))
+    folder = tmp_path / Path(result["bundle"]).parent
+    analysis = json.loads((folder / "analysis" / "analysis.json").read_text())
+    assert [pair["status"] for pair in analysis["pairs"]] == [PairStatus.SCORED.value]
+    ratio = next(effect["ratio"] for effect in analysis["effects"] if effect["metric"] == "step_time_s")
+    assert 0.3 < ratio < 0.75
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

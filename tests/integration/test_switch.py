@@ -74,6 +74,7 @@ def make_route(context: RouteContext) -> Route:
         ({"RLK_REPRO_AGREEMENT_RECORD": "0", "VIME_RL_KERNEL_SCHEDULE": "be"}, Settings(agreement_record="0")),
         ({"RLK_REPRO_AGREEMENT_RECORD": "scheduled", "VIME_RL_KERNEL_SCHEDULE": "be"},
          Settings(agreement_record="scheduled", schedule="be")),
+        ({"RLK_REPRO_DEMO_WAIT": "scheduled", "VIME_RL_KERNEL_SCHEDULE": "be"}, Settings(schedule="be")),
         ({"RLK_REPRO_OPS_DIR": "/t/ops"}, Settings(ops_dir=Path("/t/ops"), libraries_dir=Path("/t/libraries"))),
         ({"RLK_REPRO_OPS_DIR": "/t/ops", "RLK_REPRO_LIBRARIES_DIR": "/l"},
          Settings(ops_dir=Path("/t/ops"), libraries_dir=Path("/l"))),

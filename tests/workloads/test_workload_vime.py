@@ -138,7 +138,7 @@ def test_a_session_has_one_command_with_its_schedule_and_rollouts_of_its_own(lan
         assert command.stored is None
         return
     flag = "--load-forge-rollout-data" if lane == "fixed-rollout" else "--load-debug-rollout-data"
-    assert argv[flag] == (f"{RUN_DIR.root}/.rollouts-01-s2-crossover/{{rollout_id}}.pt",)
+    assert argv[flag] == (f"{RUN_DIR.root}/.work/rollouts-01-s2-crossover/{{rollout_id}}.pt",)
     assert command.stored == RUN_DIR.rollouts_of(plan.run.measure.seed)
     (store,) = VIME.rollout_commands(plan, RUN_DIR).values()
     assert dict(split_arguments(store.argv[3:]))["--num-rollout"] == ("40",)
