@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -269,12 +269,6 @@ def _make_step_times(scenario: Scenario, truth: Truth, lengths: Sequence[float],
 def _make_trial(trial: Trial, series: dict[str, list[float]], measure: Measure) -> TrialResult:
     begin, end = measure.warmup_steps, measure.warmup_steps + measure.scored_steps
     found = (summarise(metric, values[begin:end]) for metric, values in series.items())
-    proof = ProofStatus.PROVED if trial.variant == "enabled" else ProofStatus.NOT_REQUESTED
-    return replace(make_result(trial, proof, end), summaries=tuple(summary for summary in found if summary is not None))
-
-
-def make_result(trial: Trial, proof: ProofStatus, num_steps: int) -> TrialResult:
-    """A trial or session that ended well, without series and summaries."""
     return TrialResult(
         index=trial.index,
         name=trial.name,
@@ -284,13 +278,13 @@ def make_result(trial: Trial, proof: ProofStatus, num_steps: int) -> TrialResult
         status=TrialStatus.OK,
         reason="",
         duration_s=None,
-        num_steps_found=num_steps,
-        num_steps_expected=num_steps,
-        proof=proof,
+        num_steps_found=end,
+        num_steps_expected=end,
+        proof=ProofStatus.PROVED if trial.variant == "enabled" else ProofStatus.NOT_REQUESTED,
         proof_reason="",
         decisions=(),
         series=(),
-        summaries=(),
+        summaries=tuple(summary for summary in found if summary is not None),
         rejects={},
         throttled_fraction=None,
     )
@@ -299,23 +293,22 @@ def make_result(trial: Trial, proof: ProofStatus, num_steps: int) -> TrialResult
 def find_misses(outcomes: Sequence[Outcome]) -> list[str]:
     """The bars that a set of outcomes misses, in words; scenarios that are absent are not held against it."""
     named = {outcome.name: outcome for outcome in outcomes}
-    false = (VerdictWord.FASTER, VerdictWord.SLOWER)
-    bars: list[tuple[str, str, float, float, float]] = []
-    for name in ("A/A, live", "A/A, stored rollouts", "A/A, 6 control pairs"):
-        if outcome := named.get(name):
-            bars.append((name, "faster or slower", outcome.share(*false), 0.0, 0.05))
-            bars.append((name, "not comparable", outcome.share(VerdictWord.NOT_COMPARABLE), 0.0, 0.02))
-            bars.append((name, "coverage", outcome.coverage, 0.93, 0.97))
-    if outcome := named.get("1.2 % faster, quiet (pair sd 0.5 %)"):
-        bars.append((outcome.name, "equivalent", outcome.share(VerdictWord.EQUIVALENT), 0.0, 0.05))
-    if outcome := named.get("5 % faster, stored rollouts"):
-        bars.append((outcome.name, "coverage", outcome.coverage, 0.93, 0.97))
-        bars.append((outcome.name, "faster", outcome.share(VerdictWord.FASTER), 0.9, 1.0))
-    if outcome := named.get("5 % faster, reward 0.05 lower"):
-        bars.append((outcome.name, "not comparable", outcome.share(VerdictWord.NOT_COMPARABLE), 0.9, 1.0))
+    a_a = ("A/A, live", "A/A, stored rollouts", "A/A, 6 control pairs")
+    faster, slower, equivalent = VerdictWord.FASTER, VerdictWord.SLOWER, VerdictWord.EQUIVALENT
+    bars: list[tuple[str, tuple[VerdictWord, ...], float, float]] = [
+        *((name, (faster, slower), 0.0, 0.05) for name in a_a),
+        *((name, (VerdictWord.NOT_COMPARABLE,), 0.0, 0.02) for name in a_a),
+        ("1.2 % faster, quiet (pair sd 0.5 %)", (equivalent,), 0.0, 0.05),
+        ("5 % faster, stored rollouts", (faster,), 0.9, 1.0),
+        ("5 % faster, reward 0.05 lower", (VerdictWord.NOT_COMPARABLE,), 0.9, 1.0),
+    ]
+    found = [(name, " or ".join(words), named[name].share(*words), low, high)
+             for name, words, low, high in bars if name in named]  # fmt: skip
+    covering = (*a_a, "5 % faster, stored rollouts")
+    found += [(name, "coverage", named[name].coverage, 0.93, 0.97) for name in covering if name in named]
     return [
         f"{name}: {what} is {value:.4f}, expected {low} to {high}"
-        for name, what, value, low, high in bars
+        for name, what, value, low, high in found
         if not low <= value <= high
     ]
 
