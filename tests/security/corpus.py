@@ -257,12 +257,18 @@ MODELS: Final[Mapping[str, bytes]] = {
     "another model": gguf(kind=8, rest=struct.pack("<Q", 3) + b"bad"),
 }
 ALIASES: Final = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+PLANTED: Final = json.dumps(f"key{ODD[1:]}\r\nrlk-repro: FORGED").encode()
 AUTHORED: Final[Mapping[str, bytes]] = {
     **BODIES,
     "aliases": ("a0: &a0 x\n" + ALIASES).encode(),
     "its own alias": b"&a [*a]",
     "tags": b"schema: !!python/object/apply:os.system [touch /tmp/owned]\n",
     "text with controls": f"schema: 1\nrun: {ODD[1:]!r}\nstack: {ODD[1:]!r}\n".encode(),
+    "planted keys and values": b"".join(
+        b"%s: %s\n" % (name, PLANTED) for name in (b"run", b"stack", b"schema", PLANTED)
+    )
+    + b"purpose: [%s]\nprofile: %s\n" % (PLANTED, PLANTED),
+    "a control": b"a: \x1b[2J\n",
     "1 MB of keys": fill(MIB, b"k#: 1\n")(),
     "bytes": bytes(range(256)),
 }

@@ -1,6 +1,6 @@
-"""Every reading command answers or refuses every hostile file, in little time and memory, and leaves nothing.
+"""Every reading command answers or refuses every hostile file, in little time and memory.
 
-Commands run in a sandbox whose audit hook sees programs and writes.
+It says nothing raw and leaves nothing.  Commands run in a sandbox whose audit hook sees programs and writes.
 """
 
 import re
@@ -52,6 +52,8 @@ def check(sandbox: Sandbox, *argv: str | Path) -> Outcome:
     assert outcome.cpu_s <= MOST_CPU_S, shown
     assert outcome.peak_bytes <= MOST_BYTES, shown
     assert not left, shown
+    texts = outcome.err if argv[0] == "logs" else outcome.err + outcome.out
+    assert {char for char in texts if not (char.isprintable() or char == "\n")} == set(), shown
     return outcome
 
 
@@ -122,6 +124,8 @@ def test_an_authors_file_is_refused_with_its_name(kind: str, what: str, sandbox:
     for argv in commands:
         outcome = check(sandbox, *argv)
         assert (outcome.code, file.name in outcome.err) == (2, True), outcome.err
+        assert "\nrlk-repro: FORGED" not in outcome.err
+        assert check(sandbox, *argv, "--json").code == 2
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
