@@ -44,12 +44,13 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """One allocation of a run: the pairs or sessions that ran in it, its nodes, and the ids of the nodes' GPUs."""
+    """One allocation of a run: the pairs or sessions that ran in it, its nodes, and the ids of their GPUs and boots."""
 
     name: str
     pairs: tuple[str, ...]
     nodes: tuple[str, ...]
     gpus: tuple[str, ...]
+    boots: tuple[str, ...] = ()
 
 
 def find_misfits(plan: Plan, run_dir: RunDir) -> dict[str, str]:
@@ -81,25 +82,24 @@ def find_unknown_nodes(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Ite
             yield Finding(Level.WARNING, where, f"manifest and preflight record of {count(wanted, 'node')}", str(found))
 
 
-def list_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> list[Allocation]:
-    """Return the allocations in which these pairs ran, in the order of the pairs; the list is empty if it is only one.
+def list_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str], *, least: int = 2) -> list[Allocation]:
+    """Return the allocations in which these pairs ran, in the order of the pairs; none if fewer than ``least``.
 
-    No manifest is read for one allocation, which is the usual case.
+    With the default, no manifest is read for one allocation, which is the usual case.
     """
     by_pair = plan.groups()
     found = group((read_exit(run_dir.trial(by_pair[name][0].name)).allocation, name) for name in pairs)
-    if len(found) < 2:
+    if len(found) < least:
         return []
     agents = [(node, *_read_agent(agent)) for node, agent in _list_agents(run_dir)]
-    return [
-        Allocation(
-            name=allocation,
-            pairs=tuple(names),
-            nodes=tuple(sorted({node for node, name, _ in agents if name == allocation})),
-            gpus=tuple(gpu for _, name, gpus in agents if name == allocation for gpu in gpus),
-        )
-        for allocation, names in found.items()
-    ]
+    allocations = []
+    for allocation, names in found.items():
+        here = [(node, gpus, boot) for node, name, gpus, boot in agents if name == allocation]
+        gpus = tuple(gpu for _, of_node, _ in here for gpu in of_node)
+        nodes = tuple(sorted({node for node, _, _ in here}))
+        boots = tuple(sorted({boot for _, _, boot in here if boot}))
+        allocations.append(Allocation(name=allocation, pairs=tuple(names), nodes=nodes, gpus=gpus, boots=boots))
+    return allocations
 
 
 def describe_allocations(plan: Plan, run_dir: RunDir, pairs: Sequence[str]) -> Iterator[Finding]:
@@ -176,15 +176,16 @@ def _list_agents(run_dir: RunDir) -> Iterator[tuple[str, NodeDir]]:
             yield node.path.name, agent
 
 
-def _read_agent(node: NodeDir) -> tuple[str | None, list[str]]:
-    """Return the allocation in which an agent ran, and the ids of its node's GPUs."""
+def _read_agent(node: NodeDir) -> tuple[str | None, list[str], str]:
+    """Return the allocation in which an agent ran, the ids of its node's GPUs, and the id of the node's boot."""
     try:
-        facts = Manifest.load(node.manifest).facts()
+        facts = dict(Manifest.load(node.manifest).facts())
         found = load_json(node.preflight)["allocation"]
     except (BundleUnreadable, KeyError, TypeError):
-        return None, []
-    gpus = [str(fact) for path, fact in facts if path.startswith("gpu.devices.") and path.endswith(".uuid")]
-    return (found if isinstance(found, str) else None), [printable(gpu[:MAX_SHOWN]) for gpu in gpus]
+        return None, [], ""
+    gpus = [str(fact) for path, fact in facts.items() if path.startswith("gpu.devices.") and path.endswith(".uuid")]
+    boot = printable(str(facts.get("host.boot_id", ""))[:MAX_SHOWN])
+    return (found if isinstance(found, str) else None), [printable(gpu[:MAX_SHOWN]) for gpu in gpus], boot
 
 
 def _show(allocation: str) -> str:

@@ -20,6 +20,7 @@ from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.cli import (
     agreement,
     bundles,
+    combine,
     doctor,
     env,
     images,
@@ -47,6 +48,7 @@ COMMANDS: Final[Functions] = {
     "verify": bundles.verify,
     "inspect": bundles.inspect,
     "diff": bundles.diff,
+    "combine": combine.combine,
     "replay": replay.replay,
     "report": report.report,
     "index": report.index,

@@ -16,6 +16,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "agreement": "rlk-repro agreement bundle.tgz --fail-on outside",
     "cancel": "rlk-repro cancel 20261124T013541Z-9dcecb6a-bb99",
     "collect": "rlk-repro collect 20261124T013541Z-9dcecb6a-bb99",
+    "combine": "rlk-repro combine docs/evidence/qwen3-30b-a3b-random-4l*.tgz",
     "diff": "rlk-repro diff --gate reference.tgz bundle.tgz",
     "doctor": "rlk-repro doctor",
     "env check": "rlk-repro env check DIR --stack 2026-11",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -181,6 +181,18 @@ def t_interval(values: Sequence[float], confidence: float) -> Interval | None:
     center, spread = mean(values), stdev(values)
     half = t_quantile(confidence, n - 1) * spread / math.sqrt(n)
     return Interval(estimate=center, low=center - half, high=center + half, stdev=spread, n=n)
+
+
+def prediction_interval(values: Sequence[float], confidence: float) -> Interval | None:
+    """Return the mean and the two-sided t interval for one more value; fewer than two values give None.
+
+    The half width is t · s · √(1 + 1 / n) with n - 1 degrees of freedom, for values of one normal distribution.
+    """
+    found = t_interval(values, confidence)
+    if found is None:
+        return None
+    half = t_quantile(confidence, found.n - 1) * found.stdev * math.sqrt(1 + 1 / found.n)
+    return replace(found, low=found.estimate - half, high=found.estimate + half)
 
 
 def t_p_value(values: Sequence[float]) -> float | None:
