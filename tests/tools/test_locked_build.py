@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.support.copied_package import make_wheel
 from tests.support.git_mirror import mirror_folder
 from tests.support.images.examples import commit_files, git
 from tools.image_build import kernels, locked
+from tools.image_build.__main__ import STEPS
 from tools.image_build.inputs import Inputs
 from tools.lock_stack import render
 
@@ -194,3 +196,9 @@ def test_packages_without_a_wheel_are_named() -> None:
     with pytest.raises(CheckFailed) as caught:
         render([_package("x", "cp312-cp312-win_amd64"), _package("y", "py3-none-any"), _package("z")], "x86_64")
     assert [problem.where for problem in caught.value.problems] == ["x", "z"]
+
+
+def test_every_step_of_a_build_has_its_function() -> None:
+    for place in STEPS.values():
+        module, _, name = place.partition(".")
+        assert callable(getattr(importlib.import_module(f"tools.image_build.{module}"), name))

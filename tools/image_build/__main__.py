@@ -15,7 +15,7 @@ STEPS: Final = {
     "transformer-engine": "locked.install_transformer_engine",
     "package": "package.install_package",
     "gfx": "gfx.check_gfx",
-    "vime": "checkout.install_vime",
+    "vime": "locked.install_vime",
     "sources": "locked.install_sources",
     "rl-kernel": "kernels.install",
     "imports": "locked.check_imports",
