@@ -42,6 +42,10 @@ class Column:
     is_number: bool = False
     is_prose: bool = False
 
+    @property
+    def kind(self) -> str:
+        return "number" if self.is_number else "prose" if self.is_prose else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
