@@ -16,12 +16,11 @@ from rlk_repro.base.units import MINUS, count, find_decimals, format_change, for
 from rlk_repro.operators import RL_KERNEL, TITLES
 from rlk_repro.report.blocks import Tone
 from rlk_repro.report.checks import describe_agreement
-from rlk_repro.report.operators import list_speedups
+from rlk_repro.report.operators import describe_speedups
 from rlk_repro.report.setting import FROZEN, ONE_GPU
 from rlk_repro.report.view import View
 from rlk_repro.rundir.agreement import AGREEMENT_WORDS, choose_word
 from rlk_repro.rundir.microbatch import LARGEST_MICROBATCH, describe_microbatches
-from rlk_repro.rundir.operator_results import REFERENCE
 from rlk_repro.rundir.results import Analysis, Effect, ProofStatus, VerdictWord
 from rlk_repro.spec.values import BASELINE
 from rlk_repro.statistics.crossover import MIN_SESSIONS
@@ -122,7 +121,7 @@ def describe_answer(view: View) -> str:
     if analysis.microbatches:
         return f"Result: {describe_microbatches(analysis.microbatches)}."
     if word is VerdictWord.NO_COMPARISON:
-        return _describe_operators(analysis)
+        return f"Result: {describe_speedups(analysis.operators)}."
     if effect is None or effect.ratio is None:
         return f"Result: nothing was compared. {_first(analysis)}"
     if word is VerdictWord.NOT_COMPARABLE:
@@ -139,7 +138,8 @@ def describe_answer(view: View) -> str:
         found = f"no answer yet. {_first(analysis)}"
         if side:
             found = f"with {subject} {what} {side} time{_than(view)}, {same}."
-        return f"{where}{found}{_range(effect)}"
+        ends = format_interval(effect.low, effect.high).replace(" to ", " and ")
+        return f"{where}{found}{'' if ends == 'n/a' else f' The change lies between {ends}.'}"
     same = f"the same time within {share} %: " if word is VerdictWord.EQUIVALENT else ""
     rest = f"{MEMORY[judge_memory(analysis).word]}.{_name_slow_steps(analysis, effect)}"
     return f"{where}with {subject} {what} {same}{_size(view, effect)}{rest}"
@@ -152,13 +152,6 @@ def _name_slow_steps(analysis: Analysis, effect: Effect) -> str:
     if not is_mean_elsewhere(analysis.verdict.word, effect, by_mean, analysis.verdict.smallest_effect):
         return ""
     return f" Mean step times, which count rare slow steps, differ by {format_change(by_mean.ratio)}."
-
-
-def _describe_operators(analysis: Analysis) -> str:
-    shown = [f"{name} {text}" for name, text in list_speedups(analysis.operators)]
-    if not shown:
-        return "Result: operators were measured one by one; no variants were compared."
-    return f"Result: speed of RL-Kernel's operators alone, as a multiple of {REFERENCE}'s speed: {', '.join(shown)}."
 
 
 def _first(analysis: Analysis) -> str:
@@ -177,12 +170,6 @@ def _find_side(analysis: Analysis, effect: Effect) -> str:
     if effect.high < factor:
         return "less"
     return "more" if effect.low > 1 / factor else ""
-
-
-def _range(effect: Effect) -> str:
-    if effect.low is None or effect.high is None:
-        return ""
-    return f" The change lies between {format_interval(effect.low, effect.high).replace(' to ', ' and ')}."
 
 
 def _size(view: View, effect: Effect) -> str:

@@ -64,13 +64,11 @@ def describe_confidence(effect: Effect) -> str:
 def describe_threshold(analysis: Analysis) -> str:
     verdict, floor = analysis.verdict, analysis.noise_floor
     size = f"{format_number(verdict.threshold * 100, 3)} %"
-    if analysis.is_crossover and floor.fraction is None:
-        return f"{size}, the smallest effect of interest"
-    if floor.fraction is None:
-        return f"{size}, the smallest effect of interest; the noise floor was not measured"
-    if verdict.threshold > verdict.smallest_effect:
-        return f"{size}, the noise floor that {floor.n} control {analysis.unit}s measured"
-    return f"{size}, the smallest effect of interest; the noise floor of {floor.n} control {analysis.unit}s is lower"
+    controls = f"the noise floor of {floor.n} control {analysis.unit}s"
+    if floor.fraction is not None and verdict.threshold > verdict.smallest_effect:
+        return f"{size}, {controls}"
+    rest = "" if analysis.is_crossover else "; the noise floor was not measured"
+    return f"{size}, the smallest effect of interest{rest if floor.fraction is None else f'; {controls} is lower'}"
 
 
 def describe_sensitivity(analysis: Analysis, effect: Effect | None) -> str:

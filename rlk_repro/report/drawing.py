@@ -21,7 +21,7 @@ BOTTOM: Final = 256
 HEIGHT: Final = 300
 LEGEND_Y: Final = 12
 LEGEND_STEP: Final = 150
-UNIT_Y: Final = 36
+UNIT_Y: Final = 30
 MAX_DRAWABLE: Final = 1e300
 MAX_PLAIN_POWER: Final = 4
 # The left margin of a plot (LEFT) has room for a label of this many characters.

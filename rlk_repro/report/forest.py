@@ -44,8 +44,11 @@ def plot_pairs(view: View) -> Figure:
     blocks = _block_changes(view)
     x = _change_scale(view, list(ratios.values()), effect, [change for found in blocks.values() for change in found])
     bottom = TOP + ROW * (len(pairs) + (effect is not None and effect.ratio is not None)) + 8
-    has_control = any(pair.is_control for pair in pairs)
-    body = [*_limits(view, x, bottom), *_draw_axis(x, bottom, label), *_draw_legend(unit, has_control=has_control)]
+    body = [*_limits(view, x, bottom), *_draw_axis(x, bottom, label)]
+    body += [marker("circle", 5, LEGEND_Y - 4, 4.5, "dot neutral"), text(16, LEGEND_Y, f"comparison {unit}")]
+    if any(pair.is_control for pair in pairs):
+        body.append(marker("circle", 5 + LEGEND_STEP, LEGEND_Y - 4, 4.5, "dot hollow"))
+        body.append(text(16 + LEGEND_STEP, LEGEND_Y, f"control {unit}"))
     y = TOP + ROW / 2 + 4.0
     for pair in pairs:
         body += [marker("circle", x(change), y, 2, "dot other") for change in blocks.get(pair.pair, ())]
@@ -97,14 +100,6 @@ def _draw_axis(x: Scale, bottom: float, label: str) -> Iterator[str]:
         yield line(x(tick), TOP, x(tick), bottom, "zero" if abs(tick) < 1e-9 else "grid")
         yield text(x(tick), bottom + 17, shown if tick <= 0 else f"+{shown}", "tick", "middle")
     yield text((LEFT + RIGHT) / 2, bottom + 36, f"change of {label}, enabled / baseline (%)", "axis", "middle")
-
-
-def _draw_legend(unit: str, *, has_control: bool) -> Iterator[str]:
-    yield marker("circle", 5, LEGEND_Y - 4, 4.5, "dot neutral")
-    yield text(16, LEGEND_Y, f"comparison {unit}", "legend")
-    if has_control:
-        yield marker("circle", 5 + LEGEND_STEP, LEGEND_Y - 4, 4.5, "dot hollow")
-        yield text(16 + LEGEND_STEP, LEGEND_Y, f"control {unit}", "legend")
 
 
 def _pair_row(pair: PairResult, ratio: float | None, x: Scale, y: float) -> Iterator[str]:

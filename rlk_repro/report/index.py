@@ -14,8 +14,8 @@ from rlk_repro.report import HTML_NAME, write_report
 from rlk_repro.report.answer import describe_baseline, describe_words
 from rlk_repro.report.basis import describe_change, describe_interval
 from rlk_repro.report.blocks import Row, Section, Table, TableCell, Text, make_table
-from rlk_repro.report.head import SHOWN_HASH, choose_tone, find_commit, find_date
 from rlk_repro.report.html import render_page
+from rlk_repro.report.sections import SHOWN_HASH, choose_tone, find_commit, find_date
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.agreement import choose_word
 from rlk_repro.rundir.results import Analysis
@@ -42,26 +42,18 @@ def write_index(entries: Sequence[Entry], folder: Path) -> Path:
 
 def render_index(entries: Sequence[Entry]) -> str:
     ordered = sorted(entries, key=lambda item: (item[0].run, item[0].run_id, item[1].bundle_id))
-    number = count(len(ordered), "bundle")
-    about = f"{number}, analysed again from the logs. A bundle's id is the sha256 of the bundle's checksums."
-    first = Section(key="results", title="Results", blocks=(Text(text=about),))
-    return render_page([first, *_list_hardware(ordered), *_list_trends(ordered)])
-
-
-def _list_hardware(entries: Sequence[Entry]) -> Iterator[Section]:
-    by_hardware = group((_name_hardware(analysis), (analysis, context)) for analysis, context in entries)
-    for number, (hardware, found) in enumerate(sorted(by_hardware.items())):
-        yield Section(key=f"hardware-{number}", title=hardware, blocks=(_make_table(found),))
-
-
-def _list_trends(entries: Sequence[Entry]) -> Iterator[Section]:
-    by_experiment = group(
-        ((analysis.experiment_hash, _name_hardware(analysis)), (analysis, context)) for analysis, context in entries
+    about = (
+        f"{count(len(ordered), 'bundle')}, analysed again from the logs. An id is the sha256 of a bundle's checksums."
     )
-    repeated = [found for found in by_experiment.values() if len(found) > 1]
-    for number, found in enumerate(repeated):
-        analysis, _ = found[0]
-        yield Section(key=f"trend-{number}", title=f"{analysis.run} over time", blocks=(_make_table(found),))
+    sections = [Section(key="results", title="Results", blocks=(Text(text=about),))]
+    by_hardware = group((_name_hardware(item[0]), item) for item in ordered)
+    for number, (hardware, found) in enumerate(sorted(by_hardware.items())):
+        sections.append(Section(key=f"hardware-{number}", title=hardware, blocks=(_make_table(found),)))
+    by_experiment = group(((item[0].experiment_hash, _name_hardware(item[0])), item) for item in ordered)
+    for number, found in enumerate(found for found in by_experiment.values() if len(found) > 1):
+        title = f"{found[0][0].run} over time"
+        sections.append(Section(key=f"trend-{number}", title=title, blocks=(_make_table(found),)))
+    return render_page(sections)
 
 
 def _name_hardware(analysis: Analysis) -> str:

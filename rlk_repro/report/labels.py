@@ -16,7 +16,7 @@ NOT_RECORDED: Final = "not recorded"
 SIGNIFICANT: Final = 4
 NBSP: Final = "\N{NO-BREAK SPACE}"
 _SHORT_S: Final = 1.0
-_UNITS: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|GiB|MiB|J)(?!\w))")
+_UNITS: Final = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|GiB|MiB|J)(?!\w))|(?<=\bn) (?== )|(?<=\bn =) ")
 
 _LABELS: Final[dict[str, str]] = {
     "step_time_s": "step time",

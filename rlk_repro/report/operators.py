@@ -63,7 +63,7 @@ def make_cells(view: View) -> Section:
     title = "Operators, case by case"
     if not results:
         return Section(key="cells", title=title, blocks=(Text(text=f"Operators: {NOT_RECORDED}."),), summary=True)
-    tables = [_make_table(view, case, found) for case, found in _group_by_case(results)]
+    tables = [_make_table(view, case, found) for case, found in group((item.case, item) for item in results).items()]
     blocks: list[Block] = [_make_overview(results), Text(text=INTRODUCTION), *tables, Text(text=LEGEND)]
     return Section(key="cells", title=title, blocks=tuple(blocks), summary=True)
 
@@ -78,20 +78,19 @@ def _make_overview(results: Sequence[OperatorResult]) -> Table:
     return make_table("operator", "implementation of RL-Kernel", *numbers, rows=rows, numbers=numbers)
 
 
-def list_speedups(results: Sequence[OperatorResult]) -> list[tuple[str, str]]:
+def describe_speedups(results: Sequence[OperatorResult]) -> str:
     """Return the range of speedups of RL-Kernel's own kernels for each operator."""
     fused = [result for result in results if result.kind is OperatorKind.FUSED and find_speedup(result) is not None]
     found = group((result.case.operator, find_speedup(result)) for result in fused)
-    return [(name, _show_range(speeds).replace("–", "to")) for name, speeds in found.items()]
+    shown = [f"{name} {_show_range(speeds).replace('–', 'to')}" for name, speeds in found.items()]
+    if not shown:
+        return "operators were measured one by one; no variants were compared"
+    return f"speed of RL-Kernel's operators alone, as a multiple of {REFERENCE}'s speed: {', '.join(shown)}"
 
 
 def _show_range(values: Iterable[float | None]) -> str:
     ordered = sorted(value for value in values if value is not None)
     return " – ".join(dict.fromkeys(f"{value:.3g}" for value in (ordered[0], ordered[-1]))) if ordered else ""
-
-
-def _group_by_case(results: Iterable[OperatorResult]) -> list[tuple[OperatorCase, list[OperatorResult]]]:
-    return list(group((result.case, result) for result in results).items())
 
 
 def describe_case(case: OperatorCase) -> str:
@@ -175,28 +174,17 @@ def describe_operators(view: View) -> Iterator[tuple[str, str]]:
     cells = ", ".join(f"{counts[status]} {status}" for status in OperatorStatus if counts[status])
     num_cases = len({result.case for result in results})
     yield "measurements", f"{cells} (in {count(num_cases, 'case')})" if results else NOT_RECORDED
-    yield "processes", _describe_processes(results)
-    yield REFERENCE, _describe_reference(results)
-    passed = [result for result in results if result.status is OperatorStatus.PASSED]
-    fused = dict.fromkeys(result.class_name for result in passed if result.kind is OperatorKind.FUSED)
-    yield "RL-Kernel", f"fused: {', '.join(fused)}" if fused else "no fused implementation ran"
-
-
-def _describe_processes(results: Sequence[OperatorResult]) -> str:
-    number = len({trial.trial for result in results for trial in result.trials})
     spreads = sorted(result.process_spread for result in results if result.process_spread is not None)
-    if not spreads:
-        return f"too few ({number}) to show how far processes differ"
-    middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
-    return f"{number}; their medians differ by at most {middle} in half of the measurements, and {largest} in every one"
-
-
-def _describe_reference(results: Sequence[OperatorResult]) -> str:
+    if spreads:
+        middle, largest = (_show_percent(spreads[place]) for place in (len(spreads) // 2, -1))
+        number = len({trial.trial for result in results for trial in result.trials})
+        yield "processes", f"{number}; their medians differ by at most {middle} in half of the cases, {largest} in all"
     found = [result for result in results if result.implementation == REFERENCE]
     passed = sum(result.status is OperatorStatus.PASSED for result in found)
     if found and not passed:
-        return f"not measured, so no speedup is known: {found[0].status} ({found[0].reason})"
-    return f"measured in {passed} of {count(len(found), 'case')}" if found else "not in this run"
+        yield REFERENCE, f"not measured, so no speedup is known: {found[0].status} ({found[0].reason})"
+    else:
+        yield REFERENCE, f"measured in {passed} of {count(len(found), 'case')}" if found else "not in this run"
 
 
 def plot_speedups(view: View) -> tuple[Figure, ...]:
@@ -206,12 +194,15 @@ def plot_speedups(view: View) -> tuple[Figure, ...]:
 
 
 def _plot_operator(place: int, operator: str, results: Sequence[OperatorResult]) -> Figure:
-    cases = _group_by_case(results)
+    cases = list(group((result.case, result) for result in results).items())
     shown = cases[:MAX_ROWS]
     logs = [math.log2(speedup) for result in results if (speedup := find_speedup(result)) is not None]
     x = Scale(min(-1.0, math.floor(min(logs))), max(1.0, math.ceil(max(logs))), LEFT, RIGHT)
     bottom = TOP + ROW * len(shown) + 6
-    body = [*_draw_axis(x, bottom), *_draw_legend({result.kind for result in results})]
+    body = list(_draw_axis(x, bottom))
+    kinds = {result.kind for result in results}
+    for number, (shape, style, name) in enumerate(STYLES[kind] for kind in STYLES if kind in kinds):
+        body += [marker(shape, 5 + 80 * number, LEGEND_Y - 4, 4.5, style), text(16 + 80 * number, LEGEND_Y, name)]
     for number, (case, found) in enumerate(shown):
         body += _draw_row(case, found, x, TOP + ROW * (number + 0.5) + 3)
     caption = (
@@ -232,15 +223,6 @@ def _draw_axis(x: Scale, bottom: float) -> Iterator[str]:
             yield line(x(power), TOP, x(power), bottom, "zero" if power == 0 else "grid")
             yield text(x(power), bottom + 17, f"{2.0**power:g}", "tick", "middle")
     yield text((LEFT + RIGHT) / 2, bottom + 36, f"speed relative to {REFERENCE}", "axis", "middle")
-
-
-def _draw_legend(kinds: set[OperatorKind]) -> Iterator[str]:
-    left = 5.0
-    for kind, (shape, style, name) in STYLES.items():
-        if kind in kinds:
-            yield marker(shape, left, LEGEND_Y - 4, 4.5, style)
-            yield text(left + 11, LEGEND_Y, name, "legend")
-            left += 80
 
 
 def _draw_row(case: OperatorCase, results: Sequence[OperatorResult], x: Scale, y: float) -> Iterator[str]:

@@ -211,7 +211,7 @@ def _name_steps(schedule: Schedule) -> list[str]:
 def _draw_area(x: Scale, first: int, last: int, name: str) -> Iterator[str]:
     left, right = x(first - 0.5), min(x(last + 0.5), RIGHT)
     yield rect(left, TOP, right - left, BOTTOM - TOP, "warmup")
-    yield text(min((left + right) / 2, RIGHT - 20), TOP + 12, name, "tick", "middle")
+    yield text(min((left + right) / 2, RIGHT - 20), TOP - 5, name, "tick", "middle")
 
 
 def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:

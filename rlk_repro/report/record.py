@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlk_repro.analysis.memory import judge_memory
 from rlk_repro.report.answer import describe_answer
-from rlk_repro.report.head import make_cautions
+from rlk_repro.report.sections import make_cautions
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis, Effect, Gate
 from rlk_repro.spec.values import BASELINE, ENABLED
@@ -14,10 +14,7 @@ from rlk_repro.spec.values import BASELINE, ENABLED
 
 @dataclass(frozen=True, kw_only=True)
 class LevelRecord:
-    """The mean of a metric over the trials of each variant; the value of a variant without the metric is None.
-
-    The metric's name ends in its unit.
-    """
+    """The mean of a metric over the trials of each variant; the metric's name ends in its unit."""
 
     metric: str
     baseline: float | None
@@ -26,11 +23,7 @@ class LevelRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRecord:
-    """``bundle_id`` is the sha256 of the checksums, empty for a run that is not sealed.
-
-    ``report`` is the path of the page, empty where no page was written.  An effect's ``n`` counts pairs or sessions,
-    and ``unit`` says which: ``pair`` or ``session``.
-    """
+    """An effect's ``n`` counts what ``unit`` names: pairs or sessions; ``report`` is the path of the page, if any."""
 
     source: str
     bundle_id: str
@@ -50,6 +43,10 @@ class ReportRecord:
 
 def make_record(analysis: Analysis, context: Context, *, source: str, report: str = "") -> ReportRecord:
     view = make_view(analysis, context)
+    levels = [
+        LevelRecord(metric=name, baseline=view.mean(name, BASELINE), enabled=view.mean(name, ENABLED))
+        for name in (effect.metric for effect in analysis.effects)
+    ]
     return ReportRecord(
         source=source,
         bundle_id=context.bundle_id,
@@ -62,10 +59,7 @@ def make_record(analysis: Analysis, context: Context, *, source: str, report: st
         unit=analysis.unit,
         effects=analysis.effects,
         gates=analysis.gates,
-        levels=tuple(
-            LevelRecord(metric=name, baseline=view.mean(name, BASELINE), enabled=view.mean(name, ENABLED))
-            for name in (effect.metric for effect in analysis.effects)
-        ),
+        levels=tuple(levels),
         report=report,
         cautions=make_cautions(view),
     )

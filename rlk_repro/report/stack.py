@@ -79,7 +79,12 @@ def plot_parts(view: View) -> Figure:
     body: list[str] = []
     top = 4.0
     for variant, parts in found.items():
-        body += [text(0, top + 16, variant, "tick"), *_draw_bar(parts, names, top, (WIDTH - BAR_LEFT) / longest)]
+        left = float(BAR_LEFT)
+        body.append(text(0, top + 16, variant, "tick"))
+        for number, name in enumerate(names):
+            width = parts.get(name, 0.0) * (WIDTH - BAR_LEFT) / longest
+            body += [rect(left, top, width, BAR, f"part {_colour(number, names)}")] if width > 0 else []
+            left += width
         top += BAR + 8
     body += _draw_table(found, names, top + ROW, scale, unit)
     caption = (
@@ -89,15 +94,6 @@ def plot_parts(view: View) -> Figure:
     if view.analysis.is_crossover:
         caption += " The change of a part is that of the two means, not the paired estimate."
     return make_figure(key, TITLE, caption, top + ROW * (len(names) + 2) + 8, body)
-
-
-def _draw_bar(parts: dict[str, float], names: list[str], top: float, pixels: float) -> Iterator[str]:
-    left = float(BAR_LEFT)
-    for number, name in enumerate(names):
-        width = parts.get(name, 0.0) * pixels
-        if width > 0:
-            yield rect(left, top, width, BAR, f"part {_colour(number, names)}")
-        left += width
 
 
 def _draw_table(

@@ -12,9 +12,8 @@ from rich.table import Table as Grid
 from rich.text import Text as Words
 
 from rlk_repro.report.blocks import Bullets, Commands, Facts, Section, Table, TableCell, Text, Tone, summarise
-from rlk_repro.report.head import make_verdict
 from rlk_repro.report.labels import NBSP, clean, prose
-from rlk_repro.report.sections import make_sections
+from rlk_repro.report.sections import make_sections, make_verdict
 from rlk_repro.report.view import Context, make_view
 from rlk_repro.rundir.results import Analysis
 

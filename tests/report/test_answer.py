@@ -17,10 +17,10 @@ from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_basis, describe_effect, describe_sensitivity
 from rlk_repro.report.blocks import Facts
-from rlk_repro.report.head import make_verdict
 from rlk_repro.report.markdown import render_markdown, render_summary
 from rlk_repro.report.records import _make_rl_kernel_cell, make_commands
 from rlk_repro.report.results import BY_BLOCKS, make_allocation_tables, make_effects
+from rlk_repro.report.sections import make_verdict
 from rlk_repro.report.setting import OLD_NORMALISER, OWN_ENTROPY, OWN_NORMALISER, describe_setting, find_own_work
 from rlk_repro.report.view import Context, View, make_view
 from rlk_repro.rundir.manifest import Manifest

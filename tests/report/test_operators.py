@@ -14,10 +14,10 @@ from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import dump_json
 from rlk_repro.report.blocks import Tone
 from rlk_repro.report.checks import describe_agreement, plot_drift
-from rlk_repro.report.head import choose_tone
 from rlk_repro.report.html import render_html
 from rlk_repro.report.markdown import render_markdown
 from rlk_repro.report.operators import describe_speedup
+from rlk_repro.report.sections import choose_tone
 from rlk_repro.report.view import make_view
 from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, choose_word, describe_checks
 from rlk_repro.rundir.operator_results import OperatorKind, OperatorResult, OperatorStatus
