@@ -75,20 +75,6 @@ def clip(key: str, box: tuple[float, float, float, float], body: Iterable[str]) 
     yield element("g", "".join(body), clip_path=f"url(#{key}-clip)")
 
 
-def document(key: str, height: float, title: str, description: str, body: Iterable[str]) -> str:
-    """Return a drawing of ``WIDTH`` × ``height``; its ids begin with ``key``, which is unique on the page."""
-    head = element("title", escape(clean(title)), id=f"{key}-title")
-    head += element("desc", escape(clean(description)), id=f"{key}-desc")
-    return element(
-        "svg",
-        head + "".join(body),
-        viewBox=f"0 0 {WIDTH} {_short(height)}",
-        role="img",
-        aria_labelledby=f"{key}-title {key}-desc",
-        class_="plot",
-    )
-
-
 @dataclass(frozen=True)
 class Scale:
     """A linear axis: it draws the values ``low`` and ``high`` at the pixels ``start`` and ``end``."""
@@ -148,7 +134,12 @@ def _short(value: float) -> str:
 
 
 def make_figure(key: str, title: str, caption: str, height: float, body: Iterable[str]) -> Figure:
-    return Figure(key=key, title=title, svg=document(key, height, title, caption, body), caption=caption)
+    """Return a drawing of ``WIDTH`` × ``height``; its ids begin with ``key``, which is unique on the page."""
+    head = element("title", escape(clean(title)), id=f"{key}-title")
+    head += element("desc", escape(clean(caption)), id=f"{key}-desc")
+    names, box = f"{key}-title {key}-desc", f"0 0 {WIDTH} {_short(height)}"
+    svg = element("svg", head + "".join(body), viewBox=box, role="img", aria_labelledby=names, class_="plot")
+    return Figure(key=key, title=title, svg=svg, caption=caption)
 
 
 def draw_y_axis(y: Scale, name: str) -> Iterator[str]:

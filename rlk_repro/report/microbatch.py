@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlk_repro.base.units import format_count
-from rlk_repro.report.blocks import Section, TableCell, Text, Tone, make_table
+from rlk_repro.report.blocks import Row, Section, TableCell, Text, Tone, make_table
 from rlk_repro.report.view import View
 from rlk_repro.rundir.microbatch import MicrobatchResult
 from rlk_repro.statistics.stats import PEAK_MEMORY
@@ -20,7 +20,9 @@ def make_microbatches(view: View) -> Section:
     results = view.analysis.microbatches
     names = [result.trial for result in results]
     cells = [_describe(view, result) for result in results]
-    rows = [(format_count(size), *(found.get(size, "–") for found in cells)) for size in sorted(set().union(*cells))]
+    rows: list[Row] = []
+    for size in sorted(set().union(*cells)):
+        rows.append((format_count(size), *(found.get(size, "–") for found in cells)))
     note = f"A number is the step's {view.name_with_unit(PEAK_MEMORY)}."
     table = make_table("tokens of a microbatch", *names, rows=rows, numbers=names, note=note)
     return Section(key="microbatches", title="Largest microbatch", blocks=(Text(text=_TEXT), table), summary=True)

@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import Final
 
 from rlk_repro.base.units import group
-from rlk_repro.report.agreement import plot_agreement
 from rlk_repro.report.blocks import Figure
 from rlk_repro.report.checks import plot_drift
 from rlk_repro.report.drawing import (
@@ -55,7 +54,7 @@ def make_figures(view: View) -> tuple[Figure, ...]:
     if view.analysis.microbatches:
         return plot_steps(view, PEAK_MEMORY), plot_steps(view, PASSES_MEMORY)
     if not view.is_comparison:
-        return (*plot_drift(view), *plot_agreement(view), *plot_speedups(view))
+        return (*plot_drift(view), *plot_speedups(view))
     return (
         plot_trials(view, STEP_TIME),
         plot_steps(view, STEP_TIME),
@@ -63,7 +62,6 @@ def make_figures(view: View) -> tuple[Figure, ...]:
         plot_trials(view, PEAK_MEMORY),
         plot_steps(view, RAW_REWARD),
         plot_steps(view, ABS_DIFF),
-        *plot_agreement(view),
     )
 
 
@@ -146,12 +144,18 @@ def plot_steps(view: View, metric: str) -> Figure:
     is_stored = metric == RAW_REWARD and view.analysis.lane != "live"
     if not values or is_stored:
         return _explain_absence(view, metric)
-    y = make_scale(_list_scored(view, metric, found) or values, BOTTOM, TOP)
+    summaries = [summary for trial, _ in found if (summary := trial.summary(metric)) is not None]
+    ends = [end for summary in summaries for end in (summary.minimum, summary.maximum) if is_drawable(end)]
+    y = make_scale([view.numbers.scale(metric, end) for end in ends] or values, BOTTOM, TOP)
     num_steps = max(len(series.values) for _, series in found)
     x = Scale(-0.5, num_steps - 0.5, LEFT, RIGHT)
     is_one_policy = view.analysis.is_crossover and metric in {RAW_REWARD, ABS_DIFF}
     areas = list(_list_areas(view))
-    body = [shape for first, last, name in areas for shape in _draw_area(x, first, last, name)]
+    body = []
+    for first, last, name in areas:
+        left, right = x(first - 0.5), min(x(last + 0.5), RIGHT)
+        body.append(rect(left, TOP, right - left, BOTTOM - TOP, "warmup"))
+        body.append(text(min((left + right) / 2, RIGHT - 20), TOP - 5, name, "tick", "middle"))
     body += [*draw_y_axis(y, view.name_with_unit(metric)), *_step_axis(x, num_steps)]
     body += draw_legend([trial for trial, _ in found], is_line=not is_one_policy)
     curves: list[str] = []
@@ -171,12 +175,6 @@ def plot_steps(view: View, metric: str) -> Figure:
         what = "Unscored" if view.analysis.is_crossover else "Warm-up"
         parts.append(f"{what} steps with values beyond the axis are not shown.")
     return make_figure(key, title, " ".join(parts), HEIGHT, body)
-
-
-def _list_scored(view: View, metric: str, found: Sequence[tuple[TrialResult, Series]]) -> list[float]:
-    summaries = [summary for trial, _ in found if (summary := trial.summary(metric)) is not None]
-    ends = [end for summary in summaries for end in (summary.minimum, summary.maximum) if is_drawable(end)]
-    return [view.numbers.scale(metric, end) for end in ends]
 
 
 def _list_areas(view: View) -> Iterator[tuple[int, int, str]]:
@@ -206,12 +204,6 @@ def _name_steps(schedule: Schedule) -> list[str]:
         else:
             names.append("control" if schedule.blocks[rollout.block].is_control else "")
     return names
-
-
-def _draw_area(x: Scale, first: int, last: int, name: str) -> Iterator[str]:
-    left, right = x(first - 0.5), min(x(last + 0.5), RIGHT)
-    yield rect(left, TOP, right - left, BOTTOM - TOP, "warmup")
-    yield text(min((left + right) / 2, RIGHT - 20), TOP - 5, name, "tick", "middle")
 
 
 def _step_axis(x: Scale, num_steps: int) -> Iterator[str]:

@@ -44,7 +44,7 @@ RATIO_KL: Final = (
 
 
 def make_effects(view: View) -> Section:
-    effects = sorted(view.effects, key=lambda effect: view.metric_rank(effect.metric))
+    effects = view.effects
     wanted = [name for name in SHOWN if (found := view.analysis.effect(name)) is not None and found.ratio is not None]
     shown = [effect for effect in effects if effect.metric in wanted[:MOST_SHOWN]] or effects[:MOST_SHOWN]
     interval = f"{' or '.join(dict.fromkeys(map(describe_confidence, effects)))} interval".strip()

@@ -102,9 +102,10 @@ def _draw_table(
     yield text(0, y, f"part ({unit})", "axis")
     for column, name in zip(COLUMNS, (BASELINE, ENABLED, "change"), strict=True):
         yield text(column, y, name, "axis", "end")
-    rows = [(name, [found.get(variant, {}).get(name) for variant in (BASELINE, ENABLED)]) for name in names]
-    whole = [sum(found[variant].values()) if variant in found else None for variant in (BASELINE, ENABLED)]
-    for number, (name, values) in enumerate([*rows, ("step", whole)]):
+    first, second = (found.get(variant, {}) for variant in (BASELINE, ENABLED))
+    rows = [(name, first.get(name), second.get(name)) for name in names]
+    rows.append(("step", sum(first.values()) or None, sum(second.values()) or None))
+    for number, (name, was, now) in enumerate(rows):
         y += ROW
         is_sum = number == len(names)
         if is_sum:
@@ -113,11 +114,10 @@ def _draw_table(
             yield rect(0, y - 10, 11, 11, f"part {_colour(number, names)}")
         style = "strong" if is_sum else ""
         yield text(17, y, name, style)
-        for column, value in zip(COLUMNS, values, strict=False):
+        for column, value in zip(COLUMNS, (was, now), strict=False):
             yield text(column, y, "–" if value is None else _format(value * scale), style, "end")
-        first, second = values
-        if first and second is not None:
-            yield text(COLUMNS[2], y, format_change(second / first, 1), style, "end")
+        if was and now is not None:
+            yield text(COLUMNS[2], y, format_change(now / was, 1), style, "end")
 
 
 def _colour(number: int, names: list[str]) -> str:

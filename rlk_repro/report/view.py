@@ -101,10 +101,6 @@ class View:
         return recorded_metrics(self.analysis)
 
     @cached_property
-    def _places(self) -> dict[str, int]:
-        return {metric: place for place, metric in enumerate(self.metrics)}
-
-    @cached_property
     def _trials(self) -> dict[str, tuple[int, TrialResult]]:
         return {trial.name: (place, trial) for place, trial in enumerate(self.analysis.trials)}
 
@@ -131,8 +127,11 @@ class View:
         return widen(effect, self.noise.get(effect.metric))
 
     @property
-    def effects(self) -> tuple[Effect, ...]:
-        return tuple(item for item in self.analysis.effects if measured_metric(item.metric) in self._places)
+    def effects(self) -> list[Effect]:
+        """The effects on known metrics, in the order of the metrics."""
+        places = {metric: place for place, metric in enumerate(self.metrics)}
+        found = [item for item in self.analysis.effects if measured_metric(item.metric) in places]
+        return sorted(found, key=lambda item: (places[measured_metric(item.metric)], item.metric not in places))
 
     def label(self, metric: str) -> MetricLabel:
         found = find_label(metric, self.analysis.workload)
@@ -192,12 +191,8 @@ class View:
     def has_variants(self) -> bool:
         return self.is_comparison or bool(self.analysis.checks or self.analysis.microbatches)
 
-    def metric_rank(self, metric: str) -> tuple[int, bool]:
-        measured = measured_metric(metric)
-        return self._places.get(measured, len(self._places)), metric != measured
-
     def metric_anchor(self, metric: str) -> str:
-        return f"metric-{self._places[measured_metric(metric)]}"
+        return f"metric-{self.metrics.index(measured_metric(metric))}"
 
     def trial_anchor(self, name: str) -> str:
         return f"trial-{self._trials[name][0]}" if name in self._trials else "trials"
