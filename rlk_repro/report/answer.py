@@ -204,7 +204,7 @@ def _apply(view: View, metric: str, ratio: float) -> str:
     mean = view.mean(metric, BASELINE)
     if mean is None:
         return ""
-    return f", {view.numbers.format(metric, mean)} → {view.show(metric, mean * ratio)}"
+    return f", {view.metric(metric).format(mean)} → {view.metric(metric).show(mean * ratio)}"
 
 
 def describe_ground(view: View) -> str:

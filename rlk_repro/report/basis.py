@@ -30,7 +30,7 @@ def describe_basis(view: View) -> Facts:
 def _describe_speed(view: View) -> Iterator[tuple[str, str]]:
     analysis = view.analysis
     effect = analysis.effect(view.primary)
-    yield view.label(view.primary).label, describe_effect(effect, analysis.unit)
+    yield view.metric(view.primary).label, describe_effect(effect, analysis.unit)
     yield "threshold", describe_threshold(analysis)
     if seen := describe_sensitivity(analysis, effect and (view.widen(effect) or effect)):
         yield "sensitivity", seen

@@ -19,7 +19,7 @@ ABOUT: Final = "On the page, every metric has the trials' summaries, the pairs, 
 def make_evidence(view: View) -> Section:
     blocks = [
         Details(
-            title=view.name_with_unit(metric),
+            title=view.metric(metric).named,
             anchor=view.metric_anchor(metric),
             blocks=(_trial_table(view, metric), _pair_table(view, metric), _step_table(view, metric)),
         )
@@ -47,7 +47,8 @@ def _trial_row(view: View, metric: str, trial: TrialResult) -> Row:
     cells = ["0", NOT_RECORDED, *[""] * 7]
     if item is not None:
         values = (item.mean, item.median, item.stdev, item.minimum, item.maximum, item.p90, item.p99)
-        cells = [str(item.n), *(view.or_na(metric, value, item.n) for value in values), str(item.num_outliers)]
+        shown = [view.metric(metric).format(value, f"n/a (n={item.n})") for value in values]
+        cells = [str(item.n), *shown, str(item.num_outliers)]
     return TableCell(text=trial.name, target=f"#{view.trial_anchor(trial.name)}", is_code=True), *cells, log
 
 
@@ -83,5 +84,4 @@ def _step_cells(view: View, metric: str, step: int, found: list[Series]) -> Iter
     for series in found:
         value = series.values[step] if step < len(series.values) else None
         line = series.lines[step] if step < len(series.lines) else None
-        text = view.numbers.format(metric, value) if value is not None else "–"
-        yield TableCell(text=text, note="" if line is None else f":{line}")
+        yield TableCell(text=view.metric(metric).format(value, "–"), note="" if line is None else f":{line}")

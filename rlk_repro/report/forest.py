@@ -34,12 +34,12 @@ ROW: Final = 20
 
 def plot_pairs(view: View) -> Figure:
     metric, unit = view.primary, view.analysis.unit
-    label = view.label(metric).label
+    label = view.metric(metric).label
     key, title = "plot-pairs", f"Change of {label}, {unit} by {unit}"
     pairs = sorted(view.analysis.pairs, key=lambda pair: pair.is_control)
     ratios = {pair.pair: ratio for pair in pairs if is_drawable(ratio := _find_ratio(pair, metric))}
     if not ratios:
-        return Figure(key=key, title=title, caption=f"{view.title(metric)} of {unit}s: {NOT_RECORDED}.")
+        return Figure(key=key, title=title, caption=f"{view.metric(metric).title} of {unit}s: {NOT_RECORDED}.")
     effect = view.analysis.effect(metric)
     blocks = _block_changes(view)
     x = _change_scale(view, list(ratios.values()), effect, [change for found in blocks.values() for change in found])

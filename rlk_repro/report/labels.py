@@ -84,13 +84,37 @@ _PRINTED: Final = {metric.name: metric for metric in METRICS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricLabel:
-    """The label of a metric; ``sources`` names its keys in the log, or is empty if the metric comes from ops files."""
+class Metric:
+    """How a report names and writes one metric; all its values have the same unit and number of decimals.
+
+    ``factor`` converts seconds, bytes or joules to the unit. ``sources`` names the keys in the log; it is empty for a
+    metric from ops files.
+    """
 
     label: str
     unit: str
+    factor: float
+    decimals: int
     better: str
     sources: str
+
+    @property
+    def title(self) -> str:
+        return start_sentence(self.label)
+
+    @property
+    def named(self) -> str:
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    def scale(self, value: float) -> float:
+        return value * self.factor
+
+    def format(self, value: float | None, absent: str = NOT_RECORDED) -> str:
+        return absent if value is None else format_fixed(self.scale(value), self.decimals)
+
+    def show(self, value: float | None, absent: str = NOT_RECORDED) -> str:
+        """Return a value with its unit, like ``2.415 s``."""
+        return absent if value is None else f"{self.format(value)} {self.unit}".rstrip()
 
 
 def clean(text: str) -> str:
@@ -113,16 +137,26 @@ def start_sentence(text: str) -> str:
     return text if is_name else f"{text[:1].upper()}{text[1:]}"
 
 
-def find_label(metric: str, workload: str = "") -> MetricLabel:
-    printed = _PRINTED.get(metric)
-    label = _OF_PAIRS[metric][1] if metric in _OF_PAIRS else _LABELS.get(_TODAY.get(metric, metric), metric)
-    label = _LABELS_OF.get(workload, {}).get(metric, label)
-    if printed is None:
-        unit = _unit_of(metric)
-        return MetricLabel(label=label, unit=unit, better="lower" if unit in {"s", "GiB", "J"} else "", sources="")
-    keys = (" and " if printed.formula else " or ").join(key for _, key in printed.sources)
-    better = "" if printed.better is Better.NONE else printed.better.value
-    return MetricLabel(label=label, unit=printed.unit, better=better, sources=keys)
+def make_metric(name: str, analysis: Analysis) -> Metric:
+    """Choose label, unit and decimals of a metric from the largest mean of its trials."""
+    measured, printed = measured_metric(name), _PRINTED.get(name)
+    label = _OF_PAIRS[name][1] if name in _OF_PAIRS else _LABELS.get(_TODAY.get(name, name), name)
+    summaries = (trial.summary(measured) for trial in analysis.trials)
+    largest = max((abs(summary.mean) for summary in summaries if summary is not None), default=None)
+    unit, factor = _choose_unit(measured, 1.0 if largest is None else largest)
+    better, sources = "lower" if unit else "", ""
+    if printed is not None:
+        better = "" if printed.better is Better.NONE else printed.better.value
+        sources = (" and " if printed.formula else " or ").join(key for _, key in printed.sources)
+        unit = unit or printed.unit
+    return Metric(
+        label=_LABELS_OF.get(analysis.workload, {}).get(name, label),
+        unit=unit,
+        factor=factor,
+        decimals=SIGNIFICANT if largest is None else _decimals(largest * factor),
+        better=better,
+        sources=sources,
+    )
 
 
 def recorded_metrics(analysis: Analysis) -> frozenset[str]:
@@ -147,33 +181,6 @@ def list_metrics(analysis: Analysis) -> tuple[str, ...]:
     return tuple(name for name in (*known, *sorted(recorded - set(known))) if name not in absent)
 
 
-class Numbers:
-    """Formats the values of one analysis; all values of a metric get the same unit and number of decimals."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        largest: dict[str, float] = {}
-        for summary in (item for trial in analysis.trials for item in trial.summaries):
-            largest[summary.metric] = max(abs(summary.mean), largest.get(summary.metric, 0.0))
-        self._units = {metric: _choose_unit(metric, size) for metric, size in largest.items()}
-        self._decimals = {metric: _decimals(self.scale(metric, size)) for metric, size in largest.items()}
-
-    def unit(self, metric: str) -> str:
-        return self._find_unit(metric)[0]
-
-    def scale(self, metric: str, value: float) -> float:
-        """Convert a value from seconds, bytes or joules to the unit that the report shows."""
-        return value * self._find_unit(metric)[1]
-
-    def _find_unit(self, metric: str) -> tuple[str, float]:
-        measured = measured_metric(metric)
-        return self._units[measured] if measured in self._units else _choose_unit(metric, 1.0)
-
-    def format(self, metric: str, value: float | None) -> str:
-        if value is None:
-            return NOT_RECORDED
-        return format_fixed(self.scale(metric, value), self._decimals.get(measured_metric(metric), SIGNIFICANT))
-
-
 def format_fixed(value: float, decimals: int) -> str:
     """Format a number with separated thousands, or in scientific form where rounding would give 0."""
     text = f"{value:,.{decimals}f}"
@@ -187,21 +194,16 @@ def headline_value(metric: str, summary: Summary) -> float:
     return summary.maximum if metric.startswith("peak_") else summary.mean
 
 
-def _unit_of(metric: str) -> str:
-    if metric.endswith("_bytes"):
-        return "GiB"
-    if metric.endswith("_j"):
-        return "J"
-    return "s" if metric.endswith("_s") and not metric.endswith("_per_s") else ""
-
-
 def _choose_unit(metric: str, size: float) -> tuple[str, float]:
-    unit = _unit_of(metric)
-    if unit == "GiB":
-        return unit, 1 / GIB
-    if unit == "s" and 0 < size < _SHORT_S:
+    if metric.endswith("_bytes"):
+        return "GiB", 1 / GIB
+    if metric.endswith("_j"):
+        return "J", 1.0
+    if not metric.endswith("_s") or metric.endswith("_per_s"):
+        return "", 1.0
+    if 0 < size < _SHORT_S:
         return ("ms", 1e3) if size >= _SHORT_S / 1e3 else ("µs", 1e6)
-    return unit, 1.0
+    return "s", 1.0
 
 
 def _decimals(size: float) -> int:

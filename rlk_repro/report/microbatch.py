@@ -23,7 +23,7 @@ def make_microbatches(view: View) -> Section:
     rows: list[Row] = []
     for size in sorted(set().union(*cells)):
         rows.append((format_count(size), *(found.get(size, "–") for found in cells)))
-    note = f"A number is the step's {view.name_with_unit(PEAK_MEMORY)}."
+    note = f"A number is the step's {view.metric(PEAK_MEMORY).named}."
     table = make_table("tokens of a microbatch", *names, rows=rows, numbers=names, note=note)
     return Section(key="microbatches", title="Largest microbatch", blocks=(Text(text=_TEXT), table), summary=True)
 
@@ -32,7 +32,7 @@ def _describe(view: View, result: MicrobatchResult) -> dict[int, str | TableCell
     """Return the cell of each number of tokens that the trial reached."""
     cells: dict[int, str | TableCell] = {}
     for item in result.trained:
-        cells[item.tokens] = "–" if item.peak_bytes is None else view.numbers.format(PEAK_MEMORY, item.peak_bytes)
+        cells[item.tokens] = view.metric(PEAK_MEMORY).format(item.peak_bytes, "–")
     if result.refused is not None:
         cells[result.refused] = TableCell(text="out of memory", tone=Tone.BAD)
     return cells

@@ -70,24 +70,24 @@ def _explain_absence(view: View, metric: str) -> Figure:
     gate = next((gate for gate in view.analysis.gates if gate.name == metric), None)
     is_told = gate is not None and gate.status is GateStatus.NOT_APPLICABLE
     why = f"not compared, because {gate.detail}" if gate is not None and is_told else NOT_RECORDED
-    title = view.title(metric)
+    title = view.metric(metric).title
     return Figure(key=f"plot-steps-{metric}", title=title, caption=f"{title}: {why}.")
 
 
 def plot_trials(view: View, metric: str) -> Figure:
     is_peak = metric.startswith("peak_")
-    key, title = f"plot-trials-{metric}", f"{'' if is_peak else 'Mean '}{view.label(metric).label}, every trial"
+    key, title = f"plot-trials-{metric}", f"{'' if is_peak else 'Mean '}{view.metric(metric).label}, every trial"
     title = title[:1].upper() + title[1:]
     found = [(place, trial, trial.summary(metric)) for place, trial in enumerate(view.analysis.trials)]
     points = [
         (place, trial, item) for place, trial, item in found if item and all(map(is_drawable, _spread(metric, item)))
     ]
     if not points:
-        return Figure(key=key, title=title, caption=f"{view.title(metric)}: {NOT_RECORDED}.")
-    ends = [view.numbers.scale(metric, end) for *_, item in points for end in _spread(metric, item)]
+        return Figure(key=key, title=title, caption=f"{view.metric(metric).title}: {NOT_RECORDED}.")
+    ends = [view.metric(metric).scale(end) for *_, item in points for end in _spread(metric, item)]
     y = make_scale(ends, BOTTOM, TOP)
     x = Scale(-0.5, len(found) - 0.5, LEFT, RIGHT)
-    body = [*draw_y_axis(y, view.name_with_unit(metric)), *draw_legend(trial for _, trial, _ in points)]
+    body = [*draw_y_axis(y, view.metric(metric).named), *draw_legend(trial for _, trial, _ in points)]
     body += _pair_axis(view, x)
     for place, trial, summary in points:
         body += _draw_trial(view, metric, x(place), y, trial, summary)
@@ -107,13 +107,13 @@ def plot_trials(view: View, metric: str) -> Figure:
 
 def _draw_trial(view: View, metric: str, x: float, y: Scale, trial: TrialResult, summary: Summary) -> list[str]:
     value = headline_value(metric, summary)
-    low, high = (y(view.numbers.scale(metric, end)) for end in _spread(metric, summary))
+    low, high = (y(view.metric(metric).scale(end)) for end in _spread(metric, summary))
     size = 4.5 if len(view.analysis.trials) <= MANY else 2.5
-    tip = f"{trial.name}: {view.show(metric, value)}"
+    tip = f"{trial.name}: {view.metric(metric).show(value)}"
     shape = SHAPES.get(trial.variant, "diamond")
     return [
         line(x, low, x, high, f"whisker {variant_class(trial)}"),
-        marker(shape, x, y(view.numbers.scale(metric, value)), size, f"dot {variant_class(trial)}", tip),
+        marker(shape, x, y(view.metric(metric).scale(value)), size, f"dot {variant_class(trial)}", tip),
     ]
 
 
@@ -138,15 +138,15 @@ def _pair_axis(view: View, x: Scale) -> Iterator[str]:
 
 def plot_steps(view: View, metric: str) -> Figure:
     """Draw a metric over the steps: a line per trial, or one per session if both variants train one policy."""
-    key, title = f"plot-steps-{metric}", f"{view.title(metric)} over the steps"
+    key, title = f"plot-steps-{metric}", f"{view.metric(metric).title} over the steps"
     found = [(trial, series) for trial in view.analysis.trials if (series := trial.get_series(metric)) is not None]
-    values = [view.numbers.scale(metric, value) for _, series in found for value in series.values if is_drawable(value)]
+    values = [view.metric(metric).scale(value) for _, series in found for value in series.values if is_drawable(value)]
     is_stored = metric == RAW_REWARD and view.analysis.lane != "live"
     if not values or is_stored:
         return _explain_absence(view, metric)
     summaries = [summary for trial, _ in found if (summary := trial.summary(metric)) is not None]
     ends = [end for summary in summaries for end in (summary.minimum, summary.maximum) if is_drawable(end)]
-    y = make_scale([view.numbers.scale(metric, end) for end in ends] or values, BOTTOM, TOP)
+    y = make_scale([view.metric(metric).scale(end) for end in ends] or values, BOTTOM, TOP)
     num_steps = max(len(series.values) for _, series in found)
     x = Scale(-0.5, num_steps - 0.5, LEFT, RIGHT)
     is_one_policy = view.analysis.is_crossover and metric in {RAW_REWARD, ABS_DIFF}
@@ -156,7 +156,7 @@ def plot_steps(view: View, metric: str) -> Figure:
         left, right = x(first - 0.5), min(x(last + 0.5), RIGHT)
         body.append(rect(left, TOP, right - left, BOTTOM - TOP, "warmup"))
         body.append(text(min((left + right) / 2, RIGHT - 20), TOP - 5, name, "tick", "middle"))
-    body += [*draw_y_axis(y, view.name_with_unit(metric)), *_step_axis(x, num_steps)]
+    body += [*draw_y_axis(y, view.metric(metric).named), *_step_axis(x, num_steps)]
     body += draw_legend([trial for trial, _ in found], is_line=not is_one_policy)
     curves: list[str] = []
     if is_one_policy:
@@ -218,7 +218,7 @@ def _draw_sessions(view: View, metric: str, x: Scale, y: Scale, found: Sequence[
     for first, second in zip(found[::2], found[1::2], strict=False):
         values = [b if a is None else a for a, b in zip(first.values, second.values, strict=False)]
         points = [
-            (x(step), y(view.numbers.scale(metric, value))) for step, value in enumerate(values) if is_drawable(value)
+            (x(step), y(view.metric(metric).scale(value))) for step, value in enumerate(values) if is_drawable(value)
         ]
         yield polyline(points, "path other")
 
@@ -230,7 +230,7 @@ def _draw_series(
     last: tuple[float, float] | None = None
     for step, value in enumerate((*series.values, None)):
         if is_drawable(value):
-            last = (x(step), y(view.numbers.scale(metric, value)))
+            last = (x(step), y(view.metric(metric).scale(value)))
             stretch.append(last)
         elif stretch:
             yield from _draw_stretch(stretch, trial, is_marked=is_marked)

@@ -46,7 +46,7 @@ ELSEWHERE: Final = "This result says nothing about hardware, stacks, models, lan
 
 
 def make_trials(view: View) -> Section:
-    label = view.label(view.primary)
+    label = view.metric(view.primary)
     names = ("seed", "status", "steps", "duration", f"mean ({label.unit})", f"median ({label.unit})")
     note = (
         f"Trials are in the order that they ran. Mean and median are those of {label.label} over the scored steps. "

@@ -61,17 +61,16 @@ def make_effects(view: View) -> Section:
 
 
 def _effect_row(view: View, effect: Effect) -> Row:
-    label = view.label(effect.metric).label
+    label = view.metric(effect.metric).label
     name = view.metric_cell(effect.metric, f"{label}{' (primary)' if effect.role == 'primary' else ''}")
-    means = [_show_mean(view, effect.metric, variant) for variant in (BASELINE, ENABLED)]
+    means = _show_means(view, effect.metric)
     if not view.is_comparable(effect.metric):
         return name, *means, OTHER_WORK, ""
     return name, *means, describe_change(effect), describe_interval(effect)
 
 
-def _show_mean(view: View, metric: str, variant: str) -> str:
-    value = view.mean(metric, variant)
-    return "–" if value is None else view.show(metric, value)
+def _show_means(view: View, name: str) -> list[str]:
+    return [view.metric(name).show(view.mean(name, variant), "–") for variant in (BASELINE, ENABLED)]
 
 
 def _list_metrics(view: View, effects: Sequence[Effect], numbers: Sequence[str]) -> Table:
@@ -82,8 +81,8 @@ def _list_metrics(view: View, effects: Sequence[Effect], numbers: Sequence[str])
     known = {effect.metric for effect in effects}
     for metric in view.metrics:
         if metric in view.recorded and metric not in known:
-            means = [_show_mean(view, metric, variant) for variant in (BASELINE, ENABLED)]
-            name = view.metric_cell(metric, view.label(metric).label)
+            means = _show_means(view, metric)
+            name = view.metric_cell(metric, view.metric(metric).label)
             rows.append((name, *means, *[""] * 7, *_origin(view, metric), ""))
     return make_table(
         "metric", *numbers, "better", *prose, rows=rows, numbers=numbers, prose=prose, title="Every metric",
@@ -129,7 +128,7 @@ def _explain(view: View, exact: str) -> str:
 
 def _origin(view: View, metric: str) -> tuple[str, str]:
     """Return which direction is better and where the log or the ops files hold the metric."""
-    label = view.label(metric)
+    label = view.metric(metric)
     found = ((trial, trial.get_series(metric)) for trial in view.analysis.trials)
     sources = {describe_source(trial, series) for trial, series in found if series is not None}
     return label.better or "neither", label.sources or ", ".join(sorted(sources)) or "–"
@@ -181,7 +180,7 @@ def make_pairs(view: View) -> Section:
 
 
 def _make_pair_table(view: View, pairs: Sequence[PairResult], first: str, second: str) -> Table:
-    label, unit = view.label(view.primary), view.analysis.unit
+    label, unit = view.metric(view.primary), view.analysis.unit
     numbers = (*(f"{name} ({label.unit})" if label.unit else name for name in (first, second)), "change")
     note = f"Values are medians of {label.label} over the scored steps. "
     note += "The order says which of the two trials ran first."
@@ -221,10 +220,10 @@ def make_allocation_tables(view: View) -> Iterator[Table]:
     if whole is None:
         return
     unit = view.analysis.unit
-    numbers, prose = (f"{unit}s", f"{BASELINE} ({view.label(view.primary).unit})", "change"), ("which", "GPUs")
+    numbers, prose = (f"{unit}s", f"{BASELINE} ({view.metric(view.primary).unit})", "change"), ("which", "GPUs")
     rows = []
     for number, (allocation, counted) in enumerate(view.allocations, start=1):
-        first = view.numbers.format(view.primary, mean(item.first or 0.0 for item in counted.values()))
+        first = view.metric(view.primary).format(mean(item.first or 0.0 for item in counted.values()))
         change = format_change(to_ratio(mean(item.log_ratio or 0.0 for item in counted.values())))
         nodes, gpus = name_some(allocation.nodes) or "unknown", name_some(allocation.gpus, 8) or "unknown"
         rows.append((str(number), str(len(counted)), first, change, name_some(counted, 12), nodes, gpus))
@@ -261,12 +260,12 @@ def _make_block_table(view: View) -> Table:
 
 def _make_percentiles(view: View) -> Table:
     shown = ("n", "p50", "p90", "p99")
-    rows = []
+    metric, rows = view.metric(view.primary), []
     for variant, item in view.analysis.pooled.items():
-        values = [view.or_na(view.primary, value, item.n) for value in (item.p50, item.p90, item.p99)]
+        values = [metric.format(value, f"n/a (n={item.n})") for value in (item.p50, item.p90, item.p99)]
         rows.append((variant, str(item.n), *values))
     note = "These numbers cover all scored steps; no verdict uses them, because a session's steps depend on each other."
-    title = f"Percentiles of {view.name_with_unit(view.primary)}"
+    title = f"Percentiles of {metric.named}"
     return make_table("variant", *shown, rows=rows, numbers=shown, title=title, note=note, is_folded=True)
 
 

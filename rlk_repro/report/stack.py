@@ -49,7 +49,7 @@ def list_parts(view: View, variant: str) -> dict[str, float]:
     update = _split(UPDATE, mean("actor_train_time_s"), {**loss, OPTIMIZER: mean("module_optimizer_s")})
     wait = _split(WAIT, mean("train_wait_time_s"), {ROLLOUT: mean("rollout_time_s"), SYNC: mean("weight_sync_time_s")})
     passes = {
-        view.label(name).label.removesuffix(" time"): mean(name)
+        view.metric(name).label.removesuffix(" time"): mean(name)
         for name in ("log_probs_time_s", "ref_log_probs_time_s")
     }
     return _split(REST, step, {**wait, **passes, **update}, smallest=SMALLEST_SHARE * step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
@@ -17,14 +17,12 @@ from rlk_repro.plan import Plan
 from rlk_repro.report.blocks import TableCell, Tone
 from rlk_repro.report.labels import (
     NOT_RECORDED,
-    MetricLabel,
-    Numbers,
-    find_label,
+    Metric,
     headline_value,
     list_metrics,
+    make_metric,
     measured_metric,
     recorded_metrics,
-    start_sentence,
 )
 from rlk_repro.rundir.differences import Difference
 from rlk_repro.rundir.manifest import Manifest
@@ -89,8 +87,13 @@ class View:
     context: Context
 
     @cached_property
-    def numbers(self) -> Numbers:
-        return Numbers(self.analysis)
+    def _made(self) -> dict[str, Metric]:
+        return {}
+
+    def metric(self, name: str) -> Metric:
+        if name not in self._made:
+            self._made[name] = make_metric(name, self.analysis)
+        return self._made[name]
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -133,14 +136,6 @@ class View:
         found = [item for item in self.analysis.effects if measured_metric(item.metric) in places]
         return sorted(found, key=lambda item: (places[measured_metric(item.metric)], item.metric not in places))
 
-    def label(self, metric: str) -> MetricLabel:
-        found = find_label(metric, self.analysis.workload)
-        return replace(found, unit=self.numbers.unit(metric) or found.unit)
-
-    def title(self, metric: str) -> str:
-        label = self.label(metric).label
-        return label if label == metric else start_sentence(label)
-
     def mean(self, metric: str, variant: str) -> float | None:
         """Return the mean over a variant's trials in scored pairs; None if no such trial has the metric."""
         scored = [pair for pair in self.analysis.pairs if pair.status is PairStatus.SCORED]
@@ -158,18 +153,6 @@ class View:
             return None
         means = [mean(item.log_ratio or 0.0 for item in counted.values()) for _, counted in self.allocations]
         return paired_effect(self.primary, means, role="primary", alpha=1 - effect.confidence)
-
-    def show(self, metric: str, value: float | None) -> str:
-        """Return a value with its unit, like ``2.415 s``."""
-        text = self.numbers.format(metric, value)
-        return text if value is None else f"{text} {self.label(metric).unit}".rstrip()
-
-    def or_na(self, metric: str, value: float | None, n: int) -> str:
-        return f"n/a (n={n})" if value is None else self.numbers.format(metric, value)
-
-    def name_with_unit(self, metric: str) -> str:
-        found = self.label(metric)
-        return f"{found.label} ({found.unit})" if found.unit else found.label
 
     @cached_property
     def _has_grpo_loss(self) -> bool:
@@ -205,7 +188,7 @@ class View:
         return TableCell(text=text, target=f"#{self.metric_anchor(metric)}" if is_recorded else "")
 
     def value_cell(self, metric: str, trial: TrialResult | None, value: float | None) -> TableCell:
-        text = self.numbers.format(metric, value)
+        text = self.metric(metric).format(value)
         if value is None or trial is None or trial.get_series(measured_metric(metric)) is None:
             return TableCell(text=text, tone=Tone.FAINT if value is None else Tone.PLAIN)
         return TableCell(text=text, target=f"#{self.steps_anchor(metric, trial)}")
