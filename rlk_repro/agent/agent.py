@@ -7,12 +7,12 @@ from rlk_repro.agent.leader import Leader
 from rlk_repro.agent.lock import RunLock
 from rlk_repro.agent.node import write_preflight
 from rlk_repro.agent.parts import Agent, NodePlace, Parts, real_parts
-from rlk_repro.agent.progress import ProgressWriter
-from rlk_repro.agent.stop import Stop
 from rlk_repro.base.errors import BundleUnreadable, Problem, SpecError, code_after
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.stop import Stop
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.progress import ProgressWriter
 from rlk_repro.rundir.state import Phase
 from rlk_repro.workloads import WORKLOADS
 

@@ -23,7 +23,7 @@ class Budget:
     """The time left in an allocation: the last pair must end by ``until`` (Unix seconds); 0 means no limit."""
 
     def __init__(self, until: float) -> None:
-        self._until = until
+        self._until = until or float("inf")
         self._pair = ""
         self._since = 0.0
         self._longest_s = 0.0
@@ -40,13 +40,13 @@ class Budget:
         now = time.time()
         if self._pair:
             self._longest_s = max(self._longest_s, now - self._since)
-        left_s, wanted_s = self._until - now, SAFETY * self._longest_s
-        if self._until and self._pair and left_s < wanted_s:
-            self._is_out = True
-            left, least = format_duration(max(left_s, 0.0)), f"at least {format_duration(wanted_s)}"
-            raise OutOfTime(Problem(pair, "not begun, because too little time is left", got=left, expected=least))
+            left_s, wanted_s = self._until - now, SAFETY * self._longest_s
+            if left_s < wanted_s:
+                self._is_out = True
+                left, least = format_duration(max(left_s, 0.0)), f"at least {format_duration(wanted_s)}"
+                raise OutOfTime(Problem(pair, "not begun, because too little time is left", got=left, expected=least))
         self._pair, self._since = pair, now
 
     @property
     def is_over(self) -> bool:
-        return self._is_out or (bool(self._until) and time.time() >= self._until - EARLY_S)
+        return self._is_out or time.time() >= self._until - EARLY_S

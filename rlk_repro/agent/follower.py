@@ -29,24 +29,25 @@ class Follower:
         """Follow the leader and return the exit code: 0, or 128 + n after signal n.
 
         Raises:
-            EnvironmentMissing: the leader shows no sign of life.
+            EnvironmentMissing: the leader shows no sign of life, or this node does not share its run directory.
         """
+        agent, deadline_s = self._agent, self._agent.deadlines.followers_s
         try:
-            self._findings = describe_node(self._agent, self._require_shared_folder())
-            with make_sampler(self._agent, self._find_current):
-                self._follow()
+            agent.wait_for(lambda: self._read_step() is not None, deadline_s)
+            step = self._read_step()
+            if step is not None:
+                self._findings = describe_node(agent)
+                with make_sampler(agent, self._find_current):
+                    self._follow(step)
+            elif agent.stop.signal is None:
+                expected = f"a file that node {agent.place.nodes[0]} writes there within {deadline_s:g} s"
+                raise EnvironmentMissing(
+                    Problem(str(agent.run_dir.root), "holds no file of this allocation", expected=expected,
+                            hint="is this a folder that all nodes of the job share?")
+                )  # fmt: skip
         finally:
             self._tell(has_left=True)
-        return code_after(self._agent.stop.signal)
-
-    def _require_shared_folder(self) -> list[Finding]:
-        """Return a blocking finding unless this node sees the leader's file in the run directory."""
-        agent = self._agent
-        deadline_s = agent.deadlines.followers_s
-        if agent.wait_for(lambda: self._read_step() is not None, deadline_s):
-            return []
-        expected = f"a file that node {agent.place.nodes[0]} writes here within {deadline_s:g} s"
-        return [Finding(Level.BLOCKING, "run directory", expected, "no file of this allocation")]
+        return code_after(agent.stop.signal)
 
     def _read_step(self) -> Step | None:
         return read_step(self._agent.run_dir, self._agent.place.allocation)
@@ -56,21 +57,18 @@ class Follower:
         session = None if self._ray is None else self._ray.session
         return Current(trial=None if state is None else state.trial, session=session)
 
-    def _follow(self) -> None:
-        step = self._read_step()
-        has_led = step is not None
-        last = step
-        while self._agent.stop.signal is None:
-            # without a step of this allocation, a later one leads now
-            if (step is None and has_led) or (step is not None and step.stage is Stage.ENDED):
-                break
-            if step is not None:
-                self._take_part(step)
-                has_led, last = True, step
-            self._require_life(last)
+    def _follow(self, step: Step) -> None:
+        while step.stage is not Stage.ENDED and self._agent.stop.signal is None:
+            self._take_part(step)
+            self._require_life(step)
             self._agent.stop.wait(POLL_S)
-            step = self._read_step()
-        self._leave(last if step is None else step)
+            found = self._read_step()
+            if found is None:  # a later allocation of this job leads now
+                break
+            step = found
+        if self._agent.stop.signal is not None:  # told before Ray ends here: the loss, not the trial, is the cause
+            self._tell(has_left=True)
+        self._leave(step)
 
     def _take_part(self, step: Step) -> None:
         """Run Ray on this node until the step is over; report the end even if Ray never started here."""
@@ -83,16 +81,17 @@ class Follower:
             self._ray.keep(is_joining=step.stage is Stage.JOINING)
             self._tell(reason="" if self._ray.is_up else self._ray.reason)
 
-    def _leave(self, step: Step | None) -> None:
-        if self._report.is_over or step is None:
+    def _leave(self, step: Step) -> None:
+        if self._report.is_over:
             return
         if self._ray is not None:
             self._ray.put_away(step)
             self._ray = None
             self._note(find_late_busy(self._agent, step.use))
-        self._tell(is_over=True)
+        if not self._report.has_left:
+            self._tell(is_over=True)
 
-    def _require_life(self, step: Step | None) -> None:
+    def _require_life(self, step: Step) -> None:
         silence_s = self._leader.measure_silence_s()
         if silence_s <= self._agent.deadlines.lost_s:
             return

@@ -9,9 +9,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from rlk_repro.agent.parts import NodePlace
@@ -25,15 +24,10 @@ from rlk_repro.rundir.paths import RunDir
 RESERVE_BYTES: Final = 256 << 10
 
 
-@dataclass(kw_only=True)
-class PhaseEnd:
-    error: Exception | None = None
-
-    @property
-    def exit_code(self) -> int:
-        if self.error is None:
-            return 0
-        return self.error.exit_code if isinstance(self.error, RlkReproError) else EXIT_BUG
+def find_exit_code(error: Exception | None) -> int:
+    if error is None:
+        return 0
+    return error.exit_code if isinstance(error, RlkReproError) else EXIT_BUG
 
 
 class Journal:
@@ -69,20 +63,19 @@ class Journal:
         """Remove secrets from a text, and replace this machine's folders by names."""
         return hide_places(self._redact(text), self._run_dir.root)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[PhaseEnd]:
-        phase = PhaseEnd()
+    def run(self, phase: str, do: Callable[[], object]) -> Exception | None:
+        """Run a phase; record its error, with a traceback if rlk-repro does not define the error, and return it."""
         started = time.monotonic()
-        self.record("begin", phase=name)
+        self.record("begin", phase=phase)
         try:
-            yield phase
-        except Exception as error:  # noqa: BLE001  (the error is recorded, and the caller reads it)
-            phase.error = error
+            do()
+        except Exception as error:  # noqa: BLE001  (the caller reads the error)
             if isinstance(error, Unwritable):
                 self.give_room()
             is_known = isinstance(error, RlkReproError)
             text = f"{error}\n" if is_known else "".join(traceback.format_exception(error))
-            sys.stderr.write(f"{name}: {self._redact(text)}")
-            self.record("error", phase=name, kind=type(error).__name__, error=text)
-        else:
-            self.record("end", phase=name, duration_s=time.monotonic() - started)
+            sys.stderr.write(f"{phase}: {self._redact(text)}")
+            self.record("error", phase=phase, kind=type(error).__name__, error=text)
+            return error
+        self.record("end", phase=phase, duration_s=time.monotonic() - started)
+        return None

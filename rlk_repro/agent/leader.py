@@ -12,21 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from rlk_repro.agent import node
 from rlk_repro.agent.budget import Budget
-from rlk_repro.agent.journal import Journal
-from rlk_repro.agent.node import (
-    describe_node,
-    find_late_busy,
-    find_unlike_nodes,
-    make_sampler,
-    read_preflight,
-    write_preflight,
-)
+from rlk_repro.agent.journal import Journal, find_exit_code
 from rlk_repro.agent.outcome import is_good_end
 from rlk_repro.agent.parts import Agent
-from rlk_repro.agent.preflight.parts import record_prepared
 from rlk_repro.agent.process import StopTimes
-from rlk_repro.agent.progress import ProgressWriter
 from rlk_repro.agent.ray.steps import Steps
 from rlk_repro.agent.resume import find_open_trials, find_whole_pairs, set_aside
 from rlk_repro.agent.rollouts import are_stored, count_stored, lay_out_rollouts, record_stored
@@ -39,8 +30,10 @@ from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Trial
 from rlk_repro.probes.telemetry import Current
 from rlk_repro.rundir.exits import read_exit
+from rlk_repro.rundir.progress import ProgressWriter
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.rundir.state import Phase
+from rlk_repro.workloads import record_prepared
 from rlk_repro.workloads.environment import resolve_env
 
 PREFLIGHT_HINT: Final = "docs/preflight.md says what each check needs, and how a profile turns a check into a warning"
@@ -75,11 +68,10 @@ class Leader:
             code, message = self._judge_trials()
         if not self._run_dir.is_sealed:
             self._ask_for_another(has_lost=has_lost, has_new=self._count_done() > before)
-        with self._journal.phase("pack") as phase:
-            self._agent.parts.pack(self._run_dir)
-        is_told = phase.error is None or (code != 0 and isinstance(phase.error, Unwritable))
-        code = code or phase.exit_code
-        self._progress.end(code, message if is_told else f"not packed: {phase.error}")
+        error = self._journal.run("pack", lambda: self._agent.parts.pack(self._run_dir))
+        is_told = error is None or (code != 0 and isinstance(error, Unwritable))
+        code = code or find_exit_code(error)
+        self._progress.end(code, message if is_told else f"not packed: {error}")
         self._journal.give_room()
         return code
 
@@ -112,9 +104,8 @@ class Leader:
         return 0, ""
 
     def _run_phase(self, name: str, do: Callable[[], None]) -> tuple[int, str]:
-        with self._journal.phase(name) as phase:
-            do()
-        return phase.exit_code, f"{name}: {phase.error}"
+        error = self._journal.run(name, do)
+        return find_exit_code(error), f"{name}: {error}"
 
     def _clean_records(self) -> None:
         """Remove secrets from the output of Slurm's tools: a job's comment or command line may hold secrets."""
@@ -137,11 +128,11 @@ class Leader:
         for trial in self._plan.trials:
             resolve_env(self._workload.trainer_command(self._plan, trial, self._run_dir), os.environ)
         record_prepared(self._plan, self._run_dir)
-        self._findings = describe_node(self._agent)
+        self._findings = node.describe_node(self._agent)
         others: list[Finding] = []
-        for node in self._place.followers:
-            others += self._collect_follower(node)
-        self._note(find_unlike_nodes(self._agent))
+        for name in self._place.followers:
+            others += self._collect_follower(name)
+        self._note(node.find_unlike_nodes(self._agent))
         blocking = [finding for finding in (*others, *self._findings) if finding.level is Level.BLOCKING]
         if blocking and self._plan.profile.preflight.on_blocking == "stop":
             problems = [
@@ -151,20 +142,20 @@ class Leader:
             problems[-1] = replace(problems[-1], hint=PREFLIGHT_HINT)
             raise EnvironmentMissing(*problems)
 
-    def _has_left(self, node: str) -> bool:
-        return read_report(self._run_dir, node, self._place.allocation).has_left
+    def _has_left(self, name: str) -> bool:
+        return read_report(self._run_dir, name, self._place.allocation).has_left
 
-    def _collect_follower(self, node: str) -> list[Finding]:
-        read = partial(read_preflight, self._run_dir, node, self._place.allocation)
+    def _collect_follower(self, name: str) -> list[Finding]:
+        read = partial(node.read_preflight, self._run_dir, name, self._place.allocation)
         deadline_s = self._agent.deadlines.followers_s
-        self._agent.wait_for(lambda: read() is not None or self._has_left(node), deadline_s)
+        self._agent.wait_for(lambda: read() is not None or self._has_left(name), deadline_s)
         # whether the agent has left is read first: an agent writes its record before it leaves
-        has_left, found = self._has_left(node), read()
+        has_left, found = self._has_left(name), read()
         if found is not None or self._stop.signal is not None:
             return found or []
         reason = "no record: the agent of this node has ended" if has_left else "no record"
         expected = f"a preflight record within {deadline_s:g} s"
-        self._note([Finding(Level.BLOCKING, f"nodes.{node}", expected, reason)])
+        self._note([Finding(Level.BLOCKING, f"nodes.{name}", expected, reason)])
         return []
 
     def _store_rollouts(self) -> None:
@@ -188,14 +179,14 @@ class Leader:
     def _note(self, findings: list[Finding]) -> None:
         if findings:
             self._findings += findings
-            write_preflight(self._run_dir, self._place, self._findings)
+            node.write_preflight(self._run_dir, self._place, self._findings)
 
     def _run_trials(self) -> None:
         trials = find_open_trials(self._plan, self._run_dir)
-        with make_sampler(self._agent, lambda: self._current):
+        with node.make_sampler(self._agent, lambda: self._current):
             for number, trial in enumerate(trials):
                 self._budget.begin(trial.pair)
-                self._note(find_late_busy(self._agent, trial.name))
+                self._note(node.find_late_busy(self._agent, trial.name))
                 if self._stop.signal is not None:
                     return
                 self._run_trial(trial, num_left=len(trials) - number)
@@ -228,6 +219,7 @@ class Leader:
             self._current = Current(trial=trial.name, session=pid)
 
         command = self._workload.trainer_command(self._plan, trial, self._run_dir)
+        limits = self._make_limits(self._plan.time_limit_min)
         with ExitStack() as stack:
             if command.stored is not None:
                 folder = self._run_dir.session_rollouts(trial.name)
@@ -235,25 +227,13 @@ class Leader:
                 self._journal.record("rollouts", trial=trial.name, files=files)
             watch = stack.enter_context(self._steps.serve(trial.name, command))
             try:
-                outcome = run_trial(
-                    command,
-                    self._run_dir,
-                    self._run_dir.trial(trial.name),
-                    allocation=self._place.allocation,
-                    limits=self._make_limits(self._plan.time_limit_min),
-                    stop=self._stop,
-                    watch=replace(watch, see_output=self._progress.see_output, see_pid=see_pid),
-                )
+                watch = replace(watch, see_output=self._progress.see_output, see_pid=see_pid)
+                outcome = run_trial(self._agent, command, self._run_dir.trial(trial.name), limits, watch)
             finally:
                 self._current = Current()
             self._progress.end_trial(outcome.ended.duration_s)
-            self._journal.record(
-                "trial",
-                trial=trial.name,
-                status=outcome.status.value,
-                reason=outcome.reason,
-                num_leftovers=outcome.ended.num_leftovers,
-            )
+            self._journal.record("trial", trial=trial.name, status=outcome.status.value, reason=outcome.reason,
+                                 num_leftovers=outcome.ended.num_leftovers)  # fmt: skip
 
     def _analyse(self) -> None:
         self._progress.enter(Phase.ENDING, "analysing")
@@ -262,9 +242,9 @@ class Leader:
     def _end_followers(self) -> None:
         """Wait until all followers have ended: no process may write while the directory is sealed or packed."""
         self._steps.enter(Stage.ENDED)
-        for node in self._place.followers:
-            if not self._agent.wait_for(partial(self._has_left, node), self._agent.deadlines.followers_end_s):
-                self._journal.record("no end marker", follower=node)
+        for name in self._place.followers:
+            if not self._agent.wait_for(partial(self._has_left, name), self._agent.deadlines.followers_end_s):
+                self._journal.record("no end marker", follower=name)
 
     def _seal(self) -> None:
         self._progress.enter(Phase.ENDING, "sealing")

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from rlk_repro.agent.parts import Agent
@@ -30,7 +29,6 @@ LOOK_S: Final = 1.0
 MAX_BYTES: Final = 4096
 # flock's answers if another process holds the lock
 _HELD: Final = frozenset({errno.EWOULDBLOCK, errno.EACCES})
-_BUSY: Final = "another agent runs here"
 
 
 class Listener:
@@ -41,22 +39,15 @@ class Listener:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = self._read()
+        self._seen = _read(path)
         self._changed = time.monotonic()
         self.has_heard = False
 
     def measure_silence_s(self) -> float:
-        now = time.monotonic()
-        found = self._read()
+        now, found = time.monotonic(), _read(self._path)
         if found != self._seen:
             self._seen, self._changed, self.has_heard = found, now, True
         return now - self._changed
-
-    def _read(self) -> bytes:
-        try:
-            return self._path.read_bytes()
-        except OSError:
-            return b""
 
 
 @dataclass(frozen=True)
@@ -76,10 +67,10 @@ class Holder:
         job, _, number = self.allocation.partition(".")
         return job, int(number) if number.isdecimal() else 0
 
-    @classmethod
-    def parse(cls, data: bytes) -> Holder | None:
-        lines = data.decode(errors="replace").splitlines()
-        return cls(lines[0], lines[1]) if len(lines) >= 2 else None
+
+def read_holder(path: Path) -> Holder | None:
+    lines = _read(path).decode(errors="replace").splitlines()
+    return Holder(lines[0], lines[1]) if len(lines) >= 2 else None
 
 
 class RunLock:
@@ -95,57 +86,54 @@ class RunLock:
     def __init__(self, agent: Agent, tell: Callable[[str], object]) -> None:
         self.is_taken = False
         self._is_ending = False
-        self._run_dir = agent.run_dir
+        self._agent = agent
+        self._path, self._claim = agent.run_dir.lock, agent.run_dir.claim
         self._own = Holder(agent.place.node, agent.place.allocation)
-        self._deadlines = agent.deadlines
-        self._stop = agent.stop
         self._tell = tell
-        self._handle = -1
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep_alive, name="lock", daemon=True)
 
     def __enter__(self) -> Self:
-        with writing(self._run_dir.lock):
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            self._handle = os.open(self._run_dir.lock, flags, 0o644)
-        with contextlib.ExitStack() as undo:
-            undo.callback(os.close, self._handle)
+        with writing(self._path):
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
             self.is_taken = self._wait()
             if self.is_taken:
-                with writing(self._run_dir.lock):
+                with writing(self._path):
                     self._write(0)
                 self._thread.start()
-            undo.pop_all()
+        except BaseException:
+            os.close(self._handle)
+            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.is_taken:
             self._is_over.set()
             self._thread.join()
-            if self._read() == self._own:
+            if read_holder(self._path) == self._own:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._handle, 0)
         os.close(self._handle)
 
     def _wait(self) -> bool:
-        until = time.monotonic() + self._deadlines.handover_s
+        stop = self._agent.stop
+        until = time.monotonic() + self._agent.deadlines.handover_s
         while (other := self._find_holder()) is not None:
+            hint = ""
             if not self._own.comes_after(other):
-                raise self._refuse(other, "wait for that agent, or cancel its job")
-            if time.monotonic() >= until:
+                hint = "wait for that agent, or cancel its job"
+            elif time.monotonic() >= until:
                 hint = f"end the agent on node {other.node} by hand; the scheduler no longer reaches it"
-                raise self._refuse(other, hint)
+            if hint:
+                what = f"another agent runs here ({other})"
+                raise SpecError(Problem(str(self._agent.run_dir.root), what, hint=hint))
             # the claim is written again and again, in case an even earlier agent has claimed as well
-            write_text(self._run_dir.claim, f"{self._own.node}\n{self._own.allocation}\n")
+            write_text(self._claim, f"{self._own.node}\n{self._own.allocation}\n")
             self._tell(f"waits until the agent of {other} has ended")
-            if self._stop.wait(LOOK_S):
+            if stop.wait(LOOK_S):
                 return False
-        return self._stop.signal is None
-
-    def _refuse(self, other: Holder, hint: str) -> SpecError:
-        return SpecError(Problem(str(self._run_dir.root), f"{_BUSY} ({other})", hint=hint))
+        return stop.signal is None
 
     def _find_holder(self) -> Holder | None:
         """Return who holds the lock; if nobody does, this process holds it now."""
@@ -153,11 +141,10 @@ class RunLock:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _HELD:
-                return self._read() or Holder("unknown", "unknown")
-            what = f"cannot be locked ({error.strerror})"
-            where, expected = str(self._run_dir.root), "a file system with flock"
-            raise EnvironmentMissing(Problem(where, what, expected=expected)) from None
-        other = self._read()
+                return read_holder(self._path) or Holder("unknown", "unknown")
+            what, where = f"cannot be locked ({error.strerror})", str(self._agent.run_dir.root)
+            raise EnvironmentMissing(Problem(where, what, expected="a file system with flock")) from None
+        other = read_holder(self._path)
         if other is None or other.node == self._own.node or not self._is_alive(other):
             return None
         # Two nodes hold the lock: the file system's locks are local to a node, and only the holder's changes count
@@ -166,20 +153,20 @@ class RunLock:
 
     def _is_alive(self, other: Holder) -> bool:
         """Watch whether the holder on another node still changes the file; it stays silent once it has ended."""
-        file = Listener(self._run_dir.lock)
+        file, deadlines = Listener(self._path), self._agent.deadlines
         self._tell(f"looks whether the agent of {other} still runs")
-        while not file.has_heard and file.measure_silence_s() < self._deadlines.silent_s:
-            if self._stop.wait(min(LOOK_S, self._deadlines.pulse_s)):
+        while not file.has_heard and file.measure_silence_s() < deadlines.silent_s:
+            if self._agent.stop.wait(min(LOOK_S, deadlines.pulse_s)):
                 return True
-        return file.has_heard and self._read() is not None
+        return file.has_heard and read_holder(self._path) is not None
 
     def _keep_alive(self) -> None:
         """Change the file until the ``with`` block ends, also while this agent ends itself: others wait for that."""
         number = 0
-        while not self._is_over.wait(self._deadlines.pulse_s):
+        while not self._is_over.wait(self._agent.deadlines.pulse_s):
             number += 1
             with contextlib.suppress(OSError):
-                holder, claim = self._read(), Holder.parse(_read_bytes(self._run_dir.claim))
+                holder, claim = read_holder(self._path), read_holder(self._claim)
                 if holder is not None and holder != self._own:
                     self._end(f"{holder} has taken the lock of this run")
                     return
@@ -193,9 +180,6 @@ class RunLock:
             sys.stderr.write(f"{self._own}: {reason}; this agent ends\n")
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _read(self) -> Holder | None:
-        return Holder.parse(_read_bytes(self._run_dir.lock))
-
     def _write(self, number: int) -> None:
         # few bytes in place: a full disk must not look like a dead agent
         text = f"{self._own.node}\n{self._own.allocation}\n{number:20}\n"
@@ -203,7 +187,7 @@ class RunLock:
         os.ftruncate(self._handle, written)
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     # opened anew each time, because NFS looks for another node's changes when a file is opened
     try:
         with path.open("rb") as stream:

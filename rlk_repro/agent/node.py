@@ -28,8 +28,8 @@ from rlk_repro.workloads.checkouts import trainer_path
 SCHEMA: Final = 1
 
 
-def describe_node(agent: Agent, known: Iterable[Finding] = ()) -> list[Finding]:
-    """Write this node's manifest and preflight record; return the findings: first those in ``known``, then new ones.
+def describe_node(agent: Agent) -> list[Finding]:
+    """Write this node's manifest and preflight record, and return the findings.
 
     The files of an earlier agent move to ``earlier/<n>/``; facts that changed since then become findings.
     """
@@ -44,7 +44,7 @@ def describe_node(agent: Agent, known: Iterable[Finding] = ()) -> list[Finding]:
         manifest = with_own_patch(manifest, run_dir.own_patch, agent.make_scrubber())
     write_json(node.manifest, manifest.to_json())
     facts = replace(make_facts(plan, manifest), staged=(plan, run_dir), busy=find_late_users(agent))
-    findings = [*known, *judge(facts)]
+    findings = judge(facts)
     before = None if earlier is None else load_manifest(earlier.manifest)
     if before is not None:
         findings += [item for item in diff_manifests(before, manifest) if item.level is not Level.INFO]

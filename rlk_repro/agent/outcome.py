@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-from pathlib import Path
 from typing import Final
 
 from rlk_repro.agent.process import Cause, Ended
-from rlk_repro.base.escapes import COLOUR
+from rlk_repro.base.escapes import quote_end
 from rlk_repro.base.units import format_duration
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.results import TrialStatus
@@ -17,22 +16,6 @@ from rlk_repro.rundir.results import TrialStatus
 _DEVICE_OUT_OF_MEMORY: Final = re.compile(
     rb"OutOfMemoryError|(?i:CUDA|HIP) out of memory|(?i:CUDA|HIP) (?:error|failure)[^\n]{0,40} '?out of memory"
 )
-_MAX_QUOTE: Final = 300
-_VMSTAT: Final = Path("/proc/vmstat")
-_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
-_OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
-
-
-def count_oom_kills() -> int | None:
-    """Return the kernel's count of out-of-memory kills in this control group, or on this machine; None if unknown."""
-    for path in (_EVENTS, _VMSTAT):
-        try:
-            found = _OOM_KILL.search(path.read_bytes())
-        except OSError:
-            continue
-        if found is not None:
-            return int(found[1])
-    return None
 
 
 def is_good_end(plan: Plan, status: TrialStatus) -> bool:
@@ -65,15 +48,3 @@ def judge(ended: Ended, tail: bytes, *, has_oom_kill: bool) -> tuple[TrialStatus
         return TrialStatus.OUT_OF_MEMORY, f"host memory ran out (the kernel's out-of-memory killer); {how}"
     quote = quote_end(tail) if ended.signal is None else ""
     return TrialStatus.FAILED, f"{how}; its log ends: {quote}" if quote else how
-
-
-def quote_end(tail: bytes) -> str:
-    """Return the last message of a log, with its indented lines, as one line of at most 300 characters."""
-    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
-    starts = [number for number, line in enumerate(lines) if not line[0].isspace()]
-    text = "; ".join(_clean(line) for line in lines[starts[-1] if starts else -1 :])
-    return text if len(text) <= _MAX_QUOTE else f"{text[:_MAX_QUOTE]}…"
-
-
-def _clean(line: str) -> str:
-    return " ".join("".join(char if char.isprintable() else " " for char in COLOUR.sub("", line)).split())

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.agent.address import find_address
-from rlk_repro.agent.stop import Stop
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.secrets import Scrubber
+from rlk_repro.base.stop import Stop
 from rlk_repro.plan import Plan
+from rlk_repro.probes.address import find_address
 from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
@@ -52,11 +52,8 @@ def make_place(node: str, nodes: tuple[str, ...], allocation: str | None, until:
     Raises:
         SpecError: a name is invalid or repeated, ``node`` is not in ``nodes``, or several nodes lack an allocation id.
     """
-    problems = [
-        Problem("--nodes", "is not a node name", got=name, expected="a name without a slash")
-        for name in nodes
-        if not name or "/" in name or name.startswith(".")
-    ]
+    wrong = [name for name in nodes if not name or "/" in name or name.startswith(".")]
+    problems = [Problem("--nodes", "is not a node name", got=name, expected="a name without a slash") for name in wrong]
     if node not in nodes:
         problems.append(Problem("--node", "not among --nodes", got=node, expected=f"one of {', '.join(nodes)}"))
     if len(set(nodes)) < len(nodes):

@@ -14,8 +14,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.agent.stop import Stop
 from rlk_repro.base.guarded import Guarded
+from rlk_repro.base.stop import Stop
 
 READ_BYTES: Final = 256 << 10
 _DRAIN_S: Final = 5.0
@@ -83,90 +83,76 @@ def run_guarded(
             os.close(output_writer)
         try:
             see_pid(guarded.pid)
-            group = _Group(guarded=guarded, output=output, limits=limits, stop=stop, see_output=see_output,
-                           find_trouble=find_trouble)  # fmt: skip
-            return group.run()
+            return _Group(guarded, output, stop, see_output).run(limits, find_trouble)
         finally:
             guarded.release()
 
 
-@dataclass(kw_only=True)
 class _Group:
-    guarded: Guarded
-    output: FileIO
-    limits: StopTimes
-    stop: Stop
-    see_output: Callable[[bytes], object]
-    find_trouble: Callable[[], str]
+    """The processes of one command, whose output goes to ``see_output``."""
 
-    def __post_init__(self) -> None:
-        self._started = time.monotonic()
-        self._deadline = self._started + self.limits.time_limit_s
-        self._next_look = math.inf if self.find_trouble is no_trouble else self._started + _TROUBLE_S
-        self._trouble = ""
-        self._cause: Cause | None = None
+    def __init__(self, guarded: Guarded, output: FileIO, stop: Stop, see_output: Callable[[bytes], object]) -> None:
+        self._guarded = guarded
+        self._output = output
+        self._stop = stop
+        self._see_output = see_output
         self._has_output = True
 
-    def run(self) -> Ended:
-        while self.guarded.status is None:
-            self._read(min(self._deadline, self._next_look))
-            self._check_time()
-        duration_s = time.monotonic() - self._started
-        num_leftovers = self.guarded.count_descendants()
-        self.guarded.kill()
+    def run(self, limits: StopTimes, find_trouble: Callable[[], str]) -> Ended:
+        started = time.monotonic()
+        deadline, next_look = started + limits.time_limit_s, started + _TROUBLE_S
+        cause, trouble = None, ""
+        while self._guarded.status is None:
+            self._read(min(deadline, next_look))
+            now = time.monotonic()
+            if self._guarded.status is not None:
+                break
+            if cause is not None:
+                if now >= deadline:
+                    deadline = math.inf
+                    self._guarded.kill()
+                continue
+            if now >= next_look:
+                trouble, next_look = find_trouble(), time.monotonic() + _TROUBLE_S
+            if self._stop.signal is not None:
+                cause = Cause.INTERRUPT
+            elif now >= deadline:
+                cause = Cause.TIMEOUT
+            elif trouble:
+                cause = Cause.TROUBLE
+            if cause is not None:
+                deadline, next_look = time.monotonic() + limits.grace_s, math.inf
+                self._guarded.ask()
+        return self._conclude(time.monotonic() - started, cause, trouble)
+
+    def _conclude(self, duration_s: float, cause: Cause | None, trouble: str) -> Ended:
+        num_leftovers = self._guarded.count_descendants()
+        self._guarded.kill()
         self._drain()
-        code = self.guarded.code
+        code = self._guarded.code
         killer = signal.Signals(-code) if code is not None and code < 0 else None
-        if killer in {signal.SIGTERM, signal.SIGINT} and self._cause is None and self.stop.wait(_WHOLE_STEP_S):
+        if killer in {signal.SIGTERM, signal.SIGINT} and cause is None and self._stop.wait(_WHOLE_STEP_S):
             # schedulers signal all processes of a step, so the trainer gets the signal before this agent
-            self._cause = Cause.INTERRUPT
-        return Ended(
-            code=code if killer is None else None,
-            signal=killer,
-            cause=self._cause,
-            num_leftovers=num_leftovers,
-            duration_s=duration_s,
-            trouble=self._trouble,
-        )
-
-    def _check_time(self) -> None:
-        if self.guarded.status is not None:
-            return
-        is_late = time.monotonic() >= self._deadline
-        if self._cause is None and (cause := self._find_cause(is_late=is_late)) is not None:
-            self._cause = cause
-            self._deadline, self._next_look = time.monotonic() + self.limits.grace_s, math.inf
-            self.guarded.ask()
-        elif is_late:
-            self._deadline = math.inf
-            self.guarded.kill()
-
-    def _find_cause(self, *, is_late: bool) -> Cause | None:
-        if self.stop.signal is not None:
-            return Cause.INTERRUPT
-        if is_late:
-            return Cause.TIMEOUT
-        if time.monotonic() >= self._next_look:
-            self._trouble = self.find_trouble()
-            self._next_look = time.monotonic() + _TROUBLE_S
-        return Cause.TROUBLE if self._trouble else None
+            cause = Cause.INTERRUPT
+        return Ended(code=code if killer is None else None, signal=killer, cause=cause, num_leftovers=num_leftovers,
+                     duration_s=duration_s, trouble=trouble)  # fmt: skip
 
     def _read(self, until: float) -> None:
-        wake_fd, guard_fd, output_fd = self.stop.wake_fd, self.guarded.fileno(), self.output.fileno()
+        wake_fd, guard_fd, output_fd = self._stop.wake_fd, self._guarded.fileno(), self._output.fileno()
         watched = [wake_fd]
-        watched += [guard_fd] if self.guarded.status is None else []
+        watched += [guard_fd] if self._guarded.status is None else []
         watched += [output_fd] if self._has_output else []
         timeout_s = None if until == math.inf else max(until - time.monotonic(), 0.0)
         ready, _, _ = select.select(watched, [], [], timeout_s)
         if wake_fd in ready:
-            self.stop.clear()
+            self._stop.clear()
         if guard_fd in ready:
-            self.guarded.poll()
+            self._guarded.poll()
         if output_fd in ready:
             data = os.read(output_fd, READ_BYTES)
             self._has_output = bool(data)
             if data:
-                self.see_output(data)
+                self._see_output(data)
 
     def _drain(self) -> None:
         # A daemon may keep the pipe open, so the reading has a deadline.

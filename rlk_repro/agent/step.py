@@ -34,7 +34,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """``number`` counts the allocation's steps from 1; ``head`` is the address:port of Ray's head.
+    """``number`` counts the allocation's steps from 1; ``head`` is the address:port of Ray's head, where it starts.
 
     ``use`` names the command: a trial, or ``rollouts-<seed>``.  Without ``keeps_logs``, the nodes delete Ray's logs,
     because the command ended well.

@@ -9,16 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlk_repro.agent.outcome import count_oom_kills, judge
+from rlk_repro.agent.outcome import judge
+from rlk_repro.agent.parts import Agent
 from rlk_repro.agent.process import Ended, StopTimes, no_trouble, run_guarded
-from rlk_repro.agent.stop import Stop
 from rlk_repro.base.clock import format_utc, utc_now
 from rlk_repro.base.disk import writing
 from rlk_repro.base.files import write_json
 from rlk_repro.base.logwriter import LogWriter
 from rlk_repro.base.places import hide_places, make_hider
 from rlk_repro.base.secrets import Scrubber, scrub_argv
+from rlk_repro.base.stop import Stop
 from rlk_repro.probes import environment
+from rlk_repro.probes.host import count_oom_kills
 from rlk_repro.rundir.exits import EXIT_SCHEMA
 from rlk_repro.rundir.paths import RunDir, TrialDir
 from rlk_repro.rundir.results import TrialStatus
@@ -64,42 +66,27 @@ class TrialWatch:
     settle: Callable[[Outcome], Outcome] = lambda outcome: outcome
 
 
-def run_trial(
-    command: Command,
-    run_dir: RunDir,
-    folder: TrialDir,
-    *,
-    allocation: str,
-    limits: StopTimes,
-    stop: Stop,
-    watch: TrialWatch,
-) -> Outcome:
+def run_trial(agent: Agent, command: Command, folder: TrialDir, limits: StopTimes, watch: TrialWatch) -> Outcome:
     """Run one trial in its new folder; ``exit.json`` is written last, and never in part.
 
     Raises:
         SpecError: a variable of ``from_env`` is not set.
     """
-    env = resolve_env(command, os.environ)
+    run_dir, env = agent.run_dir, resolve_env(command, os.environ)
     with writing(folder.path):
         folder.path.mkdir(parents=True)
         folder.ops.mkdir()
         folder.libraries.mkdir()
     write_json(folder.command, record_command(command, run_dir))
     write_json(folder.env, record_env(command, run_dir, env))
-    found = run_command(command, folder.stdout, run_dir, limits=limits, stop=stop, watch=watch)
+    found = run_command(command, folder.stdout, run_dir, limits=limits, stop=agent.stop, watch=watch)
     outcome = replace(found, reason=hide_places(found.reason, run_dir.root))
-    write_json(folder.exit, outcome.to_json(allocation))
+    write_json(folder.exit, outcome.to_json(agent.place.allocation))
     return outcome
 
 
 def run_command(
-    command: Command,
-    log: Path,
-    run_dir: RunDir,
-    *,
-    limits: StopTimes,
-    stop: Stop,
-    watch: TrialWatch,
+    command: Command, log: Path, run_dir: RunDir, *, limits: StopTimes, stop: Stop, watch: TrialWatch
 ) -> Outcome:
     """Run a command and write its output to ``log``; secrets are removed, and names replace this machine's folders."""
     hide = make_hider(run_dir.root)

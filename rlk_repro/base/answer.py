@@ -6,14 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Base class of answers: each field becomes a key of the JSON object, and the JSON Schema allows no other key."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    """Base class of answers: each field becomes a key of the JSON object."""
 
     def to_json(self) -> dict[str, Any]:
         return {field.name: to_plain(getattr(self, field.name)) for field in dataclasses.fields(self)}

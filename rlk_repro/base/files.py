@@ -121,6 +121,21 @@ def read_start(path: Path, num_bytes: int) -> bytes:
         raise BundleUnreadable(Problem(str(path), f"not readable ({error.strerror})")) from None
 
 
+def read_end(path: Path, num_bytes: int) -> bytes:
+    """Read the last lines of a file, at most ``num_bytes``; of a longer file, a first line says how much is left out.
+
+    The result is empty if the file cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            left_out = max(stream.seek(0, os.SEEK_END) - num_bytes, 0)
+            stream.seek(left_out)
+            data = stream.read(num_bytes)
+    except OSError:
+        return b""
+    return b"[%d bytes before]\n" % left_out + data.partition(b"\n")[2] if left_out else data
+
+
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 

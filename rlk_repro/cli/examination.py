@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from rlk_repro.agent.preflight.checks import CHECKS
 from rlk_repro.agent.preflight.facts import Facts
-from rlk_repro.agent.preflight.host import read_free_memory, require_room
-from rlk_repro.base.answer import Answer
+from rlk_repro.agent.preflight.host import find_little_room
 from rlk_repro.base.disk import can_make, find_existing
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.base.units import format_bytes
@@ -27,20 +26,14 @@ ENGINES: Final = ("docker", "podman", "enroot", "apptainer", "singularity")
 STATUS: Final = {Level.BLOCKING: "fail", Level.WARNING: "warn", Level.INFO: "ok"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry(Answer):
+@dataclass(frozen=True)
+class Entry:
     """One line of the doctor's answer; ``status`` is ok, warn or fail, and ``advice`` the next step."""
 
     name: str
     status: str
     found: str
     advice: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Examination(Answer):
-    checks: tuple[Entry, ...]
-    manifest: dict[str, Any]
 
 
 def examine(manifest: Manifest, hardware: Hardware, runs: Path, clients: Sequence[str]) -> list[Entry]:
@@ -55,7 +48,7 @@ def examine(manifest: Manifest, hardware: Hardware, runs: Path, clients: Sequenc
         findings += [(check.name, check.advice, found) for found in check.judge(facts)]
     for name, advice, found in findings:
         words = f"{found.where} {found.found}, expected {found.expected}"
-        entries.append(_entry(name, STATUS[found.level], words, advice or "see docs/preflight.md"))
+        entries.append(Entry(name, STATUS[found.level], words, advice or "see docs/preflight.md"))
     return entries
 
 
@@ -68,20 +61,19 @@ def make_facts(manifest: Manifest, hardware: Hardware) -> Facts:
 def _check_room(facts: Facts, runs: Path) -> Iterator[Finding]:
     if not can_make(runs):
         yield Finding(Level.BLOCKING, str(runs), "a folder that can be made", "not writable")
-    yield from require_room("disk", shutil.disk_usage(find_existing(runs)).free, facts.limits.min_free_disk_gib)
-    yield from require_room("memory", read_free_memory(), facts.limits.min_free_memory_gib)
+    yield from find_little_room(find_existing(runs), facts.limits)
 
 
 def _list_capabilities(facts: Facts, runs: Path, clients: Sequence[str]) -> Iterator[Entry]:
-    yield _entry("python", "ok", _words(facts.fact("code", "python")))
+    yield Entry("python", "ok", _words(facts.fact("code", "python")))
     if importlib.util.find_spec("torch") is not None:
-        yield _entry("torch", "ok", _words(facts.mapping("code", "packages").get("torch", "installed")))
+        yield Entry("torch", "ok", _words(facts.mapping("code", "packages").get("torch", "installed")))
     else:
         advice = "the reference trainer needs torch: pip install 'rlk-repro[local]'"
-        yield _entry("torch", "warn", "not installed", advice)
+        yield Entry("torch", "warn", "not installed", advice)
     yield _describe_rl_kernel(facts)
     yield _describe_gpus(facts)
-    yield _entry("disk", "ok", f"{format_bytes(shutil.disk_usage(find_existing(runs)).free)} free for runs")
+    yield Entry("disk", "ok", f"{format_bytes(shutil.disk_usage(find_existing(runs)).free)} free for runs")
     yield _find_programs("git", ("git",), "install git, so that bundles name the commits of the code that ran")
     yield _find_programs("scheduler", clients, "use --cluster local, or log in to the cluster")
     yield _find_programs("containers", ENGINES, "use a stack without images, or install a container runtime")
@@ -93,37 +85,33 @@ def _describe_rl_kernel(facts: Facts) -> Entry:
     symbols = rl_kernel.get("extension_symbols")
     if isinstance(compiled, Unknown):
         advice = "install RL-Kernel for the enabled variant, or measure noise with --variants baseline"
-        return _entry("rl-kernel", "warn", _words(compiled), advice)
+        return Entry("rl-kernel", "warn", _words(compiled), advice)
     if compiled:
-        return _entry("rl-kernel", "ok", f"compiled functions: {_words(symbols)}")
+        return Entry("rl-kernel", "ok", f"compiled functions: {_words(symbols)}")
     if facts.fact("gpu", "vendor") == "nvidia":
         advice = "build RL-Kernel where a GPU is visible: without its extension it computes logp in PyTorch"
-        return _entry("rl-kernel", "warn", "installed without its compiled extension", advice)
-    return _entry("rl-kernel", "ok", "installed without a compiled extension (pure Python)")
+        return Entry("rl-kernel", "warn", "installed without its compiled extension", advice)
+    return Entry("rl-kernel", "ok", "installed without a compiled extension (pure Python)")
 
 
 def _describe_gpus(facts: Facts) -> Entry:
     vendor, count = facts.fact("gpu", "vendor"), facts.fact("gpu", "count")
     if vendor == NO_VENDOR:
         advice = "only --hardware cpu runs here: rlk-repro submit --cluster local --run smoke"
-        return _entry("gpus", "warn", "none", advice)
+        return Entry("gpus", "warn", "none", advice)
     if isinstance(count, Unknown):
         advice = "install the driver, or pass the GPUs into the container"
-        return _entry("gpus", "fail", f"{vendor}: {count.reason}", advice)
+        return Entry("gpus", "fail", f"{vendor}: {count.reason}", advice)
     names = ", ".join(sorted({str(device.get("name")) for device in facts.devices}))
     found = f"{count} × {names}, driver {facts.fact('gpu', 'driver')}; runs for --hardware {facts.hardware.hardware}"
-    return _entry("gpus", "ok", found)
+    return Entry("gpus", "ok", found)
 
 
 def _find_programs(name: str, programs: Sequence[str], advice: str) -> Entry:
     present = [program for program in programs if shutil.which(program)]
     if present:
-        return _entry(name, "ok", ", ".join(present))
-    return _entry(name, "warn", f"none of {', '.join(programs)} found on PATH", advice)
-
-
-def _entry(name: str, status: str, found: str, advice: str = "") -> Entry:
-    return Entry(name=name, status=status, found=found, advice=advice)
+        return Entry(name, "ok", ", ".join(present))
+    return Entry(name, "warn", f"none of {', '.join(programs)} found on PATH", advice)
 
 
 def _words(found: Any) -> str:

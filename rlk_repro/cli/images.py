@@ -30,11 +30,11 @@ def list_(
 ) -> None:
     """List the images of stacks: digest, size, and whether the image is published."""
     from rlk_repro.base.units import format_bytes
-    from rlk_repro.images.stacks import StackRows, list_images
+    from rlk_repro.images.stacks import list_images
 
     rows = list_images(stacks or [], asks_registry=size)
     if as_json:
-        say_json(StackRows(images=tuple(rows)))
+        say_json({"images": rows})
         return
     for row in rows:
         what = f"{row.reference}@{row.digest}  " if row.reference else ""

@@ -83,8 +83,7 @@ def show(
 
     profile = _load(name, cluster)
     value: dict[str, Any] = profile.model_dump(mode="json", by_alias=True, context=EVERY_KEY)
-    policies = {**default_policies(), **profile.preflight.policy}
-    value["preflight"]["policy"] = {str(key): str(item) for key, item in policies.items()}
+    value["preflight"]["policy"] = {**default_policies(), **value["preflight"]["policy"]}
     if as_json:
         say_json(value)
     else:

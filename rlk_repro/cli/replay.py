@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -22,7 +22,6 @@ from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, re
 
 if TYPE_CHECKING:
     from rlk_repro.base.findings import Finding
-    from rlk_repro.replay.answers import Reanalysis
     from rlk_repro.replay.compare import Comparison
     from rlk_repro.replay.steps import PreparedReplay, Recorded
     from rlk_repro.submit.finishing import Result
@@ -56,7 +55,6 @@ def replay(
 ) -> None:
     """Check a bundle, analyse its logs again, run its experiment here and compare."""
     from rlk_repro.replay import steps
-    from rlk_repro.replay.answers import Replayed, Rerun
     from rlk_repro.submit.consent import require_trust
 
     bundle = find_bundle(name)
@@ -86,7 +84,7 @@ def replay(
         _require_ready(prepared, bundle, needs, is_accepted=is_accepted, as_json=as_json)
         comparison, result = steps.run(prepared, silence if as_json else note, is_quiet=as_json)
     if as_json:
-        say_json(Replayed(**vars(comparison), reanalysis=first, rerun=Rerun(is_done=True)))
+        say_json({**comparison.to_json(), "reanalysis": first, "rerun": {"is_done": True, "needs": []}})
     else:
         _say_comparison(bundle, comparison, result)
     if not comparison.is_ok:
@@ -145,7 +143,7 @@ def _require_ready(
 
 
 @contextmanager
-def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
+def _both_halves(first: dict[str, Any], *, as_json: bool) -> Iterator[None]:
     """With ``--json``, print the successful re-analysis also where an error stops the new run.
 
     NotReproduced replaces CheckFailed, whose exit code would say that the re-analysis failed.
@@ -154,12 +152,15 @@ def _both_halves(first: Reanalysis, *, as_json: bool) -> Iterator[None]:
         yield
     except RlkReproError as error:
         if as_json:
-            from rlk_repro.replay.answers import ReplayStopped, Rerun
-
-            say_json(ReplayStopped(reanalysis=first, rerun=Rerun.stopped(error.problems)))
+            say_json({"reanalysis": first, "rerun": _describe_stop(error.problems)})
         if isinstance(error, CheckFailed):
             raise NotReproduced(*error.problems) from error
         raise
+
+
+def _describe_stop(problems: Sequence[Problem]) -> dict[str, Any]:
+    needs = [{"where": item.where, "problem": str(item).splitlines()[0], "next": item.hint or ""} for item in problems]
+    return {"is_done": False, "needs": needs}
 
 
 def _find_needs(prepared: PreparedReplay, bundle: Path) -> list[Problem]:
@@ -231,9 +232,8 @@ def _ask(prepared: PreparedReplay) -> bool:
     return True
 
 
-def _show_dry_run(prepared: PreparedReplay, first: Reanalysis, needs: Sequence[Problem], *, as_json: bool) -> None:
+def _show_dry_run(prepared: PreparedReplay, first: dict[str, Any], needs: Sequence[Problem], *, as_json: bool) -> None:
     from rlk_repro.cli.submit import show_dry_run
-    from rlk_repro.replay.answers import ReplayDryRun, Rerun
     from rlk_repro.submit.consent import list_what_runs
     from rlk_repro.submit.show import describe_dry_run
 
@@ -241,16 +241,16 @@ def _show_dry_run(prepared: PreparedReplay, first: Reanalysis, needs: Sequence[P
     recorded = prepared.recorded
     if as_json:
         say_json(
-            ReplayDryRun(
-                **vars(describe_dry_run(plan, job)),
-                drift=prepared.drift,
-                parts=prepared.parts,
-                missing=prepared.missing,
-                what_runs=list_what_runs(plan, recorded.plan.profile, is_own=recorded.is_own),
-                replay_of=prepared.recorded.bundle_id,
-                reanalysis=first,
-                rerun=Rerun.stopped(needs),
-            )
+            {
+                **describe_dry_run(plan, job),
+                "drift": prepared.drift,
+                "parts": prepared.parts,
+                "missing": prepared.missing,
+                "what_runs": list_what_runs(plan, recorded.plan.profile, is_own=recorded.is_own),
+                "replay_of": recorded.bundle_id,
+                "reanalysis": first,
+                "rerun": _describe_stop(needs),
+            }
         )
         return
     for need in needs:

@@ -73,11 +73,11 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Start a run: baseline trials and trials with RL-Kernel, in one allocation."""
-    from rlk_repro.submit import planning, sending
+    from rlk_repro.submit import planning
 
     if resume is not None:
         _refuse_other_flags(context)
-        prepared = sending.prepare_resume(resume)
+        prepared = planning.prepare_resume(resume)
     else:
         request = planning.Request(
             run=_choose(name, run),

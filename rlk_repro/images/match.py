@@ -32,13 +32,13 @@ _NOTHING: Final = "nothing"
 def match_stack(record: ImageRecord, stack: Stack, platform: str | None = None) -> Iterator[Finding]:
     """Check the image's stack, commits and platform; a machine without GPUs may use the image of any platform."""
     if record.stack != stack.stack:
-        yield _differs("image.stack", stack.stack, record.stack)
+        yield differs("image.stack", stack.stack, record.stack)
     if platform not in {None, Platform.CPU} and record.platform != platform:
-        yield _differs("image.platform", str(platform), record.platform)
+        yield differs("image.platform", str(platform), record.platform)
     for name, pin in stack.pins.items():
         found = record.commits.get(name, _NOTHING)
         if found != pin.commit:
-            yield _differs(f"image.commits.{name}", pin.commit, found)
+            yield differs(f"image.commits.{name}", pin.commit, found)
 
 
 def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Finding]:
@@ -48,12 +48,12 @@ def match_labels(record: ImageRecord, labels: Mapping[str, str]) -> Iterator[Fin
         expected = _look_up(value, path)
         found = labels.get(label)
         if found is None:
-            yield _differs(f"label {label}", expected, "no such label")
+            yield differs(f"label {label}", expected, "no such label")
         elif found != expected:
-            yield _differs(f"label {label}", expected, found)
+            yield differs(f"label {label}", expected, found)
     unknown = [name for name in labels if name.startswith(LABEL_PREFIX) and name not in LABELS]
     for name in sorted(unknown):
-        yield _differs(f"label {name}", "no such label", labels[name])
+        yield differs(f"label {name}", "no such label", labels[name])
 
 
 def check_kernels(record: ImageRecord) -> Iterator[Finding]:
@@ -67,16 +67,16 @@ def check_extension(facts: Mapping[str, Any], platform: Platform, commit: str) -
     if architectures is None:
         return
     if facts.get("is_compiled") is not True:
-        yield _differs("rl_engine._C", "compiled", str(facts.get("is_compiled", _NOTHING)))
+        yield differs("rl_engine._C", "compiled", str(facts.get("is_compiled", _NOTHING)))
         return
     found = _names(facts.get("extension_symbols"))
     missing = [name for name in symbols if name not in found]
     if missing:
-        yield _differs("rl_engine._C symbols", ", ".join(symbols), f"without {', '.join(missing)}")
+        yield differs("rl_engine._C symbols", ", ".join(symbols), f"without {', '.join(missing)}")
     code = facts.get("extension_architectures")
     if sorted(_names(code)) != sorted(architectures):
         shown = ", ".join(_names(code)) if isinstance(code, list) else str(code)
-        yield _differs("rl_engine._C architectures", ", ".join(architectures), shown)
+        yield differs("rl_engine._C architectures", ", ".join(architectures), shown)
 
 
 def check_sources(record: ImageRecord) -> Iterator[Finding]:
@@ -85,9 +85,9 @@ def check_sources(record: ImageRecord) -> Iterator[Finding]:
         facts = _mapping(record.code.get(name))
         commit = facts.get("commit", Unknown("not recorded"))
         if commit != record.commits.get(pin):
-            yield _differs(f"code.{name}.commit", record.commits.get(pin, _NOTHING), str(commit))
+            yield differs(f"code.{name}.commit", record.commits.get(pin, _NOTHING), str(commit))
         if name != "megatron" and facts.get("is_dirty") is not False:
-            yield _differs(f"code.{name}.is_dirty", "False", str(facts.get("is_dirty")))
+            yield differs(f"code.{name}.is_dirty", "False", str(facts.get("is_dirty")))
 
 
 def match_running(record: ImageRecord, code: Section) -> Iterator[Finding]:
@@ -103,17 +103,17 @@ def match_operators(record: ImageRecord, answer: Mapping[str, Any]) -> Iterator[
     """Check which operators RL-Kernel's registry chooses here; without a GPU it chooses native operators."""
     platform = str(answer.get("platform"))
     if platform not in {record.gpu_platform, Platform.CPU}:
-        yield _differs("operators.platform", record.gpu_platform, platform)
+        yield differs("operators.platform", record.gpu_platform, platform)
         return
     error = str(answer.get("extension_error") or "")
     if error.startswith(DRIVER) and platform == Platform.CPU:
         yield Finding(Level.INFO, "rl_engine._C", "importable", "not tried: this machine has no NVIDIA driver")
     elif error and record.gpu_platform in ARCHITECTURES:
-        yield _differs("rl_engine._C", "importable", error)
+        yield differs("rl_engine._C", "importable", error)
     for name, class_name in sorted(_mapping(answer.get("operators")).items()):
         accepted = OPERATORS[name].list_offered(platform, record.commits.get("rl_kernel", ""))
         if accepted and class_name not in {item.class_name for item in accepted}:
-            yield _differs(f"operators.{name}", " or ".join(item.class_name for item in accepted), str(class_name))
+            yield differs(f"operators.{name}", " or ".join(item.class_name for item in accepted), str(class_name))
 
 
 def is_recorded(record: ImageRecord | None, name: str, facts: Mapping[str, Any]) -> bool:
@@ -127,7 +127,7 @@ def is_recorded(record: ImageRecord | None, name: str, facts: Mapping[str, Any])
 def _match_packages(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Finding]:
     for name in sorted(recorded.keys() | found.keys()):
         if recorded.get(name) != found.get(name):
-            yield _differs(f"packages.{name}", str(recorded.get(name, _NOTHING)), str(found.get(name, _NOTHING)))
+            yield differs(f"packages.{name}", str(recorded.get(name, _NOTHING)), str(found.get(name, _NOTHING)))
 
 
 def _match_facts(
@@ -141,7 +141,7 @@ def _match_facts(
             yield Finding(level, f"code.{name}.{fact}", _show(before.get(fact)), _show(now.get(fact)))
 
 
-def _differs(where: str, expected: str, found: str) -> Finding:
+def differs(where: str, expected: str, found: str) -> Finding:
     return Finding(Level.BLOCKING, where, expected, found)
 
 
@@ -165,4 +165,4 @@ def _names(fact: Any) -> list[str]:
 
 
 def missing_record(reason: str, where: str = PROVENANCE) -> Finding:
-    return _differs(where, "the record of an image that rlk-repro built", reason)
+    return differs(where, "the record of an image that rlk-repro built", reason)

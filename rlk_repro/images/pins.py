@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlk_repro.base.errors import BundleUnreadable
-from rlk_repro.base.findings import Finding, Level
-from rlk_repro.images.match import is_recorded
+from rlk_repro.base.findings import Finding
+from rlk_repro.images.match import differs, is_recorded
 from rlk_repro.images.record import ImageRecord
 from rlk_repro.images.running import ROOT, read_record
 from rlk_repro.plan import Plan
@@ -52,7 +52,7 @@ def match_pins(
         commit, tree = (source.get(fact, Unknown("not recorded")) for fact in ("commit", "tree"))
         if name in patched and pin.patched_tree and tree == pin.tree:
             told = f"{pin.patched_tree} (with upstream's patch)"
-            yield _differs(f"{where}.tree", told, f"{tree} (without this patch)")
+            yield differs(f"{where}.tree", told, f"{tree} (without this patch)")
             continue
         if isinstance(commit, Unknown) and pin.tree and not isinstance(tree, Unknown):
             is_pinned = pin.holds_tree(tree)
@@ -61,17 +61,13 @@ def match_pins(
             is_pinned = commit == pin.commit
             what, expected, found = "commit", _explain_pin(pin.commit, stack), str(commit)
         if not is_pinned:
-            yield _differs(f"{where}.{what}", expected, found)
+            yield differs(f"{where}.{what}", expected, found)
         elif source.get("is_dirty") is True and not (
             tree == pin.patched_tree or is_recorded(image, SECTIONS[name], source)
         ):
-            yield _differs(f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
+            yield differs(f"{where}.is_dirty", f"{pin.commit} unchanged", "changed files")
 
 
 def _explain_pin(expected: str, stack: Stack, commit: str = "") -> str:
     files = f" (the files of {commit[:12]})" if commit else ""
     return f"{expected}{files}, pinned by stack {stack.stack}; --stack host uses what is installed"
-
-
-def _differs(where: str, expected: str, found: str) -> Finding:
-    return Finding(Level.BLOCKING, where, expected, found)

@@ -17,9 +17,10 @@ from rlk_repro.images.match import (
 )
 from rlk_repro.images.record import ImageRecord, parse_record
 from rlk_repro.images.resolve import ask_registry
+from rlk_repro.plan import Plan
 from rlk_repro.probes.container import find_record
 from rlk_repro.probes.sources import locate
-from rlk_repro.rundir.manifest import Section, Unknown
+from rlk_repro.rundir.manifest import Manifest, Section, Unknown
 from rlk_repro.spec import Stack
 
 ROOT: Final = Path("/")
@@ -55,3 +56,15 @@ def check_running(
     if isinstance(answer, Unknown):
         return [*findings, Finding(Level.BLOCKING, "rl_engine", "importable", answer.reason)]
     return [*findings, *match_operators(record, answer)]
+
+
+def match_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
+    """Check that this node's agent runs in the stack's image, and that the image is complete and unchanged.
+
+    A run without GPUs may use any image or environment.
+    """
+    platform = plan.hardware.image_platform
+    is_container = manifest.sections.get("container", {}).get("is_container") is True
+    is_meant = platform in plan.stack.locks or (is_container and platform in plan.stack.images)
+    is_required = is_meant and platform != "cpu"
+    return check_running(manifest.sections.get("code", {}), plan.stack, platform, root=root, is_required=is_required)

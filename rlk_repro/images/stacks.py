@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.base.resources import list_names, stack_folders
 from rlk_repro.images.registry import ask_size
@@ -27,7 +26,7 @@ LOCKED_BUILD_COST: Final = "5 GB of packages, and an hour of compiling on 2 core
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackRow(Answer):
+class StackRow:
     """One image of one stack; ``size_bytes`` is None if no registry was asked."""
 
     stack: str
@@ -36,11 +35,6 @@ class StackRow(Answer):
     digest: str | None
     size_bytes: int | None
     status: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackRows(Answer):
-    images: tuple[StackRow, ...]
 
 
 def get_stack(name: str | None) -> Stack:

@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from rlk_repro.agent.agent import run_agent
 from rlk_repro.agent.parts import NodePlace, make_place
-from rlk_repro.agent.stop import Stop
 from rlk_repro.base.disk import writing
 from rlk_repro.base.errors import EnvironmentMissing, Problem, code_after, finish
 from rlk_repro.base.files import dump_json, load_record, write_bytes, write_json
+from rlk_repro.base.stop import Stop
 from rlk_repro.clusters.triallogs import TRIAL_MARK, read_logs
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import read_last_word

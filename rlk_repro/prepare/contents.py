@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from rlk_repro.base.errors import BundleUnreadable, Problem
 from rlk_repro.base.files import MAX_RECORDS_BYTES, load_json, sha256_bytes, sha256_file, write_json
 from rlk_repro.base.findings import Finding, Level
 
+ROLLOUTS: Final = "rollouts"
 SCHEMA: Final = 1
 END_BYTES: Final = 1 << 20
 SMALL_BYTES: Final = 16 << 20
@@ -179,3 +181,36 @@ def diff_contents(recorded: Mapping[str, Contents], here: Mapping[str, Contents]
 
 def _describe(contents: Contents | None) -> str:
     return "none" if contents is None else f"{contents.name}, digest {contents.digest}"
+
+
+def check_parts(path: Path, folders: Mapping[str, Path], rollouts: Sequence[str]) -> Iterator[Finding]:
+    """Check that the folders hold what ``path`` records, and that each of the ``rollouts`` has its file.
+
+    A trainer silently takes rollout 0 in place of a missing one.
+    """
+    try:
+        recorded, found = load_parts(path), find_parts(folders)
+    except BundleUnreadable as error:
+        yield Finding(Level.BLOCKING, "prepared", "readable records", str(error.problems[0]))
+        return
+    for kind in folders.keys() - found.keys():
+        expected = "what `rlk-repro prepare` makes with the run and the options of this run's `submit`"
+        yield Finding(Level.BLOCKING, f"prepared.{kind}", expected, f"no complete folder {folders[kind].name}")
+    both = recorded.keys() & found.keys()
+    yield from diff_contents({kind: recorded[kind] for kind in both}, {kind: found[kind] for kind in both})
+    for kind, contents in sorted(found.items()):
+        yield from check_contents(folders[kind], contents)
+    absent = [name for name in rollouts if ROLLOUTS in found and name not in found[ROLLOUTS].files]
+    if absent:
+        expected = f"{len(rollouts)} files, one per rollout of a trial"
+        yield Finding(Level.BLOCKING, f"prepared.{ROLLOUTS}", expected, f"{len(absent)} missing, such as {absent[0]}")
+
+
+def copy_rollouts(source: Path, target: Path) -> None:
+    """Copy stored rollouts that the bundle will hold, but not those that are there already."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.glob("*.pt")):
+        if not (target / path.name).is_file():
+            partial = target / f".partial-{path.name}"
+            shutil.copyfile(path, partial)
+            partial.replace(target / path.name)

@@ -7,25 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rlk_repro.probes import gpu_amd, nvml
 from rlk_repro.probes.sources import list_names, read_int
 from rlk_repro.rundir.manifest import Unknown
 
 
-class Sensors(Protocol):
-    def read(self) -> list[dict[str, Any]]: ...
-
-    def close(self) -> None: ...
-
-
-def open_sensors(root: Path = Path("/")) -> Sensors | None:
+def open_sensors(root: Path = Path("/")) -> NvidiaSensors | AmdSensors | None:
     """Open the sensors; return None if this process sees no GPU or has no library that reads the GPUs' sensors."""
     pynvml = nvml.load_pynvml()
     if pynvml is not None:
         sensors = NvidiaSensors(pynvml)
-        if sensors.num_gpus:
+        if sensors.gpus:
             return sensors
     on_amd = gpu_amd.find_gpus(root)
     return AmdSensors(root, [gpu.device for gpu in on_amd], load_amdsmi()) if on_amd else None
@@ -44,21 +38,17 @@ NVIDIA_QUESTIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 class NvidiaSensors:
     def __init__(self, pynvml: Any) -> None:
         self._lib = pynvml
-        self._gpus: list[tuple[int, Any]] = []
+        self.gpus: list[tuple[int, Any]] = []
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError:
             return
-        self._gpus = nvml.given_handles(pynvml)
-
-    @property
-    def num_gpus(self) -> int:
-        return len(self._gpus)
+        self.gpus = nvml.given_handles(pynvml)
 
     def read(self) -> list[dict[str, Any]]:
         return [
             {"index": index, **{name: self._ask(question, gpu) for name, question in NVIDIA_QUESTIONS.items()}}
-            for index, gpu in self._gpus
+            for index, gpu in self.gpus
         ]
 
     def close(self) -> None:

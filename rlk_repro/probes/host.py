@@ -61,6 +61,7 @@ NETWORK_FILESYSTEMS: Final = {
 TIMEX: Final = struct.Struct("@i4xqqqqi")
 TIMEX_BYTES: Final = 256
 UNSYNCHRONISED: Final = 0x40  # STA_UNSYNC
+_OOM_KILL: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def probe(root: Path = Path("/")) -> dict[str, Fact]:
@@ -339,3 +340,23 @@ def read_timex(data: bytes) -> dict[str, Fact]:
 
 def _unknown_clock(reason: str) -> dict[str, Fact]:
     return {"clock_is_synchronized": Unknown(reason), "clock_max_error_s": Unknown(reason)}
+
+
+def read_free_memory(path: Path = Path("/proc/meminfo")) -> int | None:
+    """Return how many bytes of memory the kernel can give without swapping."""
+    try:
+        return parse_meminfo(path.read_text()).get("MemAvailable")
+    except OSError:
+        return None
+
+
+def count_oom_kills() -> int | None:
+    """Return the kernel's count of out-of-memory kills in this control group, or on this machine; None if unknown."""
+    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
+        try:
+            found = _OOM_KILL.search(path.read_bytes())
+        except OSError:
+            continue
+        if found is not None:
+            return int(found[1])
+    return None

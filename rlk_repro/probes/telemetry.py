@@ -6,7 +6,6 @@ CPU and memory are those of the trial's processes; 100 % CPU is one core.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any, Final, Self
 from rlk_repro.base import procfs
 from rlk_repro.base.disk import Stream, Unwritable, writing
 from rlk_repro.base.files import dump_json_line
-from rlk_repro.probes.gpu_sensors import Sensors
+from rlk_repro.probes.gpu_sensors import AmdSensors, NvidiaSensors
 
 RESCAN_S: Final = 5.0
 
@@ -66,7 +65,9 @@ class ProcessSampler:
 class Sampler:
     """A context manager whose thread takes samples; before each sample, it asks ``current`` which trial runs."""
 
-    def __init__(self, path: Path, interval_s: float, current: Callable[[], Current], sensors: Sensors | None) -> None:
+    def __init__(
+        self, path: Path, interval_s: float, current: Callable[[], Current], sensors: NvidiaSensors | AmdSensors | None
+    ) -> None:
         self._path = path
         self._interval_s = interval_s
         self._current = current
@@ -90,8 +91,6 @@ class Sampler:
     def _run(self) -> None:
         # a full disk ends the sampling; the leader writes to the same disk and reports that it is full
         with contextlib.suppress(Unwritable), Stream(self._path, "ab", self._path) as stream:
-            if _is_cut_off(self._path):
-                stream.write(b"\n")
             due = time.monotonic()
             while not self._is_over.wait(max(due - time.monotonic(), 0.0)):
                 stream.write(dump_json_line(self._sample()).encode() + b"\n")
@@ -107,12 +106,3 @@ class Sampler:
             "rss_bytes": rss_bytes,
             "gpus": [] if self._sensors is None else self._sensors.read(),
         }
-
-
-def _is_cut_off(path: Path) -> bool:
-    """Whether the last line is cut off, because an agent was killed while it wrote."""
-    with path.open("rb") as stream:
-        if stream.seek(0, os.SEEK_END) == 0:
-            return False
-        stream.seek(-1, os.SEEK_END)
-        return stream.read(1) != b"\n"

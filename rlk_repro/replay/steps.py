@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import BundleUnreadable, CheckFailed, Problem, SpecError
@@ -18,7 +19,6 @@ from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import Contents, diff_contents, find_parts, load_parts
 from rlk_repro.probes.node import PROBES, probe_node
-from rlk_repro.replay.answers import Reanalysis
 from rlk_repro.replay.compare import Comparison, compare_analyses
 from rlk_repro.replay.identity import Identity, compare_identities, find_source_drift, read_identity
 from rlk_repro.replay.recorded import find_difference, has_same_bytes, refuse_blocking
@@ -51,16 +51,11 @@ class Recorded:
     is_reworded: bool = False
     """Whether the sealed and the new analysis of the same logs differ only in their wording."""
 
-    def describe(self) -> Reanalysis:
+    def describe(self) -> dict[str, Any]:
+        """Return what ``replay --json`` says of the re-analysis."""
         verdict = self.analysis.verdict
-        return Reanalysis(
-            level="re-analysis",
-            is_ok=True,
-            is_reworded=self.is_reworded,
-            bundle_id=self.bundle_id,
-            verdict=verdict.word.value,
-            headline=verdict.headline,
-        )
+        answer = {"level": "re-analysis", "is_ok": True, "is_reworded": self.is_reworded}
+        return {**answer, "bundle_id": self.bundle_id, "verdict": verdict.word.value, "headline": verdict.headline}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,8 +161,8 @@ class Preflight(GrowingModel):
 
     min_free_disk_gib: NonNegative = 1.0
     min_free_memory_gib: NonNegative = 1.0
-    max_clock_skew_s: Positive = Field(2.0, description="no longer used: the clock difference is only recorded")
-    max_file_latency_ms: Positive = Field(1000.0, description="no longer used: the latency is only recorded")
+    max_clock_skew_s: Positive = Field(2.0, description="no longer used")
+    max_file_latency_ms: Positive = Field(1000.0, description="no longer used")
     on_blocking: Literal["stop", "continue"] = "stop"
     policy: dict[CheckName, Policy] = Field(
         {}, description="pass, warn or fail, for the findings of a check; default: see docs/preflight.md"

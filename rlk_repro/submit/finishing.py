@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlk_repro.analysis.allocations import list_allocations
-from rlk_repro.base.answer import Answer
 from rlk_repro.base.console import Tell, silence
 from rlk_repro.base.errors import (
     EXIT_BUG,
@@ -19,7 +18,7 @@ from rlk_repro.base.errors import (
     RlkReproError,
     SpecError,
 )
-from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json, sha256_file
+from rlk_repro.base.files import MAX_ANALYSIS_BYTES, load_json, read_end, sha256_file
 from rlk_repro.base.secrets import scrub
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan
@@ -37,18 +36,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished(Answer):
-    """What ``submit --wait --json`` prints."""
-
-    verdict: str
-    headline: str
-    bundle: str
-    bundle_id: str
-    report: str
-    is_ok: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Result:
     analysis: Analysis
     bundle: Path
@@ -57,16 +44,11 @@ class Result:
     context: Context
     is_ok: bool
 
-    def describe(self) -> Finished:
+    def describe(self) -> dict[str, Any]:
+        """Return what ``submit --wait --json`` prints."""
         verdict = self.analysis.verdict
-        return Finished(
-            verdict=verdict.word.value,
-            headline=verdict.headline,
-            bundle=str(self.bundle),
-            bundle_id=self.bundle_id,
-            report=str(self.report),
-            is_ok=self.is_ok,
-        )
+        answer = {"verdict": verdict.word.value, "headline": verdict.headline, "bundle": str(self.bundle)}
+        return {**answer, "bundle_id": self.bundle_id, "report": str(self.report), "is_ok": self.is_ok}
 
 
 def report_context(run_dir: RunDir, bundle: Path, *, is_linked: bool = True) -> Context:
@@ -164,12 +146,7 @@ def _list_problems(where: str, message: str, hint: str | None) -> list[Problem]:
 
 
 def _read_end(log: Path) -> tuple[str, ...]:
-    try:
-        with log.open("rb") as stream:
-            stream.seek(max(0, log.stat().st_size - MAX_SHOWN_BYTES))
-            lines = stream.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ()
+    lines = read_end(log, MAX_SHOWN_BYTES).decode(errors="replace").splitlines()
     return tuple(scrub(line) for line in lines if line.strip())[-MAX_SHOWN_LINES:]
 
 

@@ -6,12 +6,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlk_repro.base.errors import Problem, SpecError
+from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, Problem, SpecError
 from rlk_repro.base.resources import list_names, run_folders
-from rlk_repro.clusters.api import Job
+from rlk_repro.clusters.api import Job, JobState
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.plan import Plan, make_plan
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.store import find_run_dir
 from rlk_repro.spec.load import (
     Override,
     load_hardware,
@@ -20,6 +21,7 @@ from rlk_repro.spec.load import (
     parse_overrides,
 )
 from rlk_repro.submit.authored import PROFILE
+from rlk_repro.submit.sending import Launched, load_submission, poll, require_own
 from rlk_repro.submit.site import Request as Request  # noqa: PLC0414  (planning.Request is what callers write)
 from rlk_repro.submit.site import choose_hardware, find_site
 from rlk_repro.submit.stage import AuthorFiles, new_run_dir
@@ -88,6 +90,28 @@ def prepare(request: Request) -> Prepared:
     except SpecError as error:
         raise (_name_the_file(error, plan.cluster) if site.is_proposed else error) from None
     return replace(prepared, remarks=(*site.remarks, *shown_for, *prepared.remarks), is_proposed=site.is_proposed)
+
+
+def prepare_resume(name: str) -> Prepared:
+    """Render the job of an unfinished run again; the agent will repeat incomplete pairs as a whole.
+
+    Raises:
+        CheckFailed: the run is sealed or still running.
+        EnvironmentMissing: this machine cannot tell whether the run is still running.
+    """
+    run_dir = find_run_dir(name)
+    require_own(run_dir)
+    if run_dir.is_sealed:
+        hint = "submit the run again for more trials"
+        raise CheckFailed(Problem(run_dir.run_id, "is sealed: every trial has run", hint=hint))
+    submission = load_submission(run_dir)
+    status = None if submission is None else poll(Launched(run_dir=run_dir, submission=submission))
+    if status is not None and status.state is JobState.UNKNOWN:
+        what = f"may still be running ({status.reason})"
+        raise EnvironmentMissing(Problem(run_dir.run_id, what, expected="a run that has ended"))
+    if status is not None and not status.state.is_final:
+        raise CheckFailed(Problem(run_dir.run_id, "is still running", hint=f"rlk-repro cancel {run_dir.run_id}"))
+    return render(Plan.load(run_dir.plan), None, run_dir)
 
 
 def _name_prepare(request: Request, hardware: str) -> str:

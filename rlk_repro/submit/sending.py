@@ -13,10 +13,10 @@ from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.units import format_duration
 from rlk_repro.clusters.api import JobState, JobStatus, Submission
 from rlk_repro.clusters.registry import get_backend
-from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import Progress, read_state
-from rlk_repro.rundir.store import find_run_dir, list_run_dirs, recall, remember
+from rlk_repro.rundir.store import list_run_dirs, recall, remember
+from rlk_repro.submit.stage import stage, stage_again
 
 if TYPE_CHECKING:
     from rlk_repro.submit.planning import Prepared
@@ -33,38 +33,7 @@ class Launched:
     submission: Submission
 
 
-def prepare_resume(name: str) -> Prepared:
-    """Render the job of an unfinished run again; the agent will repeat incomplete pairs as a whole.
-
-    Raises:
-        CheckFailed: the run is sealed or still running.
-        EnvironmentMissing: this machine cannot tell whether the run is still running.
-    """
-    from rlk_repro.submit.planning import render
-
-    run_dir = find_run_dir(name)
-    require_own(run_dir)
-    if run_dir.is_sealed:
-        hint = "submit the run again for more trials"
-        raise CheckFailed(Problem(run_dir.run_id, "is sealed: every trial has run", hint=hint))
-    submission = load_submission(run_dir)
-    if submission is not None:
-        _require_ended(run_dir, poll(Launched(run_dir=run_dir, submission=submission)))
-    return render(Plan.load(run_dir.plan), None, run_dir)
-
-
-def _require_ended(run_dir: RunDir, status: JobStatus) -> None:
-    if status.state is JobState.UNKNOWN:
-        raise EnvironmentMissing(
-            Problem(run_dir.run_id, f"may still be running ({status.reason})", expected="a run that has ended")
-        )
-    if not status.state.is_final:
-        raise CheckFailed(Problem(run_dir.run_id, "is still running", hint=f"rlk-repro cancel {run_dir.run_id}"))
-
-
 def submit(prepared: Prepared, details: Iterable[tuple[str, str]] = ()) -> Launched:
-    from rlk_repro.submit.stage import stage, stage_again
-
     run_dir = prepared.run_dir
     backend = get_backend(prepared.plan.cluster)
     reason = backend.available()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
-from rlk_repro.base.answer import Answer
 from rlk_repro.base.escapes import printable
 from rlk_repro.base.findings import Finding
 from rlk_repro.base.units import count, format_duration
 from rlk_repro.clusters.api import Bound, Job
-from rlk_repro.plan import Plan, PlanRecord
+from rlk_repro.plan import Plan
 from rlk_repro.rundir.differences import Kind
 from rlk_repro.schedule import make_schedule
 from rlk_repro.spec import Lane, Measure
@@ -21,30 +19,8 @@ from rlk_repro.submit.consent import find_build_hint, find_foreign
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.differences import list_differences
 
-if TYPE_CHECKING:
-    PlanFile: TypeAlias = dict[str, Any]
-else:
-    PlanFile = PlanRecord
-
-
 SHOWN_HASH: Final = 12
 MAX_ORDERS: Final = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobShown(Answer):
-    files: dict[str, str]
-    command: tuple[str, ...]
-    env: dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRun(Answer):
-    """The answer of a dry run: the plan, its figures, and exactly the job that ``submit`` would send."""
-
-    plan: PlanFile
-    summary: dict[str, Any]
-    job: JobShown
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
@@ -146,9 +122,10 @@ def _percent(effect: float | None) -> str:
     return "no gain" if effect is None else f"a gain of {effect * 100:.1f} %"
 
 
-def describe_dry_run(plan: Plan, job: Job) -> DryRun:
-    shown = JobShown(files=dict(job.files), command=job.command, env=dict(job.env))
-    return DryRun(plan=plan.to_json(), summary=plan_summary(plan), job=shown)
+def describe_dry_run(plan: Plan, job: Job) -> dict[str, Any]:
+    """Return the answer of a dry run: the plan, its figures, and exactly the job that ``submit`` would send."""
+    shown = {"files": dict(job.files), "command": job.command, "env": dict(job.env)}
+    return {"plan": plan.to_json(), "summary": plan_summary(plan), "job": shown}
 
 
 def bound_line(plan: Plan, bound: Bound) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlk_repro.plan import Plan
+from rlk_repro.prepare.contents import ROLLOUTS, copy_rollouts, find_parts, load_parts, write_parts
 from rlk_repro.prepare.layout import PreparedDir
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Words, Workload
@@ -29,3 +30,13 @@ def find_words(kind: str) -> Words:
 def list_run_folders(plan: Plan, run_dir: RunDir) -> dict[str, Path]:
     prepared = PreparedDir.of(plan.profile, run_dir)
     return WORKLOADS[plan.run.workload.kind].list_folders(plan.run, plan.stack, prepared)
+
+
+def record_prepared(plan: Plan, run_dir: RunDir) -> None:
+    """Write ``prepared.json``, unless ``submit`` has written it, and copy the rollouts that the bundle will hold."""
+    folders = list_run_folders(plan, run_dir)
+    if folders and not load_parts(run_dir.prepared):
+        write_parts(run_dir.prepared, find_parts(folders))
+    packed = plan.run.workload.packed_rollouts
+    if packed is not None and ROLLOUTS in folders:
+        copy_rollouts(folders[ROLLOUTS], run_dir.rollouts / packed)

@@ -199,7 +199,7 @@ def test_a_sealed_directory_is_refused(tmp_path: Path) -> None:
     assert str(caught.value) == f"{run_dir.root}: is already complete and sealed\n  hint: submit a new run"
 
 
-def test_blocking_findings_stop_before_the_first_trial(tmp_path: Path) -> None:
+def test_blocking_findings_stop_before_the_first_trial_unless_the_profile_continues(tmp_path: Path) -> None:
     _, run_dir = make_staged(tmp_path / "run", profile=STRICT)
     assert run_example(run_dir) == 3
     assert statuses(run_dir) == {}
@@ -207,29 +207,27 @@ def test_blocking_findings_stop_before_the_first_trial(tmp_path: Path) -> None:
     assert [item["where"] for item in findings if item["level"] == "blocking"] == ["disk"]
     assert not inspect_bundle(run_dir.bundle).is_sealed
     assert message(run_dir).startswith("preflight: disk: preflight check failed, got ")
+    lenient = STRICT.replace(b"preflight: {", b"preflight: {on_blocking: continue, ")
+    assert run_example(make_staged(tmp_path / "lenient", profile=lenient)[1]) == 0
 
 
-def test_a_profile_may_continue_in_spite_of_blocking_findings(tmp_path: Path) -> None:
-    profile = STRICT.replace(b"preflight: {", b"preflight: {on_blocking: continue, ")
+@pytest.mark.parametrize(
+    ("profile", "problems", "text"),
+    [
+        (
+            PROFILE + b"env: {HF_TOKEN: {from_env: NO_SUCH_VARIABLE}}\n", (),
+            "environment variable NO_SUCH_VARIABLE: is not set, expected a value\n  hint: export NO_SUCH_VARIABLE=…",
+        ),
+        (PROFILE, (Problem("layout", "two nodes"),), "layout: two nodes"),
+    ],
+)  # fmt: skip
+def test_what_no_trial_could_run_with_is_an_error_before_any_trial(
+    tmp_path: Path, profile: bytes, problems: tuple[Problem, ...], text: str
+) -> None:
     _, run_dir = make_staged(tmp_path / "run", profile=profile)
-    assert run_example(run_dir) == 0
-
-
-def test_a_variable_that_is_not_set_is_an_error_before_any_trial(tmp_path: Path) -> None:
-    profile = PROFILE + b"env: {HF_TOKEN: {from_env: NO_SUCH_VARIABLE}}\n"
-    _, run_dir = make_staged(tmp_path / "run", profile=profile)
-    assert run_example(run_dir) == 2
+    assert run_example(run_dir, FakeWorkload(problems=problems)) == 2
     assert run_dir.trial_dirs() == []
-    assert message(run_dir) == (
-        "preflight: environment variable NO_SUCH_VARIABLE: is not set, expected a value\n"
-        "  hint: export NO_SUCH_VARIABLE=…"
-    )
-
-
-def test_a_plan_that_the_workload_cannot_run_is_an_error(tmp_path: Path) -> None:
-    _, run_dir = make_staged(tmp_path / "run")
-    assert run_example(run_dir, FakeWorkload(problems=[Problem("layout", "two nodes")])) == 2
-    assert message(run_dir) == "preflight: layout: two nodes"
+    assert message(run_dir) == f"preflight: {text}"
 
 
 def test_planted_secrets_are_nowhere_in_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +291,15 @@ def test_gpus_that_stay_busy_are_a_finding_and_do_not_stop_the_run(tmp_path: Pat
     findings = load_json(run_dir.node("node-0").preflight)["findings"]
     late = [item["where"] for item in findings if item["where"].endswith(": gpu")]
     assert late == [f"{name}: gpu" for name in OK_TWO_PAIRS]
+
+
+def test_a_run_that_began_beside_this_one_is_a_finding_for_each_trial(tmp_path: Path) -> None:
+    _, run_dir = make_staged(tmp_path / "run")
+    assert run_example(run_dir, find_other_runs=lambda: ["theirs"]) == 0
+    findings = load_json(run_dir.node("node-0").preflight)["findings"]
+    found = [item for item in findings if item["where"].endswith(": host.other_runs")]
+    assert [item["where"].partition(":")[0] for item in found] == list(OK_TWO_PAIRS)
+    assert {(item["level"], item["found"]) for item in found} == {("warning", "other runs: theirs")}
 
 
 def test_a_node_that_changed_since_the_earlier_agent_is_a_finding(tmp_path: Path) -> None:
@@ -368,24 +375,21 @@ def test_weird_names_survive_and_execute_nothing(
     assert [path.name for path in tmp_path.iterdir()] == [weird_name]
 
 
-def test_the_leader_waits_for_followers_and_a_missing_one_blocks(tmp_path: Path) -> None:
-    _, run_dir = make_staged(tmp_path / "run")
-    place = make_place("a", ("a", "b"), "job-7")
-    assert run_agent(run_dir, place, is_resuming=False, parts=make_parts()) == 3
-    assert message(run_dir) == (
-        "preflight: nodes.b: preflight check failed, got 'no record', expected a preflight record within 0.1 s\n"
-        "  hint: docs/preflight.md says what each check needs, and how a profile turns a check into a warning"
-    )
-
-
-@pytest.mark.parametrize("has_left", [True, False])
-def test_a_follower_that_ended_before_the_trials_is_a_lost_node(tmp_path: Path, has_left: bool) -> None:
+@pytest.mark.parametrize(
+    ("has_left", "found"), [(True, "no record: the agent of this node has ended"), (False, "no record")]
+)
+def test_a_follower_without_a_record_blocks_and_one_that_ended_is_a_lost_node(
+    tmp_path: Path, has_left: bool, found: str
+) -> None:
     _, run_dir = make_staged(tmp_path / "run")
     if has_left:
         write_report(run_dir, "b", Report(allocation="job-7", has_left=True))
     assert run_agent(run_dir, make_place("a", ("a", "b"), "job-7"), is_resuming=False, parts=make_parts()) == 3
     assert run_dir.lost.is_file() == has_left
-    assert ("no record: the agent of this node has ended" in message(run_dir)) == has_left
+    assert message(run_dir) == (
+        f"preflight: nodes.b: preflight check failed, got '{found}', expected a preflight record within 0.1 s\n"
+        "  hint: docs/preflight.md says what each check needs, and how a profile turns a check into a warning"
+    )
 
 
 def test_a_follower_describes_its_node_and_ends_with_the_leader(tmp_path: Path) -> None:

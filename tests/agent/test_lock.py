@@ -14,10 +14,10 @@ import pytest
 
 from rlk_repro.agent.lock import Holder, RunLock
 from rlk_repro.agent.parts import Agent, Deadlines, make_place
-from rlk_repro.agent.stop import Stop
 from rlk_repro.base import proc
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
 from rlk_repro.base.files import load_json
+from rlk_repro.base.stop import Stop
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import read_state

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from rlk_repro.agent import process
-from rlk_repro.agent.outcome import count_oom_kills, judge
+from rlk_repro.agent.outcome import judge
 from rlk_repro.agent.process import Cause, Ended, StopTimes, run_guarded
-from rlk_repro.agent.stop import Stop
 from rlk_repro.base import guarded, proc, procfs
 from rlk_repro.base.errors import EnvironmentMissing
+from rlk_repro.base.stop import Stop
 from rlk_repro.rundir.results import TrialStatus
 from tests.support.job_examples import TRAINER, find_alive
 from tests.support.waiting import is_written, let_time_pass, signal_when, wait_until
@@ -33,23 +33,6 @@ def stop() -> Iterator[Stop]:
         yield stop
 
 
-@pytest.mark.parametrize(
-    ("requests", "left"),
-    [
-        ([signal.SIGINT], None),
-        ([signal.SIGINT, signal.SIGTERM], signal.SIGTERM),
-        ([signal.SIGTERM, signal.SIGINT], signal.SIGTERM),
-    ],
-)
-def test_only_a_first_and_forgotten_request_to_stop_is_gone(
-    stop: Stop, requests: list[signal.Signals], left: signal.Signals | None
-) -> None:
-    for number in requests:
-        stop.request(number)
-    stop.forget(signal.SIGINT)
-    assert (stop.signal, stop.wait(0)) == (left, left is not None)
-
-
 def run(stop: Stop, *actions: str, limits: StopTimes = LIMITS, **options: Any) -> tuple[Ended, bytes]:
     output: list[bytes] = []
     argv = [sys.executable, "-I", "-S", str(TRAINER), *actions]
@@ -61,15 +44,6 @@ def run(stop: Stop, *actions: str, limits: StopTimes = LIMITS, **options: Any) -
 def pids(tmp_path: Path) -> Path:
     """Where a trainer writes what it has started."""
     return tmp_path / "pids"
-
-
-def run_too_long(
-    stop: Stop, monkeypatch: pytest.MonkeyPatch, starting: str, pids: Path, *, grace_s: float
-) -> tuple[Ended, bytes]:
-    """A trainer that ignores SIGTERM, whose time is over once its child or daemon has started."""
-    let_time_pass(monkeypatch, 3600, once=pids)
-    actions = ["ignore-term", f"{starting}:{pids}", "print:ready", "sleep:60"]
-    return run(stop, *actions, limits=StopTimes(time_limit_s=3600, grace_s=grace_s))
 
 
 def test_output_of_both_streams_and_the_exit_code_are_passed_on(stop: Stop) -> None:
@@ -85,12 +59,16 @@ def test_the_signal_that_killed_the_trainer_is_reported(stop: Stop, name: str, m
     assert (ended.code, ended.signal, ended.cause) == (None, signal.Signals[name], None)
 
 
-def test_a_trainer_over_its_time_is_asked_and_then_killed(
-    stop: Stop, pids: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("starting", ["child", "daemon"])
+def test_a_trainer_over_its_time_that_ignores_the_request_is_killed_with_its_processes_only(
+    stop: Stop, pids: Path, monkeypatch: pytest.MonkeyPatch, starting: str
 ) -> None:
-    ended, output = run_too_long(stop, monkeypatch, "child", pids, grace_s=0.2)
+    let_time_pass(monkeypatch, 3600, once=pids)
+    actions = ["ignore-term", f"{starting}:{pids}", "print:ready", "sleep:60"]
+    ended, output = run(stop, *actions, limits=StopTimes(time_limit_s=3600, grace_s=0.2))
     assert (ended.cause, ended.signal, output) == (Cause.TIMEOUT, signal.SIGKILL, b"ready\n")
     assert 3600.2 <= ended.duration_s < 3620  # of the minute that it would have slept
+    assert find_alive([int(pids.read_text())]) == []
 
 
 def test_a_stop_ends_the_trainer_within_its_grace(stop: Stop, pids: Path) -> None:
@@ -114,24 +92,13 @@ def test_a_trainer_signalled_together_with_the_agent_is_interrupted(
     assert ended.cause is Cause.INTERRUPT
 
 
-def test_children_of_the_trainer_are_killed_with_its_group(stop: Stop, pids: Path) -> None:
-    ended, _ = run(stop, f"child:{pids}", f"child:{pids}")
-    assert ended.num_leftovers == 2
-    assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
-
-
-def test_a_daemon_in_a_session_of_its_own_is_ended_with_its_trainer(stop: Stop, pids: Path) -> None:
-    ended, output = run(stop, "print:last words", f"daemon:{pids}")
-    assert (ended.code, ended.num_leftovers, output) == (0, 1, b"last words\n")
-    assert find_alive([int(pids.read_text())]) == []
-
-
-def test_a_trainer_that_ignores_the_request_is_killed_with_its_processes_only(
-    stop: Stop, pids: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("starting", "number"), [("child", 2), ("daemon", 1)])
+def test_what_outlives_the_trainer_is_killed_also_in_a_session_of_its_own(
+    stop: Stop, pids: Path, starting: str, number: int
 ) -> None:
-    ended, _ = run_too_long(stop, monkeypatch, "daemon", pids, grace_s=0.1)
-    assert (ended.signal, ended.cause) == (signal.SIGKILL, Cause.TIMEOUT)
-    assert find_alive([int(pids.read_text())]) == []
+    ended, output = run(stop, "print:last words", *[f"{starting}:{pids}"] * number)
+    assert (ended.code, ended.num_leftovers, output) == (0, number, b"last words\n")
+    assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
 
 
 def test_trouble_ends_the_trainer_and_is_its_reason(stop: Stop, pids: Path) -> None:
@@ -167,10 +134,6 @@ def test_no_python_at_all_is_an_error(stop: Stop, monkeypatch: pytest.MonkeyPatc
         run_guarded(["x"], {}, limits=LIMITS, stop=stop, see_output=lambda _: None)
 
 
-def wait_until_gone(pids: list[int]) -> None:
-    wait_until(lambda: find_alive(pids) == [])
-
-
 @pytest.mark.parametrize("is_killed_too", [False, True])
 def test_nothing_outlives_the_agent_even_when_the_guard_dies_too(
     tmp_path: Path, pids: Path, is_killed_too: bool
@@ -190,11 +153,11 @@ def test_nothing_outlives_the_agent_even_when_the_guard_dies_too(
     members = [pid for pid in procfs.find_session(guarded.pid) if pid not in (child, guarded.pid)]
     if is_killed_too:
         os.kill(guarded.pid, signal.SIGKILL)
-        wait_until_gone(members)
+        wait_until(lambda: find_alive(members) == [])
         proc.signal_group(guarded.pid, signal.SIGKILL)
     ours.close()
     assert guarded.wait() == -signal.SIGKILL
-    wait_until_gone([*members, child])
+    wait_until(lambda: find_alive([*members, child]) == [])
 
 
 def ended(**changes: object) -> Ended:
@@ -249,7 +212,3 @@ def test_how_a_trial_ended_is_judged(
     how: Ended, tail: bytes, has_oom_kill: bool, expected: tuple[TrialStatus, str]
 ) -> None:
     assert judge(how, tail, has_oom_kill=has_oom_kill) == expected
-
-
-def test_the_kernel_counts_its_kills_for_memory() -> None:
-    assert count_oom_kills() is not None

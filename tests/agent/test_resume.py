@@ -22,10 +22,6 @@ def write_exit(run_dir: RunDir, name: str, status: str = "ok", allocation: str =
     write_json(run_dir.trial(name).exit, {"schema": 1, "status": status, "allocation": allocation})
 
 
-def test_the_plan_of_these_tests_is_abba() -> None:
-    assert NAMES == ["00-p1-baseline", "01-p1-enabled", "02-p2-enabled", "03-p2-baseline"]
-
-
 def test_a_pair_needs_both_exit_records_of_one_allocation(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     write_exit(run_dir, NAMES[0])
@@ -35,6 +31,15 @@ def test_a_pair_needs_both_exit_records_of_one_allocation(tmp_path: Path) -> Non
     write_exit(run_dir, NAMES[1], status="failed")
     assert find_whole_pairs(PLAN, run_dir) == {"p1"}
     assert [trial.name for trial in find_open_trials(PLAN, run_dir)] == NAMES[2:]
+
+
+def test_a_session_is_whole_by_itself(tmp_path: Path) -> None:
+    sessions = make_example_plan(("measure.design=crossover", "measure.sessions=2"))[0]
+    run_dir = RunDir(tmp_path)
+    write_exit(run_dir, "00-s1-crossover")
+    write_exit(run_dir, "01-s2-crossover", status="interrupted", allocation="b")
+    assert find_whole_pairs(sessions, run_dir) == {"s1"}
+    assert set_aside(sessions, run_dir) == ["01-s2-crossover"]
 
 
 @settings(max_examples=25)

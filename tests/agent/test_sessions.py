@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from rlk_repro.agent.rollouts import lay_out_rollouts
 from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.errors import CheckFailed
 from rlk_repro.base.files import load_json
-from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.logs.ops import read_ops
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RolloutDir, RunDir
@@ -24,8 +22,7 @@ from rlk_repro.schedule import make_schedule
 from rlk_repro.workloads import WORKLOADS
 from tests import ROOT, SUPPORT
 from tests.support.bundle_examples import verify_bundle
-from tests.support.job_examples import FakeWorkload, find_alive, make_staged, run_example, statuses
-from tests.support.waiting import is_written, signal_when
+from tests.support.job_examples import make_staged, run_example, statuses
 
 REFERENCE = WORKLOADS["reference"]
 
@@ -98,24 +95,6 @@ def test_sessions_on_stored_rollouts_are_run_sealed_and_read(tmp_path: Path) -> 
     assert environment["VIME_RL_KERNEL_SCHEDULE"] == make_schedule(plan.run.measure, plan.trials[0].seed).text
     command = load_json(run_dir.trial(NAMES[0]).command)["argv"]
     assert command[-1] == "{run_dir}/.work/rollouts-00-s1-crossover/{rollout_id}.pt"
-
-
-def test_a_session_that_is_stopped_inside_is_done_again_as_a_whole(tmp_path: Path) -> None:
-    plan, run_dir = make_staged(tmp_path / "run", SESSIONS)
-    pids = tmp_path / "pids"
-    signal_when(lambda: is_written(pids), signal.SIGTERM)
-    slow = FakeWorkload(by_trial={NAMES[1]: ["begin", "steps:4:0.001", f"child:{pids}", "sleep:60"]})
-    assert run_example(run_dir, slow) == 143
-    assert statuses(run_dir) == {NAMES[0]: "ok", NAMES[1]: "interrupted"}
-    assert not inspect_bundle(run_dir.bundle).is_sealed
-    assert find_alive([int(pid) for pid in pids.read_text().split()]) == []
-    first = load_json(run_dir.trial(NAMES[0]).exit)
-    assert run_example(run_dir, is_resuming=True) == 0
-    assert statuses(run_dir) == dict.fromkeys(NAMES, "ok")
-    assert load_json(run_dir.trial(NAMES[0]).exit) == first
-    assert [path.name for path in run_dir.interrupted.glob("1/*")] == [NAMES[1]]
-    assert plan == Plan.load(run_dir.plan)
-    assert verify_bundle(run_dir.bundle) == []
 
 
 def test_rollouts_are_laid_out_from_another_file_system_too(tmp_path: Path) -> None:

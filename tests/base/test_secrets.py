@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlk_repro.agent.process import StopTimes
-from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.trial import TrialWatch, run_command
 from rlk_repro.base.secrets import (
     SECRET_PATTERNS,
@@ -28,6 +27,7 @@ from rlk_repro.base.secrets import (
     scrub_argv,
     scrub_bytes,
 )
+from rlk_repro.base.stop import Stop
 from rlk_repro.clusters.slurm.script import render_sbatch
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.workloads.api import Command

@@ -24,7 +24,7 @@ from rlk_repro.clusters.k8s.kubectl import Target, Unreachable
 from rlk_repro.clusters.registry import get_backend
 from rlk_repro.replay import steps as replay
 from rlk_repro.rundir.paths import RunDir
-from rlk_repro.submit import finishing, sending
+from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.workloads import WORKLOADS
 from tests.support.bundle_examples import verify_bundle
 from tests.support.k8s.runs import LONG, SETTINGS, TWO_NODES, Site
@@ -89,7 +89,7 @@ def test_a_cancelled_run_is_packed_on_its_claim_and_goes_on_later(site: Site) ->
     assert not BACKEND.cancel(launched.submission, launched.run_dir)
     bundle = BACKEND.collect(launched.submission, launched.run_dir)
     assert inspect_bundle(bundle).trials == {"00-p1-baseline": "interrupted"}
-    again = sending.submit(sending.prepare_resume(str(launched.run_dir.root)))
+    again = sending.submit(planning.prepare_resume(str(launched.run_dir.root)))
     second = site.start_pod()
     run_dir = on_claim(site, launched)
     wait_until(run_dir.interrupted_trial(1, "00-p1-baseline").exit.is_file)

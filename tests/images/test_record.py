@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rlk_repro import image_check
-from rlk_repro.agent.preflight.code import match_image
 from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.base.files import dump_json
 from rlk_repro.base.findings import Level
@@ -26,6 +25,7 @@ from rlk_repro.images.match import (
 )
 from rlk_repro.images.pins import load_record
 from rlk_repro.images.record import Base, ImageRecord, digest_of, parse_record
+from rlk_repro.images.running import match_image
 from rlk_repro.rundir.manifest import Manifest, Unknown
 from rlk_repro.spec import Stack
 from rlk_repro.spec.load import load_hardware, load_stack

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.preflight.parts import check_prepared, record_prepared
+from rlk_repro.agent.preflight.code import check_prepared
 from rlk_repro.base.errors import EnvironmentMissing
 from rlk_repro.base.files import sha256_bytes
 from rlk_repro.base.findings import Finding, Level
@@ -22,7 +22,7 @@ from rlk_repro.prepare.steps import PrepareRequest, prepare
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack, parse_overrides
 from rlk_repro.submit.stage import AuthorFiles, stage
-from rlk_repro.workloads import WORKLOADS
+from rlk_repro.workloads import WORKLOADS, record_prepared
 from tests.support.job_examples import make_staged_facts
 from tests.support.prepare_examples import BRIDGE, TINY, make_rollout
 

@@ -128,21 +128,10 @@ def test_the_deepest_mount_point_above_a_folder_decides(path: str, filesystem: s
     assert folder.find_filesystem(MOUNTS, Path(path)) == filesystem
 
 
-def test_a_folder_is_measured_and_left_empty(tmp_path: Path) -> None:
-    facts = folder.probe_folder(tmp_path)
-    assert set(facts) == {"filesystem", "free_gib", "free_inodes", "file_latency_ms", "clock_skew_s"}
-    latency_ms, skew_s = facts["file_latency_ms"], facts["clock_skew_s"]
-    assert isinstance(latency_ms, float)
-    assert 0 < latency_ms < 60_000
-    assert isinstance(skew_s, float)
-    assert abs(skew_s) < 60
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_that_is_absent_gives_reasons(tmp_path: Path) -> None:
+    assert set(folder.probe_folder(tmp_path)) == {"filesystem", "free_gib", "free_inodes"}
     facts = folder.probe_folder(tmp_path / "absent")
     assert facts["free_gib"] == Unknown("statvfs: No such file or directory")
-    assert facts["file_latency_ms"] == Unknown("no file can be written in the folder: No such file or directory")
 
 
 @pytest.mark.parametrize(
@@ -270,3 +259,7 @@ def test_an_environments_record_is_named_by_its_own_path(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     write_tree(tmp_path, {"/lock.txt": "", "/provenance.json": "{"})
     assert container.load_provenance(Path("/")) == Unknown(f"{tmp_path}/provenance.json is not JSON")
+
+
+def test_the_kernel_counts_its_kills_for_memory() -> None:
+    assert host.count_oom_kills() is not None

@@ -66,12 +66,12 @@ def test_nvml_answers_and_refusals_become_numbers_and_nulls() -> None:
 def test_telemetry_is_of_the_gpus_that_the_job_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     sensors = NvidiaSensors(make_nvml())
-    assert sensors.num_gpus == 1
+    assert len(sensors.gpus) == 1
     assert [sample["index"] for sample in sensors.read()] == [1]
 
 
 def test_a_machine_without_the_driver_has_no_sensors(tmp_path: Path) -> None:
-    assert NvidiaSensors(make_nvml(nvmlInit=refuse)).num_gpus == 0
+    assert NvidiaSensors(make_nvml(nvmlInit=refuse)).gpus == []
     assert open_sensors(tmp_path) is None
 
 

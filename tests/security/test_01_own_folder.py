@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.agent.process import StopTimes
-from rlk_repro.agent.stop import Stop
 from rlk_repro.agent.trial import TrialWatch, run_command
 from rlk_repro.base.errors import EnvironmentMissing, SpecError
+from rlk_repro.base.stop import Stop
 from rlk_repro.bundle.seal import unpack
 from rlk_repro.clusters import local
 from rlk_repro.clusters.api import Job, JobState

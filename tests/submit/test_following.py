@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent import progress
-from rlk_repro.agent.progress import ProgressWriter
 from rlk_repro.base.files import write_text
 from rlk_repro.clusters.api import JobState, JobStatus
+from rlk_repro.rundir import progress
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.progress import ProgressWriter
 from rlk_repro.submit import sending
 from rlk_repro.submit.sending import follow
 

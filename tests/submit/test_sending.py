@@ -91,7 +91,7 @@ def test_a_run_that_is_not_prepared_names_the_command_with_the_options_of_submit
 def test_a_resumed_run_sends_the_job_again_and_keeps_its_replay_of(monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = make_submitted(dataclasses.replace(GONE, details={**HERE, "replay_of": "abc"}))
     write_text(run_dir.job / "of an older version", "x")
-    prepared = sending.prepare_resume(run_dir.run_id)
+    prepared = planning.prepare_resume(run_dir.run_id)
     assert prepared.job == local.render(Plan.load(run_dir.plan), run_dir)
     assert (run_dir.job / "of an older version").exists()
     monkeypatch.setattr(local, "submit", lambda *_: dataclasses.replace(GONE, job_id="7:7"))
@@ -106,7 +106,7 @@ def test_resuming_requires_the_cluster_like_submitting(monkeypatch: pytest.Monke
     before = load_json(run_dir.submission)
     monkeypatch.setattr(local, "available", lambda: "closed today")
     with pytest.raises(EnvironmentMissing) as caught:
-        sending.submit(sending.prepare_resume(run_dir.run_id))
+        sending.submit(planning.prepare_resume(run_dir.run_id))
     assert str(caught.value) == "local: closed today\n  hint: --dry-run works anywhere"
     assert load_json(run_dir.submission) == before
 
@@ -114,7 +114,7 @@ def test_resuming_requires_the_cluster_like_submitting(monkeypatch: pytest.Monke
 def test_a_run_that_may_still_run_on_another_host_is_not_resumed() -> None:
     run_dir = make_submitted(dataclasses.replace(GONE, details={"host": "elsewhere"}))
     with pytest.raises(EnvironmentMissing) as caught:
-        sending.prepare_resume(run_dir.run_id)
+        planning.prepare_resume(run_dir.run_id)
     assert str(caught.value) == (
         f"{run_dir.run_id}: may still be running (the run was started on elsewhere, "
         f"but this machine is {platform.node()}), expected a run that has ended"

@@ -1,19 +1,19 @@
 """The table of preflight's checks.
 
 A row is here because its problem ends a run or makes its numbers wrong; the comment above it says how.  All other facts
-of a node (governor, load, fabric state, clock, …) are only recorded in the node's manifest.
+of a node (governor, load, fabric state, …) are only recorded in the node's manifest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias, get_args
+from typing import Final
 
-from rlk_repro.agent.preflight import code, gpu, host, network, parts
+from rlk_repro.agent.preflight import code, gpu, host
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.base.findings import Finding, Level
-from rlk_repro.spec import CheckName, Policy, Preflight
+from rlk_repro.spec import Policy, Preflight
 
 LEVELS: Final[dict[Policy, Level]] = {
     "pass": Level.INFO,
@@ -22,8 +22,6 @@ LEVELS: Final[dict[Policy, Level]] = {
 }
 
 UNUSED_LIMITS: Final = frozenset({"max_clock_skew_s", "max_file_latency_ms"})
-
-Find: TypeAlias = Callable[[Facts], Iterable[Finding]]
 
 
 @dataclass(frozen=True)
@@ -35,24 +33,20 @@ class Check:
 
     name: str
     applies: Callable[[Facts], bool]
-    find: Find
+    find: Callable[[Facts], Iterable[Finding]]
     policy: Policy | None = None
     advice: str = ""
 
     def judge(self, facts: Facts) -> Iterator[Finding]:
         if not self.applies(facts):
             return
+        policies = {str(name): policy for name, policy in facts.limits.policy.items()}
+        most, order = LEVELS[policies.get(self.name, self.policy or "fail")], list(Level)
         for finding in self.find(facts):
-            if self.policy is None:
+            if self.policy is None or order.index(finding.level) >= order.index(most):
                 yield finding
             else:
-                yield replace(finding, level=self._limit(finding.level, facts.limits))
-
-    def _limit(self, level: Level, limits: Preflight) -> Level:
-        policies: dict[str, Policy] = {str(name): policy for name, policy in limits.policy.items()}
-        most = LEVELS[policies.get(self.name, self.policy or "fail")]
-        order = list(Level)
-        return order[max(order.index(level), order.index(most))]
+                yield replace(finding, level=most)
 
 
 def in_run(facts: Facts) -> bool:
@@ -81,7 +75,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     # A full disk cuts logs off; a trial killed for memory looks like a fault of its variant.
     Check("room", in_run, host.check_room),
     # A half-copied checkpoint fails on one node only; other data make it another experiment.
-    Check("prepared", in_run, parts.check_prepared),
+    Check("prepared", in_run, code.check_prepared),
     # A missing module ends every trial at its first line, after a queue of hours.
     Check("modules", in_run, code.check_modules),
     # Without RL-Kernel both variants run the trainer's own functions: their ratio is 1.
@@ -115,9 +109,9 @@ CHECKS: Final[tuple[Check, ...]] = (
     # Ray opens several sockets per worker, and ends with "Too many open files".
     Check("open_files", with_gpus, host.check_open_files, "warn", "ulimit -Hn 65536"),
     # Without an open RDMA device (such as a container without it), NCCL takes TCP in silence.
-    Check("rdma_opens", with_network, network.check_rdma, "fail", "set container.fabric"),
+    Check("rdma_opens", with_network, host.check_rdma, "fail", "set container.fabric"),
     # One job on two kinds of nodes measures neither.
-    Check("nodes_alike", between_nodes, network.compare_nodes, "fail", "ask for nodes of one kind"),
+    Check("nodes_alike", between_nodes, host.compare_nodes, "fail", "ask for nodes of one kind"),
 )
 
 
@@ -126,14 +120,9 @@ def judge(facts: Facts) -> list[Finding]:
     return [finding for check in CHECKS for finding in check.judge(facts)]
 
 
-def default_policies() -> dict[CheckName, Policy]:
-    """Return the policies of the rows that a profile may change, by the names that a profile may give."""
-    policies = {check.name: check.policy for check in CHECKS}
-    found: dict[CheckName, Policy] = {}
-    for name in get_args(CheckName):
-        if policy := policies.get(name):
-            found[name] = policy
-    return found
+def default_policies() -> dict[str, Policy]:
+    """Return the policies of the rows that a profile may change."""
+    return {check.name: check.policy for check in CHECKS if check.policy is not None}
 
 
 def find_unused(limits: Preflight) -> Iterator[Finding]:
@@ -141,5 +130,5 @@ def find_unused(limits: Preflight) -> Iterator[Finding]:
     names = [str(name) for name in limits.policy if name not in default_policies()]
     names += sorted(limits.model_fields_set & UNUSED_LIMITS)
     if names:
-        found = f"{', '.join(names)}: no longer checked, only recorded in the manifest"
+        found = f"{', '.join(names)}: no longer checked"
         yield Finding(Level.WARNING, "profile: preflight", "names from docs/preflight.md", found)

@@ -1,4 +1,4 @@
-"""Check the code that a run needs: the trainer's modules, RL-Kernel, pinned sources and the image."""
+"""Check the files that a run needs: prepared files, the trainer's modules, RL-Kernel, pinned sources, the image."""
 
 from __future__ import annotations
 
@@ -10,24 +10,36 @@ from pathlib import Path
 from rlk_repro.agent.preflight.facts import Facts, wrong
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.pins import find_pinned, load_record, match_pins
-from rlk_repro.images.running import ROOT, check_running
+from rlk_repro.images.running import match_image
 from rlk_repro.plan import Plan
+from rlk_repro.prepare.contents import check_parts
 from rlk_repro.probes.extension import serves
-from rlk_repro.rundir.manifest import Manifest
+from rlk_repro.rundir.paths import RolloutDir
 from rlk_repro.sources import RL_KERNEL
 from rlk_repro.switches import COMMITS
+from rlk_repro.workloads import list_run_folders
 from rlk_repro.workloads.checkouts import find_missing_commits, is_found
 from rlk_repro.workloads.environment import profile_env
-from rlk_repro.workloads.imports import find_absent, try_imports
+from rlk_repro.workloads.imports import try_imports
 
 
 def check_modules(facts: Facts) -> Iterator[Finding]:
     workload = facts.plan.run.workload
-    absent = list(find_absent(workload.modules, _trainer_path(facts.plan)))
-    yield from absent or try_imports(facts.plan)
+    absent = [name for name in workload.modules if not is_found(name, _trainer_path(facts.plan))]
+    for name in absent:
+        yield wrong(f"python module {name}", "installed", "missing")
+    if not absent:
+        yield from try_imports(facts.plan)
     for name in workload.programs:
         if shutil.which(name) is None:
             yield wrong(f"program {name}", "on PATH", "missing")
+
+
+def check_prepared(facts: Facts) -> Iterator[Finding]:
+    """Check that this node can read the prepared files that ``submit`` recorded."""
+    plan, run_dir = facts.plan, facts.run_dir
+    rollouts = [RolloutDir(Path()).file(number).name for number in range(plan.run.measure.num_stored)]
+    return check_parts(run_dir.prepared, list_run_folders(plan, run_dir), rollouts)
 
 
 def check_rl_kernel(facts: Facts) -> Iterator[Finding]:
@@ -59,18 +71,6 @@ def check_pins(facts: Facts) -> Iterator[Finding]:
 
 def check_image(facts: Facts) -> list[Finding]:
     return match_image(facts.plan, facts.manifest)
-
-
-def match_image(plan: Plan, manifest: Manifest, root: Path = ROOT) -> list[Finding]:
-    """Check that this node's agent runs in the stack's image, and that the image is complete and unchanged.
-
-    A run without GPUs may use any image or environment.
-    """
-    platform = plan.hardware.image_platform
-    is_container = manifest.sections.get("container", {}).get("is_container") is True
-    is_meant = platform in plan.stack.locks or (is_container and platform in plan.stack.images)
-    is_required = is_meant and platform != "cpu"
-    return check_running(manifest.sections.get("code", {}), plan.stack, platform, root=root, is_required=is_required)
 
 
 def check_architecture(facts: Facts) -> Iterator[Finding]:

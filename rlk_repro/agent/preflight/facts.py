@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.plan import Plan
@@ -12,8 +12,6 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Hardware, Layout, Preflight
-
-NOT_LOOKED: Final = Unknown("not looked at")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,7 @@ class Facts:
     layout: Layout
     limits: Preflight
     staged: tuple[Plan, RunDir] | None = None
-    busy: list[GpuUse] | Unknown = NOT_LOOKED
+    busy: Sequence[GpuUse] | Unknown = ()
     nodes: Sequence[Manifest] = ()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -68,7 +68,7 @@ def check_idle(facts: Facts) -> Iterator[Finding]:
     return find_busy(facts.busy, Level.BLOCKING)
 
 
-def find_busy(busy: list[GpuUse] | Unknown, level: Level, where: str = "gpu") -> Iterator[Finding]:
+def find_busy(busy: Sequence[GpuUse] | Unknown, level: Level, where: str = "gpu") -> Iterator[Finding]:
     if isinstance(busy, Unknown):
         yield Finding(Level.WARNING, where, "idle", str(busy))
         return
@@ -92,12 +92,6 @@ def wait_until_idle(
     return busy
 
 
-def name_gpus(devices: Iterable[dict[str, Any]], is_bad: Callable[[dict[str, Any]], bool]) -> str:
-    """Name the GPUs for which ``is_bad`` is true, such as ``GPU 0, 3``; an empty text if there is none."""
-    numbers = [str(device.get("index")) for device in devices if is_bad(device)]
-    return f"GPU {', '.join(numbers)}" if numbers else ""
-
-
 def check_driver(facts: Facts) -> Iterator[Finding]:
     """Check that the driver, or CUDA's forward-compatibility library, supports this environment's toolkit."""
     toolkit = find_toolkit(facts.mapping("code", "packages"), facts.fact("environment", "CUDA_VERSION"))
@@ -105,8 +99,8 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
     if toolkit is None or facts.fact("gpu", "vendor") != gpu_nvidia.VENDOR or not isinstance(driver, str):
         return
     floor = DRIVER_FLOORS.get(int(toolkit.partition(".")[0]), 0)
-    newest = max(_branch(driver), _branch(compat) if isinstance(compat, str) else 0)
-    if newest < floor:
+    newest = max(_version(driver), _version(compat) if isinstance(compat, str) else ())
+    if newest < (floor,):
         yield wrong("gpu.driver", f"{floor} or newer for CUDA {toolkit}", driver)
 
 
@@ -120,44 +114,45 @@ def find_toolkit(packages: dict[str, Any], of_image: Fact) -> str | None:
     return next((match[0] for match in known if match), None)
 
 
+def _name_gpus(facts: Facts, is_bad: Callable[[dict[str, Any]], bool]) -> str:
+    """Name the GPUs for which ``is_bad`` is true, such as ``GPU 0, 3``; an empty text if there is none."""
+    numbers = [str(device.get("index")) for device in facts.devices if is_bad(device)]
+    return f"GPU {', '.join(numbers)}" if numbers else ""
+
+
 def check_errors(facts: Facts) -> Iterator[Finding]:
     """Check for memory errors, and for broken memory in use because its repair failed or waits for a reset."""
-    bad = name_gpus(facts.devices, lambda device: _count(device.get("ecc_uncorrected")) > 0)
-    if bad:
+    if bad := _name_gpus(facts, lambda device: _count(device.get("ecc_uncorrected")) > 0):
         yield wrong("gpu.devices.ecc_uncorrected", "0", bad)
     for fact, words in REPAIRS.items():
         for state in ("failed", "pending"):
-            bad = name_gpus(facts.devices, partial(_is_marked, fact, f"is_{state}"))
-            if bad:
+            if bad := _name_gpus(facts, partial(_is_marked, fact, f"is_{state}")):
                 yield wrong(f"gpu.devices.{fact}", f"no {words} {state}", bad)
+
+
+def _is_marked(fact: str, mark: str, device: dict[str, Any]) -> bool:
+    value = device.get(fact)
+    return isinstance(value, dict) and value.get(mark) is True
 
 
 def check_links(facts: Facts) -> Iterator[Finding]:
     """Check that every link between the GPUs is up; a job with one GPU per node uses no such link."""
-    expected, devices = facts.hardware.links_per_gpu, facts.devices
-    if expected == 0 or facts.layout.gpus_per_node < 2 or not devices:
+    expected, num_gpus = facts.hardware.links_per_gpu, len(facts.devices)
+    if expected == 0 or facts.layout.gpus_per_node < 2:
         return
-    if facts.fact("gpu", "vendor") == gpu_amd.VENDOR:
-        yield from _check_xgmi(facts, min(expected, len(devices) - 1))
-        return
-    for device in devices:
+    for device in facts.devices:
         up = device.get("nvlinks_up")
         if isinstance(up, int) and up != expected:
-            yield wrong(f"gpu.devices.{device.get('index')}.nvlinks_up", str(expected), str(up))
-
-
-def _check_xgmi(facts: Facts, expected: int) -> Iterator[Finding]:
+            yield wrong(f"gpu.devices.{device.get('index')}.nvlinks_up", expected, up)
     links = facts.mapping("gpu", "topology_links").get("gpu_gpu")
-    if not isinstance(links, dict):
-        return
-    pairs, wanted = _count(links.get("XGMI")), expected * len(facts.devices) // 2
-    if pairs < wanted:
-        yield wrong("gpu.topology_links.gpu_gpu.XGMI", f"{wanted} pairs", str(pairs))
+    if num_gpus and facts.fact("gpu", "vendor") == gpu_amd.VENDOR and isinstance(links, dict):
+        pairs, wanted = _count(links.get("XGMI")), min(expected, num_gpus - 1) * num_gpus // 2
+        if pairs < wanted:
+            yield wrong("gpu.topology_links.gpu_gpu.XGMI", f"{wanted} pairs", pairs)
 
 
 def check_partition(facts: Facts) -> Iterator[Finding]:
-    mig = name_gpus(facts.devices, lambda device: device.get("mig_mode") == "enabled")
-    if mig:
+    if mig := _name_gpus(facts, lambda device: device.get("mig_mode") == "enabled"):
         yield wrong("gpu.devices.mig_mode", "disabled on all GPUs", f"enabled on {mig}")
     for name, whole in WHOLE.items():
         found = {device[name] for device in facts.devices if isinstance(device.get(name), str)}
@@ -208,15 +203,5 @@ def _are_in_rows(listed: str, size: int) -> bool:
     return all(number == numbers[place - place % size] + place % size for place, number in enumerate(numbers))
 
 
-def _branch(version: str) -> int:
-    head = version.partition(".")[0]
-    return int(head) if head.isdigit() else 0
-
-
 def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _is_marked(fact: str, mark: str, device: dict[str, Any]) -> bool:
-    value = device.get(fact)
-    return isinstance(value, dict) and value.get(mark) is True

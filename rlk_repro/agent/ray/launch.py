@@ -48,26 +48,15 @@ class RaySeat:
     has_client: bool
     store_bytes: int
 
-    @property
-    def is_head(self) -> bool:
-        return self.index == 0
-
-    def head_ports(self) -> dict[str, int]:
-        if not self.is_head:
-            return {}
+    def ports(self) -> dict[str, int]:
+        """Return Ray's ports on this node; nodes that share a machine get different ports if there are enough ports."""
         # without grpc, Ray refuses a port for its client; with grpc and without this option, Ray takes port 10001
         names = HEAD_PORTS if self.has_client else HEAD_PORTS[:-1]
-        return {name: self.first_port + number for number, name in enumerate(names)}
-
-    def node_ports(self) -> dict[str, int]:
-        """Return Ray's ports on this node; nodes that share a machine get different ports if there are enough ports."""
+        own = {name: self.first_port + number for number, name in enumerate(names)} if self.index == 0 else {}
         begin = self.first_port + len(HEAD_PORTS)
         num_blocks = (PORT_LIMIT - begin) // len(NODE_PORTS)
         begin += self.index % num_blocks * len(NODE_PORTS)
-        return {name: begin + number for number, name in enumerate(NODE_PORTS)}
-
-    def ports(self) -> dict[str, int]:
-        return self.head_ports() | self.node_ports()
+        return own | {name: begin + number for number, name in enumerate(NODE_PORTS)}
 
 
 def require_tokens() -> None:
@@ -101,10 +90,10 @@ def render_start(seat: RaySeat, temp_dir: str) -> tuple[str, ...]:
     argv += ["--min-worker-port", "0", "--max-worker-port", "0"]
     for name, port in seat.ports().items():
         argv += [f"--{name}", str(port)]
-    if seat.is_head:
-        # the dashboard would take processor time during trials, and is not used
-        return (*argv, "--head", "--include-dashboard", "false")
-    return (*argv, "--address", seat.head)
+    if seat.index > 0:
+        return (*argv, "--address", seat.head)
+    # the dashboard would take processor time during trials, and is not used
+    return (*argv, "--head", "--include-dashboard", "false")
 
 
 def render_env(seat: RaySeat, token_path: str, address_names: Iterable[str] = ()) -> dict[str, str]:

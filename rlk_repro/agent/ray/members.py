@@ -1,6 +1,6 @@
-"""Wait until Ray knows a number of living nodes, and print their names.
+"""Print the names of the living nodes that Ray knows.
 
-An agent never imports ray; it runs ``python -m rlk_repro.agent.ray.members ADDRESS NUMBER SECONDS`` instead.
+An agent never imports ray; it runs ``python -m rlk_repro.agent.ray.members ADDRESS`` instead.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,29 +15,20 @@ from rlk_repro.base import proc
 
 _MARK: Final = "rlk-repro nodes: "
 # importing ray takes seconds on a busy machine
-_START_S: Final = 60.0
+_LIMIT_S: Final = 60.0
 
 
 def main() -> None:
     ray: Any = importlib.import_module("ray")
-    address, number, seconds = sys.argv[1:]
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    until = time.monotonic() + float(seconds)
-    while True:
-        names = sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])
-        if len(names) >= int(number) or time.monotonic() >= until:
-            break
-        time.sleep(0.5)
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+    names = sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])
     sys.stdout.write(f"\n{_MARK}{json.dumps(names)}\n")
 
 
-def find_members(address: str, number: int, seconds: float, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of Ray's living nodes, after ``seconds`` at most or as soon as there are ``number``.
-
-    The result is empty while Ray's head does not answer.
-    """
-    argv = [sys.executable, "-m", "rlk_repro.agent.ray.members", address, str(number), f"{seconds:g}"]
-    return parse_names(proc.run(argv, timeout_s=seconds + _START_S, env=env).stdout)
+def find_members(address: str, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of Ray's living nodes; the result is empty while Ray's head does not answer."""
+    argv = [sys.executable, "-m", "rlk_repro.agent.ray.members", address]
+    return parse_names(proc.run(argv, timeout_s=_LIMIT_S, env=env).stdout)
 
 
 def parse_names(output: str) -> tuple[str, ...]:

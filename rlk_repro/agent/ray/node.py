@@ -6,27 +6,25 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import resource
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from rlk_repro.agent.outcome import quote_end
 from rlk_repro.agent.parts import Agent
-from rlk_repro.agent.preflight.host import read_free_memory
 from rlk_repro.agent.ray.launch import SETTINGS, RaySeat, find_store_bytes, render_env, render_start
 from rlk_repro.agent.step import Step, find_command
-from rlk_repro.base.files import write_bytes
+from rlk_repro.base.escapes import quote_end
+from rlk_repro.base.files import read_end, write_bytes
 from rlk_repro.base.guarded import Guarded
 from rlk_repro.base.secrets import Scrubber
+from rlk_repro.probes.host import read_free_memory
 from rlk_repro.workloads.environment import resolve_env
 
 START_LOG: Final = "start.log"
@@ -37,9 +35,6 @@ SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  (only the folder's size is read
 _TAIL_BYTES: Final = 8192
 # the path is short because paths of Unix sockets below it may have at most 107 bytes
 _TEMP_ROOT: Final = "/tmp"  # noqa: S108 (only a new folder in it is used)
-_PREFIX: Final = "rlk-ray-"
-# a folder younger than this may belong to an agent that has not locked the folder yet
-_LEFT_AFTER_S: Final = 60.0
 
 
 def find_own_address(agent: Agent, others: tuple[str, ...]) -> str:
@@ -76,11 +71,7 @@ class RayNode:
         self._scrub = Scrubber.from_environment(named=command.from_env.values()).bytes
         self._guarded: Guarded | None = None
         self._next_start = 0.0
-        remove_left_folders()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMP_ROOT))
-        self._lock: int | None = None
-        with suppress(OSError):  # on a file system without locks, the folders of killed agents stay
-            self._lock = _lock_folder(self._folder)
+        self._folder = Path(tempfile.mkdtemp(prefix="rlk-ray-", dir=_TEMP_ROOT))
         self._log = self._folder / START_LOG
 
     @property
@@ -96,7 +87,7 @@ class RayNode:
         if self.is_up:
             return
         if self._guarded is not None:
-            quote = quote_end(_read_end(self._log, _TAIL_BYTES))
+            quote = quote_end(read_end(self._log, _TAIL_BYTES))
             self.reason = f"ray start ended with {self._guarded.code or 0}: {quote}"
             self._guarded.release()
             self._guarded = None
@@ -105,23 +96,17 @@ class RayNode:
             self._start()
 
     def put_away(self, step: Step) -> None:
-        """Stop Ray on this node, collect its logs if the step keeps them, and delete its temporary folder."""
+        """Stop Ray on this node, copy the ends of its logs if the step keeps them, and delete its temporary folder."""
         self.keep(is_joining=False)
         if self._guarded is not None:
             self._guarded.end(self._agent.deadlines.grace_s)
             self._guarded = None
         if step.keeps_logs:
-            self.collect(self._agent.run_dir.node(self._agent.place.node).ray_logs(step.use), self._scrub)
+            folder = self._agent.run_dir.node(self._agent.place.node).ray_logs(step.use)
+            for source, name in self._find_logs():
+                if data := self._scrub(read_end(source, MAX_LOG_BYTES)):
+                    write_bytes(folder / name, data, is_durable=False)
         shutil.rmtree(self._folder, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-
-    def collect(self, folder: Path, scrub: Callable[[bytes], bytes]) -> None:
-        """Copy the logs to ``folder``, and only the end of a long log."""
-        for source, name in self._find_logs():
-            data = scrub(_read_end(source))
-            if data:
-                write_bytes(folder / name, data, is_durable=False)
 
     def _start(self) -> None:
         taken = [f"{number} ({name})" for name, number in self._seat.ports().items() if not _is_free(number)]
@@ -144,34 +129,10 @@ class RayNode:
             yield from ((path, path.relative_to(logs)) for path in found[:MAX_LOGS])
 
 
-def remove_left_folders(root: Path = Path(_TEMP_ROOT)) -> None:
-    """Remove the folders that killed agents left behind; no process locks such a folder any more."""
-    for folder in root.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # the folder belongs to another user, is removed already, or is locked
-            found = folder.lstat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _LEFT_AFTER_S:
-                lock = _lock_folder(folder)
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
-
-
-def _lock_folder(folder: Path) -> int:
-    """Lock a folder until the returned handle is closed or this process ends."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
-
-
 def raise_file_limit() -> None:
     """Raise the soft limit of open files: Ray needs one connection per worker and actor, often more than 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = NUM_FILES if hard == resource.RLIM_INFINITY else min(NUM_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_FILES if hard == resource.RLIM_INFINITY else hard, hard))
 
 
 def _is_free(port: int) -> bool:
@@ -183,13 +144,3 @@ def _is_free(port: int) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
-
-
-def _read_end(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return b""
-    if len(data) <= max_bytes:
-        return data
-    return b"[%d bytes before]\n" % (len(data) - max_bytes) + data[-max_bytes:].partition(b"\n")[2]

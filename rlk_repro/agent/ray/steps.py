@@ -26,7 +26,6 @@ from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.workloads.api import Command
 from rlk_repro.workloads.environment import resolve_env
 
-MEMBERS_S: Final = 30.0
 # how often the leader reads the reports of the other nodes during a command
 REPORTS_S: Final = 10.0
 
@@ -61,9 +60,9 @@ class Steps:
             yield TrialWatch()
             return
         started = time.monotonic()
-        ray, env = self._begin(use, command)
+        ray = self._begin(use)
         try:
-            self._join(ray, env)
+            self._join(ray, resolve_env(command, os.environ) | ray.client_env)
             self._record("ray up", use=use, duration_s=time.monotonic() - started)
             yield TrialWatch(env=ray.client_env, find_trouble=self.find_trouble, settle=self.settle)
         except EnvironmentMissing as error:
@@ -79,20 +78,19 @@ class Steps:
         if self.lost and self._agent.stop.signal is None:
             raise EnvironmentMissing(*self._describe_lost())
 
-    def _begin(self, use: str, command: Command) -> tuple[RayNode, dict[str, str]]:
-        """Start the next step; return this node's Ray, and the environment in which Ray's head is asked."""
-        agent, self._ended = self._agent, {}
-        self._step = Step(allocation=agent.place.allocation, number=self._step.number + 1, use=use)
+    def _begin(self, use: str) -> RayNode:
+        """Prepare Ray and its token for the next step."""
         require_tokens()
+        agent, self._ended = self._agent, {}
         head = f"{find_own_address(agent, agent.place.followers)}:{agent.plan.profile.ray.first_port}"
-        self._step = replace(self._step, head=head)
+        self._step = Step(allocation=agent.place.allocation, number=self._step.number + 1, use=use, head=head)
         agent.run_dir.ray_token.unlink(missing_ok=True)
         agent.run_dir.ray_token.parent.mkdir(exist_ok=True)
         handle = os.open(agent.run_dir.ray_token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as stream:
             stream.write(secrets.token_hex(32))
         self._ray = make_ray_node(agent, self._step)
-        return self._ray, resolve_env(command, os.environ) | self._ray.client_env
+        return self._ray
 
     def _join(self, ray: RayNode, env: dict[str, str]) -> None:
         """Start the step on all nodes, and wait until Ray knows them all."""
@@ -100,13 +98,13 @@ class Steps:
         num_nodes, until = len(agent.place.nodes), time.monotonic() + agent.deadlines.ray_up_s
         known: tuple[str, ...] = ()
         self.enter(Stage.JOINING)
-        while len(known) < num_nodes and (left_s := until - time.monotonic()) > 0:
+        while len(known) < num_nodes and time.monotonic() < until:
             ray.keep(is_joining=True)
             self._read_reports()
             if self.lost or agent.stop.wait(POLL_S):
                 break
             if ray.is_up:
-                known = find_members(env["RAY_ADDRESS"], num_nodes, min(left_s, MEMBERS_S), env)
+                known = find_members(self._step.head, env)
         if agent.stop.signal is None and (self.lost or len(known) < num_nodes):
             raise EnvironmentMissing(*(self._describe_lost() or self._explain_absence(ray, known)))
         self._next_look = time.monotonic() + REPORTS_S

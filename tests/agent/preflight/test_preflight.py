@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent.node import make_facts, write_preflight
-from rlk_repro.agent.parts import make_place
+from rlk_repro.agent.node import make_facts
 from rlk_repro.agent.preflight import code as code_checks
 from rlk_repro.agent.preflight.checks import judge
-from rlk_repro.agent.preflight.code import check_rl_kernel
+from rlk_repro.agent.preflight.code import check_modules, check_rl_kernel
 from rlk_repro.agent.preflight.facts import Facts
 from rlk_repro.agent.preflight.gpu import check_hardware, find_busy, wait_until_idle
-from rlk_repro.agent.preflight.host import check_writable, read_free_memory, require_room
+from rlk_repro.agent.preflight.host import check_writable, require_room
 from rlk_repro.base.files import load_json
 from rlk_repro.base.findings import Finding, Level
 from rlk_repro.images.pins import find_pinned
 from rlk_repro.probes.gpu_use import GpuUse
+from rlk_repro.probes.host import read_free_memory
 from rlk_repro.rundir.manifest import Fact, Manifest, Unknown
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.sources import RL_KERNEL
@@ -70,6 +70,12 @@ def test_free_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
     assert read_free_memory(tmp_path / "meminfo") == 2 << 20
     assert read_free_memory(tmp_path / "absent") is None
+
+
+def test_a_missing_module_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_checks, "is_found", lambda name, _: name != "torch")
+    found = list(check_modules(make_staged_facts(make_example_plan()[0])))
+    assert found == [Finding(Level.BLOCKING, "python module torch", "installed", "missing")]
 
 
 NOT_INSTALLED = "missing: the enabled variant uses the trainer's own functions"
@@ -184,30 +190,17 @@ def test_a_gpu_of_the_same_name_with_other_memory_blocks(memory_mib: object, lev
     assert judged_hardware(a100, manifest_of(count=8, devices=devices)) == [expected]
 
 
-def test_busy_gpus_block_and_unknown_use_warns() -> None:
-    busy = GpuUse(index=3, memory_used_mib=70_000)
-    expected = Finding(Level.BLOCKING, "gpu", "idle", "GPU 3: 70000 MiB in use, processes: none visible")
-    assert list(find_busy([busy], Level.BLOCKING)) == [expected]
+def test_unknown_use_of_gpus_is_a_warning() -> None:
     unknown = list(find_busy(Unknown("no driver"), Level.BLOCKING))
     assert unknown == [Finding(Level.WARNING, "gpu", "idle", "unknown (no driver)")]
 
 
-def test_gpus_get_time_to_become_idle() -> None:
-    answers = [[GpuUse(index=0, memory_used_mib=9000)], [GpuUse(index=0, memory_used_mib=5000)], []]
-    assert wait_until_idle(lambda: answers.pop(0), lambda _: False, 10) == []
-
-
-def test_waiting_for_idle_gpus_ends_with_the_deadline_or_a_stop() -> None:
+def test_waiting_for_idle_gpus_ends_when_they_are_idle_with_the_deadline_or_at_a_stop() -> None:
     busy = [GpuUse(index=0, memory_used_mib=9000)]
+    answers = [busy, busy, []]
+    assert wait_until_idle(lambda: answers.pop(0), lambda _: False, 10) == []
     assert wait_until_idle(lambda: busy, lambda _: False, 0) == busy
     assert wait_until_idle(lambda: busy, lambda _: True, 1e9) == busy
-
-
-def test_the_record_is_the_findings_of_one_allocation(tmp_path: Path) -> None:
-    finding, run_dir = Finding(Level.INFO, "x", "y", "z"), RunDir(tmp_path)
-    write_preflight(run_dir, make_place("node-0", ("node-0",), "abc"), [finding])
-    expected = {"schema": 1, "node": "node-0", "allocation": "abc", "findings": [finding.to_json()]}
-    assert load_json(run_dir.node("node-0").preflight) == expected
 
 
 @pytest.mark.parametrize(

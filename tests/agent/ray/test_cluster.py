@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from rlk_repro.agent.node import read_preflight
-from rlk_repro.agent.ray import node as ray_node
 from rlk_repro.agent.ray.members import parse_names
 from rlk_repro.base import proc, procfs
 from rlk_repro.base.files import load_json
@@ -162,18 +161,6 @@ def test_every_trial_gets_a_fresh_ray_on_all_nodes_with_its_own_environment(make
     nodes.require_nothing_left()
     assert not run_dir.ray_token.exists()
     assert verify_bundle(run_dir.bundle) == []
-
-
-def test_folders_of_killed_agents_are_removed_by_the_next_and_no_others(tmp_path: Path) -> None:
-    for name in ("rlk-ray-left", "rlk-ray-held", "rlk-ray-young", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "start.log").touch()
-        if name != "rlk-ray-young":
-            os.utime(tmp_path / name, (0, 0))
-    lock = ray_node._lock_folder(tmp_path / "rlk-ray-held")
-    ray_node.remove_left_folders(tmp_path)
-    os.close(lock)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rlk-ray-held", "rlk-ray-young"]
 
 
 def test_ray_talks_around_the_names_of_its_nodes() -> None:

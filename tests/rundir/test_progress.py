@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlk_repro.agent import progress
-from rlk_repro.agent.progress import ProgressWriter
+from rlk_repro.rundir import progress
 from rlk_repro.rundir.paths import RunDir
+from rlk_repro.rundir.progress import ProgressWriter
 from rlk_repro.rundir.state import Phase, Progress, read_state
 from rlk_repro.submit.sending import render_progress
 

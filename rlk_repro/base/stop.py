@@ -1,4 +1,4 @@
-"""Receive requests to stop: SIGTERM and SIGINT to the agent set a flag and wake the waiting thread."""
+"""Receive requests to stop: SIGTERM and SIGINT set a flag and wake the waiting thread."""
 
 from __future__ import annotations
 
@@ -19,21 +19,12 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._last: signal.Signals | None = None
         self.wake_fd, self._writer = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._writer, False)
 
     def request(self, number: int, _frame: FrameType | None = None) -> None:
-        self._last = signal.Signals(number)
-        self.signal = self.signal or self._last
-
-    def forget(self, number: signal.Signals) -> None:
-        """Forget ``number`` if it was the first signal; if a different signal arrived last, that one replaces it."""
-        if self.signal is number:
-            self.signal = None  # clear it before reading ``_last``, because a signal may arrive between these lines
-            if self._last is not number:
-                self.signal = self._last
+        self.signal = self.signal or signal.Signals(number)
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep for ``timeout_s``, or until a signal asks the agent to stop; return whether a signal did."""
