@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from rlk_repro.base.errors import Problem, SpecError
 from rlk_repro.clusters.api import SURROUNDINGS_MIN
-from rlk_repro.clusters.k8s.base import load_base
 from rlk_repro.clusters.k8s.naming import ID, QUEUE, make_annotations, make_labels, make_name
 from rlk_repro.clusters.k8s.nodes import Object, find_node_problems, uses_compute_domain
 from rlk_repro.clusters.k8s.overlay import find_gang_problems, overlay_job
 from rlk_repro.clusters.k8s.pods import CHANNEL, find_pod_problems, kubernetes_settings, make_pod
+from rlk_repro.clusters.k8s.tree import load_base
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 

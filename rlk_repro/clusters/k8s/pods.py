@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from rlk_repro.base.errors import Problem
 from rlk_repro.clusters.asking import list_secrets
-from rlk_repro.clusters.k8s.base import load_base
 from rlk_repro.clusters.k8s.naming import AGENT, COLLECTOR, NETWORKS, make_annotations, make_labels, make_name
 from rlk_repro.clusters.k8s.nodes import (
     ARCH,
@@ -19,7 +18,7 @@ from rlk_repro.clusters.k8s.nodes import (
     uses_compute_domain,
 )
 from rlk_repro.clusters.k8s.overlay import overlay_pod
-from rlk_repro.clusters.k8s.tree import parse_quantity
+from rlk_repro.clusters.k8s.tree import load_base, parse_quantity
 from rlk_repro.images.unpublished import shown_image
 from rlk_repro.plan import Plan
 from rlk_repro.probes.container import DIGEST_VARIABLE

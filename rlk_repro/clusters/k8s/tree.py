@@ -1,4 +1,4 @@
-"""Read maps, lists and quantities from Kubernetes objects that no schema has checked."""
+"""Load the base manifests in ``k8s/base``, and read maps, lists and quantities from objects that no schema checked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
+from rlk_repro.base.resources import data_dir
+
 _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _FACTORS: Final[Mapping[str, Decimal]] = {
     "": Decimal(1),
@@ -14,6 +16,14 @@ _FACTORS: Final[Mapping[str, Decimal]] = {
     **{name: Decimal(1000) ** power for power, name in enumerate("kMGTPE", start=1)},
     **{f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", start=1)},
 }
+
+
+def load_base(name: str) -> dict[str, Any]:
+    """Load a manifest, which has no templates and so can be checked by any linter."""
+    import yaml
+
+    value: dict[str, Any] = yaml.safe_load((data_dir("k8s") / "base" / f"{name}.yaml").read_text())
+    return value
 
 
 def as_map(value: Any) -> Mapping[str, Any]:
