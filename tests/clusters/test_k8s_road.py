@@ -139,6 +139,9 @@ def test_a_run_over_two_pods_of_one_ray_goes_on_after_one_was_evicted(site: Site
     assert site.wait_for_pod(other) == 128 + signal.SIGTERM
     wait_until(lambda: load_json(run_dir.roster)["allocation"].endswith(".2"))
     again = site.start_pod(1, program=(*TWO, "--ray"))
+    for trial in ("00-p1-baseline", "01-p1-enabled"):
+        wait_until(lambda trial=trial: b"perf/step_time" in read_log(run_dir, trial))  # type: ignore[misc]
+        wait_until(run_dir.trial(trial).exit.is_file)
     assert [site.wait_for_pod(name) for name in (leader, again)] == [0, 0]
     site.end_job("Complete")
     assert finishing.finish(launched).is_ok

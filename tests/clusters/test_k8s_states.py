@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlk_repro.clusters.k8s.kubectl import quote_last_lines
 from rlk_repro.clusters.k8s.states import judge, read_messages
 from tests import ROOT
 
@@ -27,3 +28,18 @@ def test_a_state_and_its_reason_are_the_cluster_s_own_words(row: dict[str, Any])
 def test_an_agent_s_last_report_comes_from_its_pod() -> None:
     (row,) = (row for row in STATES if row["name"] == "done")
     assert read_messages(row["pods"][0]) == ['{"exit_code": 0}']
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        (
+            "00-p1-baseline: step 1\nrlk-repro: one\ngpu.devices: none\n  hint: another node\n",
+            "gpu.devices: none; hint: another node",
+        ),
+        ("00-p1-baseline: step 1\n00-p1-baseline: step 2\n", ""),
+        ("x" * 2048 + "\n00-p1-baseline: step 2\n", ""),
+    ],
+)
+def test_the_last_words_of_a_container_are_no_line_of_a_trial(text: str, quoted: str) -> None:
+    assert quote_last_lines(text) == quoted

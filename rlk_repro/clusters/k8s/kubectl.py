@@ -20,6 +20,7 @@ TIMEOUT_S: Final = 60.0
 SEND_TIMEOUT_S: Final = 300.0
 REQUEST_S: Final = 20
 SIDES: Final = ("client", "server")
+LAST_BYTES: Final = 2000
 
 _UNREACHABLE: Final = re.compile(
     r"connection refused|was refused|i/o timeout|no such host|TLS handshake|connection reset|EOF|deadline exceeded"
@@ -28,6 +29,8 @@ _UNREACHABLE: Final = re.compile(
 )
 # kubectl's prefixes, and its log of a retry, such as ``E1122 01:00:00.000000  123 memcache.go:265] …``
 _NOISE: Final = r"^(?:error: |Error from server(?: \([A-Za-z]+\))?: |Error: )+|^[EWI]\d{4} \d\d:\d\d:.*"
+# a line of a trial's log, which the leading agent prints behind the trial's name
+_TRIAL: Final = re.compile(r"[0-9]+-[^ :]+: ")
 
 
 class Unreachable(SchedulerRefused):
@@ -125,5 +128,10 @@ def quote_words(done: proc.Completed) -> str:
 
 
 def quote_last_lines(text: str) -> str:
-    """Join the last two lines: those of this tool's errors name the problem and the next step."""
-    return "; ".join(" ".join(line.split()) for line in text.splitlines()[-2:])
+    """Join the last two lines that are no trial's: those of this tool's errors name the problem and the next step.
+
+    Of a container that fails without a word, Kubernetes keeps the last bytes of the log, so a first line may be cut.
+    """
+    lines = text.splitlines()[1 if len(text) >= LAST_BYTES else 0 :]
+    words = [" ".join(line.split()) for line in lines if not _TRIAL.match(line)]
+    return "; ".join(words[-2:])
