@@ -1,10 +1,11 @@
 """What Kubernetes answers, and what ``status`` makes of it: each row of the asset is one state of a job.
 
-The messages are those of real clusters (docs/evidence/clusters); of the objects only what a state depends on is kept.
+The messages are those of real clusters (docs/evidence/clusters).
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -26,8 +27,9 @@ def test_a_state_and_its_reason_are_the_cluster_s_own_words(row: dict[str, Any])
 
 
 def test_an_agent_s_last_report_comes_from_its_pod() -> None:
-    (row,) = (row for row in STATES if row["name"] == "done")
-    assert read_messages(row["pods"][0]) == ['{"exit_code": 0}']
+    (row,) = (row for row in STATES if row["name"] == "recorded: done")
+    (message,) = read_messages(row["pods"][0])
+    assert json.loads(message)["message"] == "sealed, 2 of 2 trials ok"
 
 
 @pytest.mark.parametrize(
