@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from rlk_repro.base.errors import shorten
+from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.units import count, group, name_some
 from rlk_repro.cli.completion import complete_id
 from rlk_repro.cli.output import AsJson, Unsealed, say, say_answer, say_findings, say_json
 
@@ -35,6 +38,27 @@ def find_bundle(name: str | None) -> Path:
             return path
     run_dir = find_run_dir(name)
     return run_dir.bundle if run_dir.bundle.is_file() else run_dir.root
+
+
+MOST_IN_FULL: Final = 2
+"""If a part of a plan or manifest has more differences than this, one line counts them and names up to three."""
+
+
+MOST_SHOWN: Final = 240
+
+
+def say_grouped(findings: Sequence[Finding]) -> None:
+    """Print findings, those of one part of a plan or manifest in one line if they are many."""
+    by_part = group((".".join(finding.where.split(".")[:-1][:2]), finding) for finding in findings)
+    for part, found in by_part.items():
+        is_unknown = len(found) > 1 and all(finding.found.startswith("unknown") for finding in found)
+        if len(found) <= MOST_IN_FULL and not is_unknown:
+            for item in found:
+                say(f"  {shorten(str(item), MOST_SHOWN)}")
+        else:
+            names = [finding.where.removeprefix(f"{part}.") for finding in found]
+            what = f"{len(found)} values differ or are missing here: {name_some(names)}"
+            say(f"  {found[0].level.value}: {part}: {what}")
 
 
 def verify(
@@ -85,9 +109,10 @@ def diff(
         bool, typer.Option("--gate", help="Only check whether the second bundle is worse; exit 1 if it is.")
     ] = False,
     is_unsealed_fine: Unsealed = False,
+    is_all_shown: Annotated[bool, typer.Option("--all", help="Print every difference in full.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare plans, manifests and results of two bundles; exit 1 when a difference is blocking."""
+    """Compare results, plans and manifests of two bundles; exit 1 when a difference is blocking."""
     from rlk_repro.base.findings import has_blocking
     from rlk_repro.replay.compare import diff_bundles
 
@@ -100,13 +125,27 @@ def diff(
     else:
         for source in found.unsealed:
             say(f"{source}: not sealed: its files may have changed since the run")
-        say_findings(found.findings)
-        if not found.findings:
-            say("identical: plan, manifests and recorded code")
         for line in [] if found.comparison is None else found.comparison.lines():
             say(line)
+        if not found.findings:
+            say("identical: plan, manifests and recorded code")
+        elif is_all_shown:
+            say_findings(found.findings)
+        else:
+            _say_differences(found.findings)
     if has_blocking(found.findings) or (found.unsealed and not is_unsealed_fine):
         raise typer.Exit(1)
+
+
+def _say_differences(findings: Sequence[Finding]) -> None:
+    """Print differences level by level, and of those that explain nothing only their number."""
+    for level in (Level.BLOCKING, Level.WARNING):
+        found = [item for item in findings if item.level is level]
+        if found:
+            say(f"{count(len(found), 'difference')} of level {level.value}:")
+            say_grouped(found)
+    if number := sum(item.level is Level.INFO for item in findings):
+        say(f"{count(number, 'difference')} of level info (--all prints them)")
 
 
 def _judge_gate(reference: Path, later: Path, *, as_json: bool) -> None:

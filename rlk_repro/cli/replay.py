@@ -8,26 +8,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlk_repro.base.console import silence
 from rlk_repro.base.errors import CheckFailed, EnvironmentMissing, NotReproduced, Problem, RlkReproError
-from rlk_repro.base.units import count, group, name_some
-from rlk_repro.cli.bundles import BundleName, find_bundle
+from rlk_repro.base.units import count
+from rlk_repro.cli.bundles import BundleName, find_bundle, say_grouped
 from rlk_repro.cli.completion import complete_profile
 from rlk_repro.cli.output import AsJson, note, say, say_findings, say_json, show
 from rlk_repro.cli.sources import MegatronSource, RlKernelSource, VimeSource, require_sources, use_sources
 
 if TYPE_CHECKING:
-    from rlk_repro.base.findings import Finding
     from rlk_repro.replay.compare import Comparison
     from rlk_repro.replay.steps import PreparedReplay, Recorded
     from rlk_repro.submit.finishing import Result
-
-MOST_IN_FULL: Final = 2
-"""If a part of a manifest has more warnings than this, one line counts them and names up to three."""
 
 
 def replay(
@@ -201,18 +197,7 @@ def _say_drift(prepared: PreparedReplay) -> None:
         return
     say(f"drift of this machine from the recorded machine, without {rest}:")
     say_findings([finding for finding in shown if finding.level is Level.BLOCKING])
-    _say_warnings([finding for finding in shown if finding.level is not Level.BLOCKING])
-
-
-def _say_warnings(warnings: Sequence[Finding]) -> None:
-    by_part = group((".".join(finding.where.split(".")[:-1][:2]), finding) for finding in warnings)
-    for part, found in by_part.items():
-        is_unknown = len(found) > 1 and all(finding.found.startswith("unknown") for finding in found)
-        if len(found) <= MOST_IN_FULL and not is_unknown:
-            say_findings(found)
-        else:
-            names = [finding.where.removeprefix(f"{part}.") for finding in found]
-            say(f"  warning: {part}: {len(found)} values differ or are missing here: {name_some(names)}")
+    say_grouped([finding for finding in shown if finding.level is not Level.BLOCKING])
 
 
 def _say_what_runs(prepared: PreparedReplay) -> None:

@@ -30,6 +30,9 @@ def report(
         str | None, typer.Option("--fail-on", metavar="WORDS", help="Exit 1 on these verdicts, such as slower.")
     ] = None,
     is_unsealed_fine: Unsealed = False,
+    is_csv: Annotated[
+        bool, typer.Option("--csv", help="Write also steps.csv and effects.csv, for other tools.")
+    ] = False,
     is_summary: Annotated[
         bool, typer.Option("--summary", help="Print Markdown for a pull request; write no file.")
     ] = False,
@@ -41,6 +44,7 @@ def report(
     from rlk_repro.bundle.seal import is_folder
     from rlk_repro.replay.recorded import load_result
     from rlk_repro.report import write_report
+    from rlk_repro.report.csv_tables import write_tables
     from rlk_repro.report.markdown import render_summary
     from rlk_repro.report.record import make_record
     from rlk_repro.report.terminal import print_summary
@@ -60,6 +64,8 @@ def report(
         folder = _folder(source, output, number if len(sources) > 1 else None)
         with writing(folder, hint=OTHER_FOLDER):
             page = write_report(analysis, folder, context)
+            if is_csv:
+                write_tables(analysis, folder)
         results.append(make_record(analysis, context, source=str(source), report=str(page)))
         if not as_json:
             show(partial(print_summary, analysis, context=replace(context, report=str(page))))

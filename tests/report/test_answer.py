@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from rlk_repro.replay.recorded import load_result
 from rlk_repro.report.answer import describe_answer, describe_ground, list_suspects, suggest_next
 from rlk_repro.report.basis import describe_basis, describe_effect, describe_sensitivity
 from rlk_repro.report.blocks import Facts
+from rlk_repro.report.csv_tables import write_tables
 from rlk_repro.report.markdown import render_markdown, render_summary
 from rlk_repro.report.records import _make_rl_kernel_cell, make_commands
 from rlk_repro.report.results import BY_BLOCKS, make_allocation_tables, make_effects
@@ -307,3 +310,14 @@ def test_a_commit_is_linked_only_where_this_version_ships_its_pin(
 def test_a_baseline_that_torch_compile_serves_is_named() -> None:
     plan = make_tier_plan("module-qwen3-4b", "rl_kernel.baseline_implementation=torch-compile", hardware="h200")
     assert dict(describe_setting(plan))["baseline"] == "vime with torch.compile and its entropy metric removed"
+
+
+def test_tables_for_other_tools_have_a_row_per_step_and_per_effect(tmp_path: Path) -> None:
+    analysis = load_result(ROOT / "docs" / "evidence" / "module-qwen3-4b-027c809-h200.tgz", is_linked=False)[0]
+    write_tables(analysis, tmp_path)
+    steps = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
+    series = [trial.get_series("step_time_s") for trial in analysis.trials]
+    number = sum(value is not None for item in series if item is not None for value in item.values)
+    assert sum(bool(row["step_time_s"]) for row in steps) == number > 0
+    effects = {row["metric"]: row for row in csv.DictReader((tmp_path / "effects.csv").read_text().splitlines())}
+    assert float(effects["step_time_s"]["ratio"]) == analysis.effects[0].ratio
