@@ -21,7 +21,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.statistics.stats import STEP_TIME, paired_effect
 from tests.analysis.test_checks import BEGIN, SAMPLE, make_lines
-from tests.replay.test_identity import change_decisions, change_libraries
+from tests.replay.test_replay import change_decisions, change_libraries
 from tests.support.analysis_examples import small
 from tests.support.make_run import Recipe, finish_run, make_run
 from tests.support.operator_examples import operators

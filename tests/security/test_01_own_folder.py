@@ -27,7 +27,7 @@ from rlk_repro.submit.stage import new_run_dir
 from rlk_repro.workloads.api import Command
 from tests import ROOT
 from tests.prepare.test_random_model import DENSE, make
-from tests.security.strangers import pack_stranger
+from tests.security.hostile import pack_stranger
 from tests.support.slurm.examples import plan_for
 
 # Modules that Python's own modules, pip, torch's launcher or our children import early.

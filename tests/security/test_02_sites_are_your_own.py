@@ -17,7 +17,7 @@ from rlk_repro.base.resources import user_state_dir
 from rlk_repro.clusters.api import Submission
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.submit import sending
-from tests.security.strangers import pack_stranger
+from tests.security.hostile import pack_stranger
 from tests.support.job_examples import make_staged
 from tests.support.slurm.fake import FakeSlurm
 from tests.support.slurm.runs import Site, make_profile

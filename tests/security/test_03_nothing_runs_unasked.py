@@ -24,7 +24,7 @@ from rlk_repro.submit.planning import render
 from rlk_repro.workloads import WORKLOADS
 from rlk_repro.workloads.environment import RUN_ENV
 from tests import ROOT
-from tests.security.strangers import pack_stranger, with_workload
+from tests.security.hostile import pack_stranger, with_workload
 from tests.support.slurm.examples import plan_for
 
 CODE = ("PYTHONPATH", "PYTHONWARNINGS", "BROWSER", "LD_PRELOAD", "PYTHONSTARTUP", "HF_HUB_OFFLINE", "RAY_ADDRESS",

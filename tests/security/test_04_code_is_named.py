@@ -27,7 +27,7 @@ from rlk_repro.submit.consent import (
     require_trust,
 )
 from tests import ROOT
-from tests.security.strangers import with_workload
+from tests.security.hostile import with_workload
 from tests.support.slurm.examples import plan_for
 from tests.support.vime_examples import list_plans
 

@@ -12,7 +12,7 @@ import pytest
 from rlk_repro.rundir.manifest import MAX_FACTS
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
-from tests.prepare.test_hostile_rollouts import hostile_rollouts
+from tests.prepare.test_stored_rollouts import hostile_rollouts
 from tests.security import corpus
 from tests.security.hostile import FILES, OTHERS, become, copy_run, make_agreement, make_bundle
 from tests.security.sandbox import Outcome, Sandbox
