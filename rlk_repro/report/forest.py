@@ -22,6 +22,7 @@ from rlk_repro.report.drawing import (
     text,
 )
 from rlk_repro.report.labels import NOT_RECORDED
+from rlk_repro.report.results import pair_ratio
 from rlk_repro.report.view import View
 from rlk_repro.rundir.results import Effect, PairResult, PairStatus
 from rlk_repro.statistics.stats import to_ratio
@@ -37,7 +38,7 @@ def plot_pairs(view: View) -> Figure:
     label = view.metric(metric).label
     key, title = "plot-pairs", f"Change of {label}, {unit} by {unit}"
     pairs = sorted(view.analysis.pairs, key=lambda pair: pair.is_control)
-    ratios = {pair.pair: ratio for pair in pairs if is_drawable(ratio := _find_ratio(pair, metric))}
+    ratios = {pair.pair: ratio for pair in pairs if is_drawable(ratio := pair_ratio(pair, metric))}
     if not ratios:
         return Figure(key=key, title=title, caption=f"{view.metric(metric).title} of {unit}s: {NOT_RECORDED}.")
     effect = view.analysis.effect(metric)
@@ -57,11 +58,6 @@ def plot_pairs(view: View) -> Figure:
     if effect is not None and effect.ratio is not None:
         body += _effect_row(effect, x, y, unit)
     return make_figure(key, title, _describe(view, effect), bottom + 44, body)
-
-
-def _find_ratio(pair: PairResult, metric: str) -> float | None:
-    found = pair.metric(metric)
-    return None if found is None or found.log_ratio is None else to_ratio(found.log_ratio)
 
 
 def _block_changes(view: View) -> dict[str, list[float]]:

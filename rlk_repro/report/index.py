@@ -17,15 +17,13 @@ from rlk_repro.report.blocks import Row, Section, Table, TableCell, Text, make_t
 from rlk_repro.report.html import render_page
 from rlk_repro.report.sections import SHOWN_HASH, choose_tone, find_commit, find_date
 from rlk_repro.report.view import Context, make_view
-from rlk_repro.rundir.agreement import choose_word
 from rlk_repro.rundir.results import Analysis
+from rlk_repro.spec.values import BASELINE
 from rlk_repro.workloads import find_words
 
 INDEX_NAME: Final = "index.html"
-_COLUMNS: Final = (
-    *("run", "verdict", "engines agree", "time of a step (95 % interval)", "n", "date", "RL-Kernel", "bundle"),
-    "definition of a step",
-)
+_PROSE: Final = ("verdict", "what a step is", "change (95 % interval)")
+_COLUMNS: Final = ("run", *_PROSE[:2], "step in baseline", *_PROSE[2:], "n", "date", "RL-Kernel", "bundle")
 
 Entry = tuple[Analysis, Context]
 """One row of the page: the analysis of a sealed bundle, so ``bundle_id`` of its context is never empty."""
@@ -61,7 +59,7 @@ def _name_hardware(analysis: Analysis) -> str:
 
 
 def _make_table(entries: Iterable[Entry]) -> Table:
-    return make_table(*_COLUMNS, rows=[_make_row(*entry) for entry in entries], prose=_COLUMNS[-1:])
+    return make_table(*_COLUMNS, rows=[_make_row(*entry) for entry in entries], prose=_PROSE)
 
 
 def _list_doubts(context: Context) -> Iterator[str]:
@@ -74,20 +72,21 @@ def _list_doubts(context: Context) -> Iterator[str]:
 def _make_row(analysis: Analysis, context: Context) -> Row:
     view = make_view(analysis, context)
     effect = analysis.effect(view.primary)
-    figures = ["not compared", ""]
+    figures = ["", "not compared", ""]
     step = find_words(analysis.workload).step
     enabled = f", with {analysis.switch}" if analysis.switch else ""
     baseline = f", against {describe_baseline(view)}" if view.has_variants else ""
     commit = find_commit(analysis, "RL-Kernel") if "RL-Kernel" in analysis.serving else ""
     if effect is not None and effect.ratio is not None:
-        figures = [f"{describe_change(effect)} ({describe_interval(effect)})", count(effect.n, analysis.unit)]
+        change = f"{describe_change(effect)} ({describe_interval(effect)})"
+        before = view.metric(effect.metric).show(view.mean(effect.metric, BASELINE), "")
+        figures = [before, change, count(effect.n, analysis.unit)]
     return (
         TableCell(text=analysis.run, target=f"{context.bundle_id}/{HTML_NAME}"),
         TableCell(text="; ".join([describe_words(analysis), *_list_doubts(context)]), tone=choose_tone(analysis)),
-        TableCell(text=choose_word(analysis.checks).value if analysis.checks else "", tone=choose_tone(analysis)),
+        f"{step}{enabled}{baseline}; stack {analysis.stack}",
         *figures,
         find_date(analysis),
         TableCell(text=commit, is_code=True),
         TableCell(text=context.bundle_id[:SHOWN_HASH], is_code=True),
-        f"{step}{enabled}{baseline}; stack {analysis.stack}",
     )

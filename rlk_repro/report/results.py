@@ -209,9 +209,7 @@ def make_pair_cells(view: View, pair: PairResult, metric: str) -> tuple[TableCel
 
 def pair_ratio(pair: PairResult, metric: str) -> float | None:
     found = pair.metric(metric)
-    if found is None or found.log_ratio is None:
-        return None
-    return to_ratio(found.log_ratio)
+    return None if found is None or found.log_ratio is None else to_ratio(found.log_ratio)
 
 
 def make_allocation_tables(view: View) -> Iterator[Table]:
