@@ -102,17 +102,15 @@ def test_memory_is_not_judged_where_a_gate_is_undecided_or_a_trial_ran_out_of_me
     assert found.sentence.startswith(f"inconclusive: {trials[0].name} ran out of memory;")
 
 
-def test_a_proposed_run_has_the_pairs_that_a_verdict_needs() -> None:
-    analysis = change(VerdictWord.INCONCLUSIVE, low=1.0, high=1.2)
-    effects = tuple(replace(item, ratio=1.5, n=2, sd_log=0.05) for item in analysis.effects)
-    assert " --pairs 6 " in suggest_next(make_view(replace(analysis, effects=effects)), "bundle.tgz")
+def test_a_larger_run_is_proposed_only_where_it_decides_the_speed() -> None:
+    def propose(analysis: Analysis, **changes: float) -> str:
+        effects = tuple(replace(item, **changes) for item in analysis.effects)  # type: ignore[arg-type]
+        return suggest_next(make_view(replace(analysis, effects=effects)), "b.tgz")
 
-
-def test_no_larger_run_is_proposed_where_the_speed_is_decided() -> None:
-    analysis = change(VerdictWord.INCONCLUSIVE, low=0.90, high=0.92)
-    effects = tuple(replace(item, sd_log=0.01) if item.metric == "step_time_s" else item for item in analysis.effects)
-    view = make_view(replace(analysis, effects=effects))
-    assert suggest_next(view, "b.tgz") == "rlk-repro replay b.tgz --analyze-only"
+    open_one = change(VerdictWord.INCONCLUSIVE, low=1.0, high=1.2)
+    assert " --pairs 6 " in propose(open_one, ratio=1.5, n=2, sd_log=0.05)
+    decided = change(VerdictWord.INCONCLUSIVE, low=0.90, high=0.92)
+    assert propose(decided, sd_log=0.01) == "rlk-repro replay b.tgz --analyze-only"
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,10 +124,6 @@ def make_layers(num_layers: int = 2, **changes: Any) -> AgreementCheck:
     return make_check(kind=CheckKind.LAYERS, points=tuple(points), curve=curve, bound=2.5e-5, **changes)
 
 
-def view_of(*checks: AgreementCheck) -> Any:
-    return SimpleNamespace(analysis=SimpleNamespace(checks=checks, trials=()))
-
-
 def make_analysis(checks: tuple[AgreementCheck, ...], example: str = "faster") -> Analysis:
     """An agreement run with the trials of an example."""
     analysis = EXAMPLES[example]()
@@ -184,9 +179,9 @@ def test_a_failed_agreement_is_bad_even_where_rl_kernel_did_not_run() -> None:
 
 def test_engines_that_are_equal_everywhere_draw_nothing_and_a_gap_is_left_out() -> None:
     same = replace(make_layers(), curve=(0.0,) * 8)
-    (empty,) = plot_drift(view_of(same))
+    (empty,) = plot_drift(make_view(make_analysis((same,))))
     assert (empty.svg, empty.caption) == ("", "Between these engines no layer differs: training / reference.")
     gap = replace(make_layers(), curve=(0.0, None, *[1e-6] * 6))
-    (figure,) = plot_drift(view_of(gap))
+    (figure,) = plot_drift(make_view(make_analysis((gap,))))
     assert figure.svg.count("<circle") == 1 + 6
-    assert list(plot_drift(view_of(make_check()))) == []
+    assert list(plot_drift(make_view(make_analysis((make_check(),))))) == []
