@@ -41,7 +41,8 @@ def examine(manifest: Manifest, hardware: Hardware, runs: Path, clients: Sequenc
 
     ``runs`` is the folder of the run directories; ``clients`` are programs that submit jobs, such as ``sbatch``.
     """
-    facts = make_facts(manifest, hardware)
+    facts = Facts(manifest=manifest, hardware=hardware, layout=Layout(), limits=Preflight(), busy=busy_gpus())
+    facts = replace(facts, layout=Layout(gpus_per_node=len(facts.devices)))
     entries = [*_list_capabilities(facts, runs, clients)]
     findings = [("room", "free some space, or set RLK_REPRO_RUNS", found) for found in _check_room(facts, runs)]
     for check in CHECKS:
@@ -50,12 +51,6 @@ def examine(manifest: Manifest, hardware: Hardware, runs: Path, clients: Sequenc
         words = f"{found.where} {found.found}, expected {found.expected}"
         entries.append(Entry(name, STATUS[found.level], words, advice or "see docs/preflight.md"))
     return entries
-
-
-def make_facts(manifest: Manifest, hardware: Hardware) -> Facts:
-    """Return the facts of this machine without a run: all its GPUs, and the default policies."""
-    facts = Facts(manifest=manifest, hardware=hardware, layout=Layout(), limits=Preflight(), busy=busy_gpus())
-    return replace(facts, layout=Layout(gpus_per_node=len(facts.devices)))
 
 
 def _check_room(facts: Facts, runs: Path) -> Iterator[Finding]:

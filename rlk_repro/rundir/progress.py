@@ -14,7 +14,9 @@ from rlk_repro.rundir.state import Phase, Progress
 
 MIN_INTERVAL_S: Final = 0.5
 
-_STEP: Final = re.compile(rb" perf (\d{1,9}): \{[^\n]*'perf/step_time': ([\d.eE+-]{1,32})[,}]")
+_STEP: Final = re.compile(
+    rb" perf (\d{1,9}): \{[^\n]*'perf/step_time': (\d{1,16}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,3})?)[,}]"
+)
 
 
 class ProgressWriter:
@@ -46,7 +48,7 @@ class ProgressWriter:
             return
         found = list(_STEP.finditer(block))
         if found and time.monotonic() - self._written >= MIN_INTERVAL_S:
-            step, step_time_s = int(found[-1][1]), _to_float(found[-1][2])
+            step, step_time_s = int(found[-1][1]), float(found[-1][2])
             eta_s = self._estimate_s(step, step_time_s)
             self._write(dataclasses.replace(self._state, step=step, step_time_s=step_time_s, eta_s=eta_s))
 
@@ -65,10 +67,3 @@ class ProgressWriter:
         self._state = dataclasses.replace(state, updated_at=utc_now())
         self._written = time.monotonic()
         write_json(self._run_dir.state, self._state.to_json(), is_durable=False)
-
-
-def _to_float(text: bytes) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
