@@ -16,8 +16,7 @@ from rlk_repro.base.units import count, format_number, format_percent
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.prepare.contents import diff_contents, load_parts
-from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, find_difference
-from rlk_repro.replay.engines import compare_engines
+from rlk_repro.replay.difference import CONFIDENCE, RatioDifference, compare_engines, find_difference
 from rlk_repro.replay.identity import compare_identities, read_identity
 from rlk_repro.replay.recorded import CONTRADICTS, read_result, require_intact
 from rlk_repro.rundir.agreement import compare_checks

@@ -27,7 +27,6 @@ from rlk_repro.probes.gpu_use import GpuUse
 from rlk_repro.rundir.manifest import Manifest
 from rlk_repro.rundir.paths import FIND_BUNDLE, RunDir
 from rlk_repro.rundir.state import read_state
-from tests.support.bundle_examples import verify_bundle
 from tests.support.job_examples import (
     PROFILE,
     QUICK,
@@ -38,6 +37,7 @@ from tests.support.job_examples import (
     run_example,
     statuses,
 )
+from tests.support.make_run import verify_bundle
 from tests.support.waiting import is_written, let_time_pass, signal_when, wait_until
 
 OK_TWO_PAIRS = {"00-p1-baseline": "ok", "01-p1-enabled": "ok", "02-p2-enabled": "ok", "03-p2-baseline": "ok"}

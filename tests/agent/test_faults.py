@@ -19,8 +19,8 @@ from rlk_repro.bundle.seal import inspect_bundle, pack
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
-from tests.support.bundle_examples import verify_bundle
 from tests.support.job_examples import find_alive, find_descendants, make_staged
+from tests.support.make_run import verify_bundle
 from tests.support.waiting import wait_until
 
 REPOSITORY = ROOT

@@ -22,8 +22,8 @@ from rlk_repro.plan import Plan
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.state import read_state
 from tests import ROOT
-from tests.support.bundle_examples import verify_bundle
 from tests.support.job_examples import find_descendants, make_parts, make_staged, run_example
+from tests.support.make_run import verify_bundle
 from tests.support.waiting import wait_until
 
 QUICK = Deadlines(pulse_s=0.1, silent_s=1.0, handover_s=1.0)

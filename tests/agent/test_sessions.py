@@ -21,8 +21,8 @@ from rlk_repro.rundir.results import ProofStatus
 from rlk_repro.schedule import make_schedule
 from rlk_repro.workloads import WORKLOADS
 from tests import ROOT, SUPPORT
-from tests.support.bundle_examples import verify_bundle
 from tests.support.job_examples import make_staged, run_example, statuses
+from tests.support.make_run import verify_bundle
 
 REFERENCE = WORKLOADS["reference"]
 

@@ -24,9 +24,8 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import PairStatus, TrialStatus, VerdictWord
 from rlk_repro.sources import OURSELVES
 from tests import ROOT
-from tests.support.bundle_examples import verify_bundle
 from tests.support.job_examples import FakeWorkload, make_staged, run_example
-from tests.support.make_run import Recipe, finish_run, make_run, reseal
+from tests.support.make_run import Recipe, finish_run, make_run, reseal, verify_bundle
 from tests.support.waiting import is_written, signal_when
 
 FASTER = ROOT / "docs" / "evidence" / "module-qwen3-4b-pairs-h200.tgz"

@@ -22,10 +22,9 @@ from rlk_repro.prepare.steps import PrepareRequest
 from rlk_repro.rundir.state import read_state
 from rlk_repro.spec.load import load_hardware, load_run, load_stack, parse_overrides
 from rlk_repro.workloads import WORKLOADS
-from tests.support.hub_server import serve_hub
 from tests.support.job_examples import FakeWorkload, fill_disk, make_staged, run_example
 from tests.support.make_run import finish_run, make_run
-from tests.support.prepare_examples import fill_hub, from_hub, words
+from tests.support.prepare_examples import fill_hub, from_hub, serve_hub, words
 
 VIME = WORKLOADS["vime"]
 

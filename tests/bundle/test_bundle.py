@@ -23,7 +23,7 @@ from rlk_repro.bundle.checksums import CHECKSUMS, parse_checksums, render_checks
 from rlk_repro.bundle.seal import FolderReader, inspect_bundle, open_bundle, pack, seal, unpack
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.rundir.store import list_run_dirs
-from tests.support.bundle_examples import LOG, ODD_NAMES, RUN_ID, TRIAL, make_run_dir, read_tar, verify_bundle
+from tests.support.make_run import LOG, ODD_NAMES, RUN_ID, TRIAL, make_run_dir, read_tar, verify_bundle
 
 KEYS = ("experiment", "run", "lane", "hardware", "profile", "cluster", "plan_hash", "verdict", "word", "headline",
         "facts", "rlk-repro", "run_id", "status")  # fmt: skip

@@ -14,7 +14,7 @@ from rlk_repro.base.errors import BundleUnreadable
 from rlk_repro.bundle import gzip_stream
 from rlk_repro.bundle.gzip_stream import ADVICE, Limits
 from rlk_repro.bundle.seal import inspect_bundle, open_bundle, unpack
-from tests.support.bundle_examples import verify_bundle
+from tests.support.make_run import verify_bundle
 
 END = bytes(1024)
 SMALL_LIMITS = Limits(num_members=3, total_bytes=1 << 20, ratio=50, ratio_floor_bytes=1 << 16)

@@ -24,7 +24,7 @@ from rlk_repro.clusters import api
 from rlk_repro.prepare import contents
 from rlk_repro.rundir import exits, manifest, results
 from rlk_repro.rundir.paths import RunDir
-from tests.support.bundle_examples import LOG, TRIAL, make_run_dir, read_tar, rewrite, verify_bundle, write_as_packed
+from tests.support.make_run import LOG, TRIAL, make_run_dir, read_tar, rewrite, verify_bundle, write_as_packed
 
 NUM_CHANGES = 1000
 EMPTY_DIGEST = sha256_bytes(b"")

@@ -16,7 +16,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import PairStatus, ProofStatus
 from tests import ROOT
 from tests.cli.test_road import rlk_repro as run_command
-from tests.support.site_examples import read_section
+from tests.support.run_plans import read_section
 
 TINY = ("--set", "workload.grpo.rollout_batch_size=2", "--set", "workload.grpo.n_samples_per_prompt=2")
 SWITCH = {"title": "NCCL's tree", "baseline": {"NCCL_ALGO": "Ring"}, "enabled": {"NCCL_ALGO": "Tree"}}

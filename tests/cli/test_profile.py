@@ -11,7 +11,7 @@ import pytest
 
 from rlk_repro.spec.load import load_profile
 from tests.support.probe_examples import tools
-from tests.support.site_examples import write_slurm
+from tests.support.run_plans import write_slurm
 
 __all__ = ["tools"]
 Call = Callable[..., tuple[int, str, str]]

@@ -23,8 +23,7 @@ from rlk_repro.submit.show import plan_summary
 from tests import ROOT, SUPPORT
 from tests.cli.test_road import rlk_repro as run_command
 from tests.support.job_examples import make_staged_facts
-from tests.support.run_plans import make_tier_plan
-from tests.support.site_examples import read_section
+from tests.support.run_plans import make_tier_plan, read_section
 
 OLD, NEW = "1a" * 20, "2b" * 20
 TINY = ("--set", "workload.grpo.rollout_batch_size=2", "--set", "workload.grpo.n_samples_per_prompt=2")

@@ -24,8 +24,8 @@ from rlk_repro.spec.load import load_stack
 from rlk_repro.submit.stage import new_run_dir, stage
 from tests import ROOT
 from tests.conftest import WEIRD_NAMES
-from tests.support.bundle_examples import verify_bundle
 from tests.support.job_examples import QUICK, make_example_plan, make_staged, statuses
+from tests.support.make_run import verify_bundle
 from tests.support.waiting import wait_until
 
 REPOSITORY = ROOT

@@ -18,7 +18,7 @@ from rlk_repro.clusters.slurm.client import JobId
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.submit import sending
 from tests.support.job_examples import make_staged
-from tests.support.slurm.fake import FakeSlurm
+from tests.support.slurm.examples import FakeSlurm
 
 JOB = Job(files={}, command=("sbatch", "--parsable", "job.sbatch"))
 SUBMISSION = Submission(

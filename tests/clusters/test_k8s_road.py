@@ -26,8 +26,8 @@ from rlk_repro.replay import steps as replay
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.submit import finishing, planning, sending
 from rlk_repro.workloads import WORKLOADS
-from tests.support.bundle_examples import verify_bundle
 from tests.support.k8s.runs import LONG, SETTINGS, TWO_NODES, Site
+from tests.support.make_run import verify_bundle
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(280)

@@ -22,7 +22,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_profile, load_stack
 from tests.support.k8s.examples import num_nodes, plan_for
 from tests.support.k8s.runs import Site
-from tests.support.site_examples import read_commands
+from tests.support.run_plans import read_commands
 
 Call = Callable[..., tuple[int, str, str]]
 

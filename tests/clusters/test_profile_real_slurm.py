@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlk_repro.spec.load import load_profile
-from tests.support.site_examples import read_commands
+from tests.support.run_plans import read_commands
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.runs import SETTINGS, Site
 

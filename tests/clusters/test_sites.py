@@ -22,7 +22,7 @@ from rlk_repro.clusters.slurm.script import render_sbatch
 from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_bytes, load_profile
 from tests.support.probe_examples import tools
-from tests.support.site_examples import ASSOCIATIONS, BLOCKS, GB200_POOLS, H200_POOLS, MI300X_POOLS, write_slurm
+from tests.support.run_plans import ASSOCIATIONS, BLOCKS, GB200_POOLS, H200_POOLS, MI300X_POOLS, write_slurm
 from tests.support.slurm.examples import plan_for, run_dir_of, with_site
 
 __all__ = ["tools"]

@@ -14,7 +14,7 @@ from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.clusters.api import JobState
 from rlk_repro.plan import Plan
 from rlk_repro.submit import planning, sending
-from tests.support.bundle_examples import verify_bundle
+from tests.support.make_run import verify_bundle
 from tests.support.slurm.runs import Run, Site, make_profile
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(1500)]

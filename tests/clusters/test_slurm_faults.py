@@ -19,8 +19,8 @@ from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.clusters.api import JobState, JobStatus
 from rlk_repro.plan import Plan
 from rlk_repro.rundir.state import Phase, read_state
-from tests.support.bundle_examples import verify_bundle
 from tests.support.job_examples import fill_disk, find_descendants
+from tests.support.make_run import verify_bundle
 from tests.support.slurm.cluster import NODES, Cluster
 from tests.support.slurm.runs import LONG, Run, Site, make_profile, start_or_skip
 

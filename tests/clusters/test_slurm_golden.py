@@ -22,9 +22,15 @@ import pytest
 from rlk_repro.base.files import load_json
 from rlk_repro.submit import planning, sending
 from tests.clusters.test_slurm_ray import require_ray_around_every_trial
-from tests.support.bundle_examples import verify_bundle
-from tests.support.images.container_image import INTERPRETER, PROGRAM_DIR, make_image
-from tests.support.images.podman_engine import Engine, mount_python, running_engine
+from tests.support.images.container_image import (
+    INTERPRETER,
+    PROGRAM_DIR,
+    Engine,
+    make_image,
+    mount_python,
+    running_engine,
+)
+from tests.support.make_run import verify_bundle
 from tests.support.slurm import examples
 from tests.support.slurm.cluster import NODES, Cluster
 from tests.support.slurm.runs import REPOSITORY, Run, Site, start_or_skip

@@ -21,7 +21,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec.load import load_profile
 from tests import ROOT
 from tests.clusters import test_sbatch_real as scripts
-from tests.support.bundle_examples import verify_bundle
+from tests.support.make_run import verify_bundle
 from tests.support.slurm.cluster import Cluster, start_cluster
 from tests.support.slurm.examples import plan_for, with_site
 from tests.support.slurm.runs import REQUIRED, SETTINGS, Site

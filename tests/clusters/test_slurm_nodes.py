@@ -13,7 +13,7 @@ from rlk_repro.base.files import load_json
 from rlk_repro.clusters.api import JobState
 from rlk_repro.rundir.state import read_last_word
 from tests.clusters.test_slurm_faults import find_agents
-from tests.support.bundle_examples import verify_bundle
+from tests.support.make_run import verify_bundle
 from tests.support.slurm.runs import LONG, Run, Site
 from tests.support.two_node_agent import allow_nodes
 

@@ -11,9 +11,8 @@ import yaml
 from rlk_repro.base.files import load_json
 from rlk_repro.clusters.api import JobState
 from rlk_repro.submit import planning, sending
-from tests.support.bundle_examples import verify_bundle
-from tests.support.images.container_image import REFERENCE, make_image
-from tests.support.images.podman_engine import Engine, make_podman_profile, running_engine
+from tests.support.images.container_image import REFERENCE, Engine, make_image, make_podman_profile, running_engine
+from tests.support.make_run import verify_bundle
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.runs import LONG, SETTINGS, Run, Site, start_or_skip
 

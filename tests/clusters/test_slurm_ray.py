@@ -14,7 +14,7 @@ import pytest
 
 from rlk_repro.rundir.paths import RunDir
 from tests import SUPPORT
-from tests.support.bundle_examples import verify_bundle
+from tests.support.make_run import verify_bundle
 from tests.support.slurm.cluster import NODES
 from tests.support.slurm.runs import SETTINGS, Site
 from tests.support.two_node_agent import ADDRESSES, allow_nodes

@@ -15,7 +15,7 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import TrialStatus
 from rlk_repro.rundir.store import find_run_dir
 from tests.conftest import WEIRD_NAMES
-from tests.support.bundle_examples import verify_bundle
+from tests.support.make_run import verify_bundle
 from tests.support.slurm.runs import LONG, SETTINGS, Site
 from tests.support.two_node_agent import allow_nodes
 

@@ -20,7 +20,7 @@ from rlk_repro.spec import Profile
 from rlk_repro.spec.load import load_bytes
 from tests import ROOT
 from tests.support.analysis_examples import EXAMPLES
-from tests.support.site_examples import read_commands
+from tests.support.run_plans import read_commands
 from tools.wording import find_claims
 
 Call = Callable[..., tuple[int, str, str]]

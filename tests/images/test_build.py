@@ -28,11 +28,10 @@ from rlk_repro.rundir.paths import RunDir
 from rlk_repro.spec import Stack
 from rlk_repro.submit import planning, sending
 from tests import ROOT
-from tests.support.bundle_examples import verify_bundle
-from tests.support.copied_package import make_wheel
-from tests.support.git_mirror import ADDRESS, render_config
+from tests.support.copied_package import ADDRESS, make_wheel, render_config
 from tests.support.images import examples
 from tests.support.images.examples import EPOCH, SITE, Engine, Upstream, list_differences
+from tests.support.make_run import verify_bundle
 from tests.support.probe_examples import write_tree
 from tests.support.slurm.runs import SETTINGS, Run, Site
 

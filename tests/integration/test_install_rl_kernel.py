@@ -22,7 +22,7 @@ from rlk_repro.base.trees import hash_tree
 from rlk_repro.spec import Hardware, Pin
 from rlk_repro.spec.load import load_stack
 from tests import ROOT
-from tests.support.git_mirror import mirror_folder
+from tests.support.copied_package import mirror_folder
 from tests.support.probe_examples import write_tree
 from tools.rl_kernel import build, proof
 from tools.rl_kernel.hardware import find_hardware

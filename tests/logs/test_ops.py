@@ -18,7 +18,6 @@ from rlk_repro.logs.ops_lines import OpCount
 from rlk_repro.logs.telemetry import Telemetry, find_throttled, parse_telemetry
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import DecisionSummary, ProofStatus
-from tests import TESTS
 
 OPS = ("logp", "ratio_kl")
 CLASSES = {"logp": "FusedLogpGenericOp", "ratio_kl": "TritonRatioKLOp"}
@@ -394,9 +393,6 @@ def test_every_piece_of_a_long_line_counts(tmp_path: Path, monkeypatch: pytest.M
     assert list(engines._read_lines(path)) == [None] * 4
 
 
-ASSET = TESTS / "assets" / "logs" / "telemetry.jsonl"
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     return tmp_path_factory.mktemp("node") / "telemetry.jsonl"
@@ -415,16 +411,22 @@ def throttle(*reasons: str) -> bytes:
     return sample(gpus=[{"index": 0, "throttle_reasons": list(reasons)}])
 
 
-def test_samples_are_counted_per_trial():
-    telemetry = parse_telemetry(ASSET)
-    assert telemetry.trials == {
-        "00-1-baseline": {True: 1, False: 1},
-        "01-1-enabled": {},
-    }
+def test_samples_are_counted_per_trial_and_rejects_by_reason(path):
+    def gpus(*reasons: str) -> list[dict[str, object]]:
+        return [{"index": number, "power_w": 655.0, "throttle_reasons": [item]} for number, item in enumerate(reasons)]
 
-
-def test_rejects_are_counted_by_reason():
-    telemetry = parse_telemetry(ASSET)
+    lines = [
+        sample(None, cpu_percent=3.0, rss_bytes=1 << 20, gpus=gpus("gpu_idle")),
+        sample("a", cpu_percent=812.5, gpus=gpus("gpu_idle", "sw_power_cap")),
+        sample("a", cpu_percent=799.0, gpus=gpus("hw_thermal_slowdown", "sw_power_cap")),
+        sample("b", cpu_percent=None, gpus=[]),
+        sample("b").replace(b"1.5", b'"noon"'),
+        b"[1, 2]",
+        b'{"t": 1795182305.0, "tri{"t": 1795182306.0, "trial": "b", "gpus": []}',
+    ]
+    path.write_bytes(b"\n".join([*lines, sample("b")[:-5]]))
+    telemetry = parse_telemetry(path)
+    assert telemetry.trials == {"a": {True: 1, False: 1}, "b": {}}
     assert telemetry.reject_counts == {"not JSON": 1, "not a sample": 2, "the last line is cut off": 1}
 
 

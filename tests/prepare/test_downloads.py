@@ -23,8 +23,7 @@ from rlk_repro.prepare.stored_rollouts import MAX_ARCHIVE_BYTES, MAX_HEADER_BYTE
 from rlk_repro.spec import PackageSource, StoredRollouts
 from tests.bundle.test_hostile_archives import entry, pax, record
 from tests.security.corpus import MODELS
-from tests.support.hub_server import HubServer, serve_hub
-from tests.support.prepare_examples import COMMIT, fill_hub, from_hub, words
+from tests.support.prepare_examples import COMMIT, HubServer, fill_hub, from_hub, serve_hub, words
 
 Call = Callable[..., tuple[int, str, str]]
 MIB = 1 << 20

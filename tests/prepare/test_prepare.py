@@ -14,8 +14,7 @@ import pytest
 from rlk_repro.base.files import sha256_file
 from rlk_repro.prepare.contents import load_contents
 from rlk_repro.prepare.steps import describe_growth, measure_folder
-from tests.support.hub_server import HubServer, serve_hub
-from tests.support.prepare_examples import COMMIT, LATER, fill_hub, from_hub, words
+from tests.support.prepare_examples import COMMIT, LATER, HubServer, fill_hub, from_hub, serve_hub, words
 
 Call = Callable[..., tuple[int, str, str]]
 MODEL = f"models/acme--tiny@{COMMIT[:12]}"

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from rlk_repro.prepare.contents import check_contents, load_contents, record_path
-from tests.support.hub_server import HubServer, serve_hub
-from tests.support.prepare_examples import TINY, argv, fill_hub, from_hub, hub_environment, words
+from tests.support.prepare_examples import TINY, HubServer, argv, fill_hub, from_hub, hub_environment, serve_hub, words
 from tests.support.waiting import wait_until
 
 KIB = 1 << 10

@@ -13,8 +13,7 @@ from rlk_repro.analysis.analyse import analyse
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.findings import Level
 from rlk_repro.replay.compare import Match, compare_analyses, diff_bundles
-from rlk_repro.replay.difference import find_difference
-from rlk_repro.replay.engines import compare_engines
+from rlk_repro.replay.difference import compare_engines, find_difference
 from rlk_repro.replay.gate import judge_analyses
 from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
@@ -22,9 +21,8 @@ from rlk_repro.rundir.results import Analysis, TrialStatus
 from rlk_repro.statistics.stats import STEP_TIME, paired_effect
 from tests.analysis.test_checks import BEGIN, SAMPLE, make_lines
 from tests.replay.test_replay import change_decisions, change_libraries
-from tests.support.analysis_examples import small
+from tests.support.analysis_examples import operators, small
 from tests.support.make_run import Recipe, finish_run, make_run
-from tests.support.operator_examples import operators
 from tests.test_plan import plan_smoke
 
 

@@ -26,8 +26,7 @@ from rlk_repro.spec import Image
 from rlk_repro.submit.finishing import report_context
 from rlk_repro.workloads.checkouts import FLAGS
 from tests import ROOT
-from tests.support.bundle_examples import verify_bundle
-from tests.support.make_run import Recipe, finish_run, make_run, reseal
+from tests.support.make_run import Recipe, finish_run, make_run, reseal, verify_bundle
 
 
 def record_an_earlier_version(run_dir: RunDir) -> None:

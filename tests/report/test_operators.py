@@ -22,8 +22,7 @@ from rlk_repro.rundir.agreement import AgreementCheck, CheckKind, CheckWord, cho
 from rlk_repro.rundir.operator_results import OperatorKind, OperatorResult, OperatorStatus
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, VerdictWord
-from tests.support.analysis_examples import EXAMPLES
-from tests.support.operator_examples import CELLS, LOGP, MadeCell, make_operator_run, operators
+from tests.support.analysis_examples import CELLS, EXAMPLES, LOGP, MadeCell, make_operator_run, operators
 
 
 def find(analysis: Analysis, operator: str, implementation: str) -> OperatorResult:

@@ -19,7 +19,7 @@ from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.submit import sending
 from tests.security.hostile import pack_stranger
 from tests.support.job_examples import make_staged
-from tests.support.slurm.fake import FakeSlurm
+from tests.support.slurm.examples import FakeSlurm
 from tests.support.slurm.runs import Site, make_profile
 
 SECRET = "aws" + "-" + "key" * 8

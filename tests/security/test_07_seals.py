@@ -20,8 +20,7 @@ from rlk_repro.bundle.verify import verify
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
 from tests.security.hostile import FILES, make_bundle
-from tests.support.bundle_examples import verify_bundle
-from tests.support.make_run import Recipe, finish_run, make_run
+from tests.support.make_run import Recipe, finish_run, make_run, verify_bundle
 
 Call = Callable[..., tuple[int, str, str]]
 CAUTION = "The run is not sealed, so its files may have changed."

@@ -29,8 +29,7 @@ from rlk_repro.spec.layers import LayerCount, read_layer_pattern
 from tests.security.corpus import CONTRACT, heavy_changes
 from tests.security.hostile import EVIDENCE, PREFIX, begin, engine, make_bundle, step
 from tests.security.sandbox import Sandbox
-from tests.support.bundle_examples import verify_bundle
-from tests.support.make_run import Recipe, make_plan_for
+from tests.support.make_run import Recipe, make_plan_for, verify_bundle
 
 PLACE = "workload.model.arguments.moe-layer-freq"
 VIME = (

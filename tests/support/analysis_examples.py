@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlk_repro.analysis.analyse import analyse
+from rlk_repro.base.files import dump_json_line, write_json, write_text
 from rlk_repro.base.findings import Finding, Level
+from rlk_repro.base.resources import data_dir, profile_folders
+from rlk_repro.plan import make_plan, make_record
+from rlk_repro.rundir.manifest import Manifest, Section
+from rlk_repro.rundir.operator_results import OperatorResult
 from rlk_repro.rundir.paths import RunDir
 from rlk_repro.rundir.results import Analysis, DecisionSummary
-from tests.support.make_run import Recipe, make_run
+from rlk_repro.spec.load import load_hardware, load_profile, load_run, load_stack
+from tests.support.make_run import Recipe, make_exit, make_run, write_records
 
 HOSTILE: Final = (
     "<script>alert('x')</script> \"quoted\" `tick` | pipe\nnew\tline \x1b[31mred ünï 漢字 \u202edlrow [bold]"
@@ -114,17 +121,152 @@ def hostile() -> Analysis:
     )
 
 
+# Makes finished runs of the operator tier without running anything: two processes, their records, and the analysis.
+
+
+RUN = "operators-smoke"
+NUM_SWEEPS = 2
+LOGP = {"operator": "logp", "num_tokens": 9216, "vocab_size": 151936, "hidden_size": None, "dtype": "float32",
+        "density": 1.0, "work": "forward"}  # fmt: skip
+RATIO_KL = LOGP | {"operator": "ratio_kl", "density": 0.5, "work": "forward_backward"}
+LINEAR = LOGP | {"operator": "linear_logp", "num_tokens": 4096, "hidden_size": 2048, "dtype": "bfloat16"}
+KERNEL = "void (anonymous namespace)::fused_logp_online_kernel<float, 128>(float const*, long const*, float*, int)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MadeCell:
+    """One cell: seconds of a call, or the status and reason that stand instead."""
+
+    case: Mapping[str, Any]
+    implementation: str
+    kind: str
+    class_name: str = ""
+    seconds: float = 0.0
+    status: str = "pass"
+    reason: str = ""
+    error: float | None = 1.7e-6
+    gradient_error: float | None = None
+    peak_extra_bytes: int | None = 0
+    kernels: tuple[str, ...] = ()
+
+
+CELLS = (
+    MadeCell(case=LOGP, implementation="vime", kind="vime", class_name="vime.utils.ppo_utils", seconds=0.0140,
+             peak_extra_bytes=5_600_000_000, kernels=("vectorized_elementwise_kernel",)),
+    MadeCell(case=LOGP, implementation="rl-kernel-online", kind="fused", class_name="FusedLogpGenericOp.online_fp32",
+             seconds=0.0018, kernels=(KERNEL,)),
+    MadeCell(case=LOGP, implementation="rl-kernel-native", kind="native", class_name="NativeLogpOp", seconds=0.0150,
+             peak_extra_bytes=11_200_000_000, kernels=("cunn_SoftMaxForward",)),
+    MadeCell(case=LOGP, implementation="liger", kind="peer", status="blocked", reason="liger_kernel is not installed"),
+    MadeCell(case=RATIO_KL, implementation="vime", kind="vime", class_name="vime.utils.ppo_utils", seconds=0.0210,
+             gradient_error=2e-7),
+    MadeCell(case=RATIO_KL, implementation="rl-kernel", kind="fused", class_name="TritonRatioKLOp", seconds=0.0058,
+             gradient_error=3e-7),
+    MadeCell(case=RATIO_KL, implementation="torch-compile", kind="peer", status="oom",
+             reason="OutOfMemoryError: CUDA out of memory. Tried to allocate 5.22 GiB."),
+    MadeCell(case=LINEAR, implementation="vime", kind="vime", class_name="vime.utils.ppo_utils", seconds=0.0183),
+    MadeCell(case=LINEAR, implementation="rl-kernel", kind="fused", class_name="FusedLinearLogpSM90Op", seconds=0.0271),
+    MadeCell(case=LINEAR, implementation="cut-cross-entropy", kind="peer", status="failed",
+             reason="CompilationError: at 12:8"),
+)  # fmt: skip
+
+
+def make_operator_run(
+    root: Path, cells: tuple[MadeCell, ...] = CELLS, change: Callable[[RunDir], None] | None = None
+) -> RunDir:
+    """A run directory with both processes; the second is one percent slower.  ``change`` is applied last."""
+    plan = make_plan(
+        run=load_run(RUN),
+        stack=load_stack("host"),
+        hardware=load_hardware("h200"),
+        profile=load_profile("local", profile_folders("local")),
+    )
+    run_dir = RunDir(root)
+    for path, source in (
+        (run_dir.run_yaml, data_dir("jobs") / f"{RUN}.yaml"),
+        (run_dir.stack_yaml, data_dir("manifests") / "stacks" / "host.yaml"),
+        (run_dir.hardware_yaml, data_dir("jobs") / "hardware" / "h200.yaml"),
+        (run_dir.profile_yaml, data_dir("jobs") / "profiles" / "local.yaml"),
+    ):
+        write_text(path, source.read_text())
+    write_json(run_dir.plan, make_record(plan, run_dir.run_id))
+    node = run_dir.node("node0")
+    facts: dict[str, Section] = {"gpu": {"count": 1, "driver": "580.159.04"}}
+    write_json(node.manifest, Manifest(node="node0", sections=facts).to_json())
+    write_records(run_dir, plan)
+    for trial in plan.trials:
+        folder = run_dir.trial(trial.name)
+        write_text(folder.stdout, "\n".join(_log_lines(cells, 1 + trial.index / 100)) + "\n")
+        write_json(folder.command, {"schema": 1, "argv": ["python", "-m", "rlk_repro.bench.operators"]})
+        write_json(folder.env, {"schema": 1, "env": {}})
+        write_json(folder.libraries_file(0), {"schema": 1, "torch": "2.13.0", "packages": {}, "sources": {}})
+        write_json(folder.exit, make_exit(trial, duration_s=9.0))
+    if change is not None:
+        change(run_dir)
+    return run_dir
+
+
+def _log_lines(cells: tuple[MadeCell, ...], slowness: float) -> Iterator[str]:
+    prefix = "2026-11-20T13:00:00.000Z [2026-11-20 13:00:00] harness.py:1 - "
+    device = {"event": "device", "name": "NVIDIA H200", "bytes_per_s": 4.3e12 / slowness,
+              "flops_per_s": {"bfloat16": 7.9e14}}  # fmt: skip
+    yield f"{prefix}operator {dump_json_line(device)}"
+    for sweep in range(NUM_SWEEPS):
+        for cell in cells:
+            yield f"{prefix}operator {dump_json_line(_make_time(cell, sweep, slowness))}"
+        yield f"{prefix}perf {sweep}: {{'perf/step_time': {4.5 * slowness}}}"
+    for cell in cells:
+        if cell.status == "pass":
+            fields = {name: getattr(cell, name) for name in ("implementation", "error", "gradient_error", "kernels")}
+            check = {
+                "event": "check",
+                "case": cell.case,
+                "status": "pass",
+                "reason": "",
+                "is_repeatable": True,
+                **fields,
+            }
+            yield f"{prefix}operator {dump_json_line(check)}"
+
+
+def _make_time(cell: MadeCell, sweep: int, slowness: float) -> dict[str, Any]:
+    samples = [cell.seconds * slowness * factor for factor in (1.0, 1.02, 0.99)] if cell.seconds else []
+    fields = ("case", "implementation", "kind", "class_name", "status", "reason")
+    return {
+        **{name: getattr(cell, name) for name in fields},
+        "event": "time",
+        "sweep": sweep,
+        "version": "0.1.0" if cell.class_name else "",
+        "samples_s": samples,
+        "peak_extra_bytes": cell.peak_extra_bytes if samples else None,
+        "floor_s": 0.0013,
+    }
+
+
+@cache
 def operators() -> Analysis:
-    """Return a run of the operator tier, made from logs."""
-    from tests.support import operator_examples
+    """Fused, native, peer; passed, blocked, out of memory and failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return analyse(make_operator_run(Path(folder) / "20261120-091500-7f3a"))
 
-    return operator_examples.operators()
 
-
+@cache
 def hostile_operators() -> Analysis:
-    from tests.support import operator_examples
+    """Texts that no process of ours prints; analysis files may hold them all the same."""
 
-    return operator_examples.hostile_operators()
+    def rename(result: OperatorResult) -> OperatorResult:
+        return dataclasses.replace(
+            result,
+            case=dataclasses.replace(result.case, operator=HOSTILE, dtype=HOSTILE, work=HOSTILE),
+            implementation=HOSTILE,
+            class_name=HOSTILE,
+            version=HOSTILE,
+            kernels=(HOSTILE, "(anonymous namespace)", "::", ""),
+            trials=tuple(dataclasses.replace(trial, reason=HOSTILE) for trial in result.trials),
+        )
+
+    analysis = operators()
+    return dataclasses.replace(analysis, operators=tuple(rename(result) for result in analysis.operators))
 
 
 def _lazily(name: str) -> Callable[[], Analysis]:

@@ -9,6 +9,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests import ROOT
 
 FOLDERS = ("rlk_repro", "jobs", "manifests", "slurm", "k8s", "docker")
@@ -67,3 +69,22 @@ def make_wheel(folder: Path, name: str, version: str) -> Path:
         archive.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{metadata}/RECORD", "")
     return path
+
+
+# Repositories of a folder under an address of https, as a site with mirrors has them: by git's own configuration.
+
+
+ADDRESS = "https://git.example"
+
+
+def render_config(mirror: str) -> str:
+    return f'[url "{mirror}/"]\n\tinsteadOf = {ADDRESS}/\n'
+
+
+def mirror_folder(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """``https://git.example/<name>`` is then the repository ``<name>`` of the folder."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / ".gitconfig").write_text(render_config(folder.as_uri()))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "file")
+    return ADDRESS

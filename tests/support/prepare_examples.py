@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
+import re
 import struct
 import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
 
 from tests import ROOT
-from tests.support.hub_server import HubServer
 
 COMMIT = "1" * 40
 LATER = "2" * 40
@@ -84,3 +92,133 @@ def make_rollout(number: int) -> bytes:
     stream = io.BytesIO()
     torch.save({"rollout_id": number, "samples": [sample]}, stream)
     return stream.getvalue()
+
+
+# A hub on loopback: what its client asks of the API, and files, as slowly as a test wants.
+
+
+LARGE_BYTES = 10_000  # beyond it a file is stored by its sha256, as with git-lfs
+_PATH = re.compile(r"/(?P<kind>datasets/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<file>.+)")
+_API = re.compile(r"/api/(?P<kind>models|datasets)/(?P<repo>[^/]+/[^/]+?)(/revision/(?P<rev>[^/?]+))?(\?.*)?")
+
+
+@dataclass
+class HubServer:
+    """What is served: ``repositories[kind/name][commit][file]``, the last commit being the branch's.
+
+    ``instead`` holds files of which another answer is given than was announced.
+    """
+
+    repositories: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
+    bytes_per_s: float | None = None
+    damaged: set[str] = field(default_factory=set)
+    instead: dict[str, Callable[[BaseHTTPRequestHandler], None]] = field(default_factory=dict)
+    gets: Counter[str] = field(default_factory=Counter)
+    url: str = ""
+
+    def add(self, kind: str, name: str, commit: str, files: dict[str, bytes]) -> None:
+        self.repositories.setdefault(f"{kind}/{name}", {})[commit] = files
+
+    def find(self, kind: str, name: str, revision: str | None) -> tuple[str, dict[str, bytes]] | None:
+        commits = self.repositories.get(f"{kind}/{name}")
+        if not commits:
+            return None
+        commit = revision if revision not in {None, "main"} else list(commits)[-1]
+        return (commit, commits[commit]) if commit in commits else None
+
+
+def describe(name: str, data: bytes) -> dict[str, object]:
+    """One file in the words of the API."""
+    found: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": git_hash(data)}
+    if len(data) > LARGE_BYTES:
+        found["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
+    return found
+
+
+def git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: HubServer
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(is_head=True)
+
+    def do_GET(self) -> None:
+        self._answer(is_head=False)
+
+    def _answer(self, *, is_head: bool) -> None:
+        api, file = _API.fullmatch(self.path), _PATH.fullmatch(self.path)
+        if api is not None:
+            self._describe(api)
+            return
+        kind = "datasets" if file and file["kind"] else "models"
+        found = file and self.hub.find(kind, file["repo"], file["rev"])
+        if not file or not found or file["file"] not in found[1]:
+            self._refuse("EntryNotFound")
+            return
+        self._send_file(found[0], file["file"], found[1][file["file"]], is_head=is_head)
+
+    def _describe(self, api: re.Match[str]) -> None:
+        if self.hub.find(api["kind"], api["repo"], None) is None:
+            self._refuse("RepoNotFound")
+            return
+        found = self.hub.find(api["kind"], api["repo"], api["rev"])
+        if found is None:
+            self._refuse("RevisionNotFound")
+            return
+        self.hub.gets[f"api {api['repo']}"] += 1
+        siblings = [describe(name, data) for name, data in found[1].items()]
+        body = json.dumps({"id": api["repo"], "sha": found[0], "siblings": siblings, "tags": []}).encode()
+        self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(body))})
+        self.wfile.write(body)
+
+    def _refuse(self, code: str) -> None:
+        self._head(404, {"X-Error-Code": code, "Content-Length": "0"})
+
+    def _send_file(self, commit: str, name: str, data: bytes, *, is_head: bool) -> None:
+        if not is_head and name in self.hub.instead:
+            self.hub.instead[name](self)
+            return
+        etag = hashlib.sha256(data).hexdigest() if len(data) > LARGE_BYTES else git_hash(data)
+        self._head(200, {"Content-Length": str(len(data)), "X-Repo-Commit": commit, "ETag": f'"{etag}"'})
+        if not is_head:
+            self.hub.gets[name] += 1
+            self._trickle(data[::-1] if name in self.hub.damaged else data)
+
+    def _trickle(self, data: bytes) -> None:
+        speed = self.hub.bytes_per_s
+        step = max(1, len(data) if speed is None else int(speed / 20))
+        try:
+            for start in range(0, len(data), step):
+                self.wfile.write(data[start : start + step])
+                time.sleep(0 if speed is None else 1 / 20)
+        except OSError:  # the client was killed
+            self.close_connection = True
+
+    def _head(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+@contextmanager
+def serve_hub() -> Iterator[HubServer]:
+    hub = HubServer()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -17,8 +17,7 @@ from rlk_repro.base.trees import hash_tree
 from rlk_repro.images import environment
 from rlk_repro.spec import Stack
 from tests import ROOT
-from tests.support.copied_package import make_wheel
-from tests.support.git_mirror import mirror_folder
+from tests.support.copied_package import make_wheel, mirror_folder
 from tests.support.images.examples import commit_files, git
 from tools.image_build import kernels, locked
 from tools.image_build.__main__ import STEPS

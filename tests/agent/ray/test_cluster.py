@@ -23,8 +23,8 @@ from rlk_repro.base.files import load_json
 from rlk_repro.bundle.seal import inspect_bundle
 from rlk_repro.rundir.paths import RunDir
 from tests import ROOT
-from tests.support.bundle_examples import verify_bundle
 from tests.support.job_examples import PROFILE, find_alive, find_descendants, make_staged, statuses
+from tests.support.make_run import verify_bundle
 from tests.support.ray.examples import ALLOCATION, NODES
 
 REPOSITORY = ROOT

@@ -1,1 +1,0 @@
-"""Install RL-Kernel at a stack's commit into this Python's environment, and check the result."""
