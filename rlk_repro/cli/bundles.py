@@ -34,7 +34,11 @@ def find_bundle(name: str | None) -> Path:
 
     if name is not None:
         path = Path(name)
-        if path.exists() or not any(item.run_id.startswith(name) for item in list_run_dirs()):
+        try:
+            is_there = path.exists()
+        except OSError:  # such as a name that is too long; whoever reads it says so
+            return path
+        if is_there or not any(item.run_id.startswith(name) for item in list_run_dirs()):
             return path
     run_dir = find_run_dir(name)
     return run_dir.bundle if run_dir.bundle.is_file() else run_dir.root
