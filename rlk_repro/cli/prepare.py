@@ -51,10 +51,11 @@ def prepare(
     run = load_run(name, overrides).model
     site = resolve_profile(profile, cluster).model
     own = PreparedDir.of(site, RunDir(runs_root() / run.run / "any"))
+    machine = load_hardware(_choose_hardware(run, site, hardware)).model
     request = work.PrepareRequest(
         run=run,
-        stack=load_stack(stack or run.stack).model,
-        hardware=load_hardware(_choose_hardware(run, site, hardware)).model,
+        stack=load_stack(stack or run.find_stack(machine.hardware)).model,
+        hardware=machine,
         prepared=own if cache is None else PreparedDir(cache.absolute()),
         mirror=mirror,
         is_offline=is_offline,

@@ -152,7 +152,7 @@ class Layout(Model):
 class Run(GrowingModel):
     """A benchmark definition, ``jobs/<run>.yaml``."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"expected_session_minutes", "switch", "gc_freeze"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"expected_session_minutes", "switch", "gc_freeze", "stack_on"})
 
     schema_: Schema = Field(alias="schema", default=1)
     run: Name
@@ -160,6 +160,7 @@ class Run(GrowingModel):
     may_claim: tuple[Text, ...] = ()
     may_not_claim: tuple[Text, ...] = ()
     stack: Name
+    stack_on: dict[Name, Name] = Field({}, description="stacks for the named hardware; they replace stack there")
     lane: Lane
     expected_trial_minutes: dict[Name, Minutes] = Field(
         {}, description="estimated minutes of one trial or session of this run, by hardware"
@@ -187,6 +188,9 @@ class Run(GrowingModel):
         "(gc.freeze), in both variants; vime collects garbage after every step",
     )
     workload: Workload
+
+    def find_stack(self, hardware: str) -> str:
+        return self.stack_on.get(hardware, self.stack)
 
     @property
     def switch_title(self) -> str:
@@ -322,6 +326,7 @@ def _run_problems(run: Run) -> list[PathProblem]:
         ("expected_trial_minutes",): run.expected_trial_minutes,
         ("expected_session_minutes",): run.expected_session_minutes,
         ("rl_kernel", "ops_on"): run.rl_kernel.ops_on,
+        ("stack_on",): run.stack_on,
     }
     if isinstance(workload, VimeWorkload):
         named["workload", "placements"] = workload.placements

@@ -66,7 +66,7 @@ def prepare(request: Request) -> Prepared:
     profile = site.profile
     hardware_name, shown_for = choose_hardware(request, run.model, site)
     hardware = load_hardware(hardware_name)
-    stack = load_stack(request.stack or run.model.stack)
+    stack = load_stack(request.stack or run.model.find_stack(hardware.model.hardware))
     plan = make_plan(
         run=run,
         stack=stack,

@@ -19,7 +19,7 @@ JOBS = (
     "smoke.h200.apptainer.sbatch",
     "smoke.h200.pyxis.sbatch",
     "smoke.gb200.two-nodes.sbatch",  # pyxis, several nodes
-    "qwen3-4b.a100.sbatch",  # vime, Apptainer
+    "qwen3-4b.a100.sbatch",  # vime, an environment on the nodes
     "qwen3-30b-a3b.mi300x.sbatch",  # ROCm, docker
     "smoke.h200.job.yaml",
     "smoke.gb200.job.four-nodes.yaml",  # several nodes of one NVLink domain

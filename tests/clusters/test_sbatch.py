@@ -301,7 +301,7 @@ def test_an_image_that_is_there_needs_no_right_to_write(tmp_path: Path) -> None:
 
 
 def test_headline_runs_are_shown_in_a_container_whose_digest_is_not_published(call) -> None:
-    plan = plan_for("qwen3-4b")
+    plan = plan_for("qwen3-4b", stack="2026-07")
     script = render_sbatch(plan, run_dir_of(plan))
     assert NOT_PUBLISHED.digest in script
     assert "# no container" not in script
@@ -310,11 +310,11 @@ def test_headline_runs_are_shown_in_a_container_whose_digest_is_not_published(ca
         ("slurm", "registry.example#rlk-repro:"),
         ("k8s", "registry.example/rlk-repro@"),
     ):
-        flags = ("submit", "qwen3-4b", "--cluster", cluster, "--profile", "generic-h200", "--dry-run")
-        code, out, err = call(*flags)
+        flags = ("submit", "qwen3-4b", "--cluster", cluster, "--profile", "generic-h200", "--stack", "2026-07")
+        code, out, err = call(*flags, "--dry-run", "--show-job")
         assert (code, f"{form}<not published: run rlk-repro images build>" in out) == (0, True), out
         assert "stack 2026-07 has no published image for h200: submit refuses this job" in err
-    host = with_site(plan_for("qwen3-4b"), container={"runtime": "host"})
+    host = with_site(plan_for("qwen3-4b", stack="2026-07"), container={"runtime": "host"})
     assert "runs in images, but container.runtime: host does not use any" in refusal_of(host)
 
 
@@ -328,7 +328,9 @@ def test_an_environment_of_the_lock_runs_on_the_host_although_the_stack_has_imag
 
 def test_a_stack_without_images_says_that_the_profile_s_runtime_is_not_used(call) -> None:
     remark = "stack host has no images: the trials run with the Python of the nodes, without pyxis"
-    code, out, err = call("submit", "smoke", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run")
+    code, out, err = call(
+        "submit", "smoke", "--cluster", "slurm", "--profile", "generic-h200", "--dry-run", "--show-job"
+    )
     assert (code, remark in err, f"# {remark}\n" in out) == (0, True, True)
 
 

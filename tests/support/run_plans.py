@@ -44,7 +44,7 @@ def make_run_plan(run: str, hardware: str, *settings: str) -> Plan:
     loaded = load_run(run, overrides)
     return make_plan(
         run=loaded,
-        stack=load_stack(loaded.model.stack),
+        stack=load_stack(loaded.model.find_stack(hardware)),
         hardware=load_hardware(hardware),
         profile=load_profile("local", profile_folders("local")),
         overrides=overrides,

@@ -68,7 +68,7 @@ def plan_for(
     loaded = load_run(run, overrides)
     return make_plan(
         run=loaded,
-        stack=load_stack(stack or loaded.model.stack),
+        stack=load_stack(stack or loaded.model.find_stack(hardware)),
         hardware=load_hardware(hardware),
         profile=load_profile(f"generic-{hardware}", profile_folders("slurm")),
         overrides=overrides,
