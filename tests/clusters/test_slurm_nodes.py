@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import pytest
 from rlk_repro.base.files import load_json
 from rlk_repro.clusters.api import JobState
 from rlk_repro.rundir.state import read_last_word
+from rlk_repro.submit import planning, sending
 from tests.clusters.test_slurm_faults import find_agents
 from tests.support.make_run import verify_bundle
 from tests.support.slurm.runs import LONG, Run, Site
@@ -92,7 +94,7 @@ def read_words(pid: int) -> str:
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["leader", "follower"])
-def test_a_lost_node_of_two_is_named_and_the_job_waits_to_go_on(site: Site, two_nodes: str, place: int) -> None:
+def test_a_lost_node_of_two_is_named_and_the_run_goes_on_with_both(site: Site, two_nodes: str, place: int) -> None:
     run = site.submit((*SETTINGS, "layouts.cpu.num_nodes=2"), python=two_nodes)
     run.wait_for_step()
     node = f"node-{place}"
@@ -108,3 +110,7 @@ def test_a_lost_node_of_two_is_named_and_the_job_waits_to_go_on(site: Site, two_
     finally:
         site.cluster.start_node(node)
         site.cluster.wait_for_nodes()
+    again = dataclasses.replace(run, launched=sending.submit(planning.prepare_resume(run.run_dir.run_id)))
+    assert again.wait_for_end(LIMIT_S).state is JobState.DONE, again.tail()
+    require_one_allocation(again)
+    assert (run.run_dir.interrupted / "1" / "00-p1-baseline").is_dir()
