@@ -287,10 +287,7 @@ CPU = Recipe(
 
 
 def pack_stranger(
-    root: Path,
-    *,
-    profile: dict[str, Any] | None = None,
-    change: Callable[[RunDir], None] | None = None,
+    root: Path, *, profile: dict[str, Any] | None = None, change: Callable[[RunDir], None] | None = None
 ) -> Path:
     """Return a bundle of the smoke run on this machine, with the stranger's profile where one is given."""
 

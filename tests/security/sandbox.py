@@ -149,11 +149,7 @@ def _serve(scratch: Path) -> None:
         code = os.waitstatus_to_exitcode(status)
         if argv[0] == READ_FILE and code == -signal.SIGKILL and time.monotonic() - started < MOST_WALL_S:
             code = BundleUnreadable.exit_code  # a model ends its reader at the limit of time, and the parent says so
-        answer = {
-            "code": code,
-            "cpu_s": used.ru_utime + used.ru_stime,
-            "peak_bytes": used.ru_maxrss * 1024,
-        }
+        answer = {"code": code, "cpu_s": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

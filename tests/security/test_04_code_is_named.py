@@ -19,13 +19,7 @@ from rlk_repro.plan import Plan, make_record
 from rlk_repro.rundir.paths import RunDir, runs_root
 from rlk_repro.spec import HubSource, Image
 from rlk_repro.spec.stack import Unpublished
-from rlk_repro.submit.consent import (
-    find_build_hint,
-    find_foreign,
-    find_shipped_pins,
-    list_what_runs,
-    require_trust,
-)
+from rlk_repro.submit.consent import find_build_hint, find_foreign, find_shipped_pins, list_what_runs, require_trust
 from tests import ROOT
 from tests.security.hostile import with_workload
 from tests.support.slurm.examples import plan_for
