@@ -66,7 +66,7 @@ def test_options_that_slurm_would_refuse_are_found_before_submission(
 
 @pytest.mark.usefixtures("profile")
 def test_without_a_profile_the_cluster_is_asked_and_its_facts_are_shown(call: Call) -> None:
-    code, out, err = call("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run")
+    code, out, err = call("submit", "smoke", "--cluster", "slurm", "--stack", "example", "--dry-run", "--show-job")
     assert code == 0, err
     assert "no --profile given: rlk-repro made one from cluster " in err
     assert "hardware a100, partition gpu, gres gpu:a100" in err

@@ -140,8 +140,8 @@ def test_a_run_of_several_nodes_or_images_is_reduced_to_this_machine_and_says_so
 def test_json_has_reanalysis_rerun_and_a_command_for_each_missing_thing(
     call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for source in FLAGS:
-        monkeypatch.delenv(source.variable, raising=False)
+    for name in ("PYTHONPATH", *(source.variable for source in FLAGS)):
+        monkeypatch.delenv(name, raising=False)
     bundle = ROOT / "docs" / "evidence" / "qwen3-4b-random-live-h200.tgz"
     code, out, err = call("replay", str(bundle), "--json")
     found = json.loads(out)
