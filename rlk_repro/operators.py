@@ -46,7 +46,6 @@ class Reason(StrEnum):
     NOT_IMPORTABLE = "RL-Kernel cannot be imported"
     NOT_ACCEPTED = "resolved to an implementation that is not accepted"
     GENERATION = "is not in this version of RL-Kernel"
-    NOT_DISPATCHED = "RL-Kernel's own dispatch refuses the operator"
     DTYPE = "does not accept logits of this dtype"
     DEVICE = "needs the logits on the device for which RL-Kernel chose the operator"
     FOREIGN_ID = "a token id lies outside the vocabulary"
@@ -72,7 +71,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Implementation:
-    """An operator class of RL-Kernel; ``backend`` is its name in RL-Kernel's ``OpBackend`` or dispatch.
+    """An operator class of RL-Kernel; ``backend`` is its name in RL-Kernel's ``OpBackend``.
 
     ``symbols`` are compiled functions that must exist; ``kernels`` are substrings of the class's kernel names.  A
     native implementation is plain PyTorch; a run that uses it gets no verdict on speed.  ``registered`` is the name in
@@ -211,14 +210,6 @@ _SM90_LINEAR: Final = "fused_linear_logp_sm90"
 _SM90_LINEAR_LOGP: Final = Implementation(
     "FusedLinearLogpSM90Op", "CUDA_FUSED_LINEAR_LOGP_SM90", symbols=(_SM90_LINEAR,), kernels=(f"{_SM90_LINEAR}_kernel",)
 )
-_VOCAB_PARALLEL: Final = Implementation(
-    "TritonVocabParallelLogprobOp", "triton-vocab-parallel-logp-ws2",
-    kernels=("_vocab_tile_stats_kernel", "_vocab_logp_backward_kernel"),
-)  # fmt: skip
-_HIP_VOCAB_PARALLEL: Final = Implementation(
-    "RocmVocabParallelLogprobOp", "rocm-vocab-parallel-logp-ws2",
-    symbols=("hip_deterministic_logp_tile_stats", "hip_deterministic_logp_backward"),
-)  # fmt: skip
 _LOG_PROBS: Final = "calculate_log_probs_and_entropy"
 _FORMS: Final = frozenset({Reason.ENTROPY_GRADIENT, Reason.TOP_P_REPLAY})
 """No operator computes the entropy's gradient, or leaves out columns."""
@@ -268,18 +259,6 @@ OPERATORS: Final[Mapping[str, Operator]] = {
                 _native("NativeLinearLogpOp", "PYTORCH_LINEAR_LOGP"),
             ),
             refused_for=_FORMS | {Reason.OUTPUT_LAYER, Reason.LOSS_TYPE, Reason.ENTROPY_METRIC, Reason.TEMPERATURE},
-            is_opt_in=True,
-        ),
-        Operator(
-            name="vocab_parallel_logp",
-            function=_LOG_PROBS,
-            calls=Calls.ALL,
-            implementations=_by_platform(
-                (_VOCAB_PARALLEL,),
-                (_HIP_VOCAB_PARALLEL, _VOCAB_PARALLEL),
-                _native("VocabParallelLogprobOp", "pytorch-vocab-parallel-logp-ws2"),
-            ),
-            refused_for=_FORMS,
             is_opt_in=True,
         ),
     )

@@ -554,7 +554,6 @@ def test_every_operator_is_named_as_its_key_and_runs_natively_on_cpu(op: str) ->
          Refusal(Reason.ENTROPY_GRADIENT)),
         ("linear_logp", make_linear_case(loss=LossOptions(is_top_p_replayed=True)),
          Refusal(Reason.TOP_P_REPLAY)),
-        ("vocab_parallel_logp", Case(platform="rocm", tensor_parallel=8, context_parallel=2), None),
     ],
 )  # fmt: skip
 def test_a_case_is_refused_for_its_first_reason(op: str, case: Case, expected: Refusal | None) -> None:
@@ -587,7 +586,6 @@ def test_an_implementation_counts_by_class_or_backend_name_and_only_on_its_platf
         ("ratio_kl", {True}),
         ("grpo_loss", {True}),
         ("linear_logp", {True, False}),
-        ("vocab_parallel_logp", {True, False}),
     ],
 )
 def test_which_calls_an_operator_serves(op: str, served: set[bool]) -> None:

@@ -32,7 +32,7 @@ FROZEN: Final = (
     "objects are frozen after the warm-up in both variants (gc.freeze), so that the trainer's garbage collection after "
     "every step takes milliseconds. Without gc.freeze a step is longer, so the same gain is a smaller share of a step",
 )
-_WITH_OWN_PASS: Final = frozenset({"ratio_kl", "vocab_parallel_logp", COMPILED_LOGP})
+_WITH_OWN_PASS: Final = frozenset({"ratio_kl", COMPILED_LOGP})
 
 
 def describe_setting(plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -17,7 +17,6 @@ import pytest
 
 from rlk_repro.base import proc
 from tests import ROOT
-from tests.support.later_rl_kernel import EARLIER, LATER, NAME, REAL, write_package
 
 REPOSITORY = ROOT
 SOURCES = ("VIME_SRC", "MEGATRON_SRC", "RLK_SRC")
@@ -29,9 +28,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run_ranks(folder: Path, world: int, *words: str, rl_kernel: str = "") -> dict[str, Any]:
+def run_ranks(folder: Path, world: int, *words: str) -> dict[str, Any]:
     named = [os.environ[name] for name in SOURCES]
-    sources = [str(REPOSITORY), rl_kernel, *named, os.environ.get("PYTHONPATH", "")]
+    sources = [str(REPOSITORY), *named, os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "OMP_NUM_THREADS": "1"}
 
     def run(rank: int) -> proc.Completed:
@@ -77,18 +76,6 @@ def test_the_whole_loss_agrees_wherever_it_is_eligible(tmp_path: Path) -> None:
     assert result["worst"]["metrics"] <= 2e-5
     assert result["worst"]["gradient"] <= 1e-5
     assert NUM_BATCHES - result["num_refused"] > NUM_BATCHES // 20
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_the_later_generation_agrees_by_its_own_dispatch(tmp_path: Path, world: int) -> None:
-    if not REAL:
-        write_package(tmp_path, LATER, EARLIER)
-    result = run_ranks(tmp_path, world, "realistic", NAME, rl_kernel=REAL or str(tmp_path))
-    assert result["worst"]["loss"] <= 2e-5
-    assert result["worst"]["metrics"] <= 2e-5
-    assert result["worst"]["log_probs"] <= 8e-6
-    assert result["worst"]["gradient"] <= 1e-5
-    assert result["num_refused_and_same"] == result["num_refused"] > NUM_BATCHES // 10
 
 
 # linear_logp in Megatron's own GPTModel, with RL-Kernel's native operator: what trains is what the logits would train.

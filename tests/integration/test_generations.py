@@ -1,12 +1,9 @@
-"""Which generation of RL-Kernel is taken, and what the later one's dispatch resolves to.
-
-RL-Kernel is the double of tests/support/fake_rl_engine_runtime.
-"""
+"""Which generation of RL-Kernel is taken, and the version that a decision names."""
 
 from __future__ import annotations
 
-import importlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,20 +11,9 @@ from typing import Any
 import pytest
 
 from rlk_repro.integration.route import rl_kernel
-from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_contracts, load_operator
-from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
-from rlk_repro.operators import Case, Reason, Refusal
-from tests.support.later_rl_kernel import (
-    CPU,
-    EARLIER,
-    LATER,
-    get_registry,
-    importing_from,
-    make_call,
-    make_problem,
-    make_route,
-    write_package,
-)
+from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_operator
+from tests import SUPPORT
+from tests.support.rl_kernel_path import importing_from
 
 
 @pytest.fixture(autouse=True)
@@ -39,28 +25,17 @@ def packages(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def double(packages: Path) -> Any:
-    write_package(packages, LATER, EARLIER)
-    return get_registry()
-
-
-def test_the_newer_one_is_taken_where_both_are_there_and_gives_the_same_operators(double: Any) -> None:
-    importlib.import_module("rl_engine.kernels.registry")
+@pytest.mark.parametrize("generation", ["kernels", "runtime"])
+def test_the_newest_registry_that_is_there_is_asked(packages: Path, generation: str) -> None:
+    package = packages / "rl_engine"
+    shutil.copytree(SUPPORT / "fake_rl_engine/rl_engine", package)
+    if generation == "runtime":
+        (package / "runtime").mkdir()
+        (package / "runtime/registry.py").write_text("from rl_engine.kernels.registry import kernel_registry\n")
     for name, class_name in [("logp", "NativeLogpOp"), ("ratio_kl", "NativeRatioKLOp")]:
         found = load_operator(name, "cpu")
         assert isinstance(found, LoadedOperator)
-        assert (found.implementation, found.version) == (class_name, "unversioned (rl_engine.runtime.registry)")
-        assert found.op is double.get_op(name)
-        assert found.provenance is None
-
-
-def test_the_earlier_one_has_no_contracts(packages: Path) -> None:
-    write_package(packages, EARLIER)
-    assert load_contracts() == Refusal(Reason.GENERATION, "rl_engine.kernels.registry")
-    found = load_operator("logp", "cpu")
-    assert isinstance(found, LoadedOperator)
-    assert found.version == "unversioned (rl_engine.kernels.registry)"
+        assert (found.implementation, found.version) == (class_name, f"unversioned (rl_engine.{generation}.registry)")
 
 
 @pytest.mark.parametrize(
@@ -81,55 +56,3 @@ def test_a_version_names_the_commit_where_its_installation_did(
     for name, value in record.items():
         (folder / name).write_text(json.dumps(value))
     assert rl_kernel.find_version() == expected
-
-
-def test_kernels_are_asked_for_where_there_are_any_and_recorded(double: Any) -> None:
-    double.platform = "cuda"
-    found = VocabParallelLogp.find(Case(platform="cuda", tensor_parallel=4, context_parallel=2))
-    assert isinstance(found, VocabParallelLogp)
-    assert found.loaded.implementation == "TritonVocabParallelLogprobOp"
-    assert found.loaded.provenance == {
-        "requested_backend": "production",
-        "actual_backend": "triton-vocab-parallel-logp-ws2",
-        "backend_enum": "TRITON_VOCAB_PARALLEL_LOGP",
-        "platform": "cuda",
-        "fallback": False,
-        "prior_rejections": (),
-    }
-
-
-def test_a_class_that_does_not_count_is_refused_whatever_it_calls_itself(double: Any) -> None:
-    real = double.get_logprob_op
-
-    def dispatch(contract: Any, requested_backend: str) -> Any:
-        result = real(contract, requested_backend=requested_backend)
-        return type(result)(op=op, capability=result.capability, provenance=result.provenance | {"actual_backend": who})
-
-    double.get_logprob_op = dispatch
-    op, who = object(), "pytorch-vocab-parallel-logp-ws2"
-    found = VocabParallelLogp.find(CPU)
-    assert isinstance(found, Refusal)
-    assert found.reason is Reason.NOT_ACCEPTED
-    assert found.detail.startswith("object, because")
-    op, who = double.backends["cpu"][0].op, "triton-vocab-parallel-logp-ws2"
-    assert VocabParallelLogp.find(CPU) == Refusal(
-        Reason.NOT_ACCEPTED, "VocabParallelLogprobOp, which calls itself triton-vocab-parallel-logp-ws2"
-    )
-
-
-def test_a_shape_that_its_implementation_does_not_serve_is_refused_before_the_call(double: Any) -> None:
-    route = make_route()
-    registry = importlib.import_module("rl_engine.runtime.registry")
-    only = type(registry.REFERENCE.capability)(
-        "pytorch-vocab-parallel-logp-ws2",
-        frozenset({importlib.import_module(rl_kernel.CONTRACTS).LogprobDType("fp32")}),
-        implementation_kind="reference",
-    )
-    double.backends["cpu"][0] = registry.Backend("PYTORCH_VOCAB_PARALLEL_LOGP", registry.REFERENCE.op, only)
-    logits, tokens, _ = make_problem(0)
-    refusal = route.refuse(make_call(logits.bfloat16(), tokens))
-    assert refusal is not None
-    assert str(refusal).startswith(
-        "RL-Kernel's own dispatch refuses the operator (PYTORCH_VOCAB_PARALLEL_LOGP: serves no bf16 logits | "
-    )
-    assert route.refuse(make_call(logits, tokens)) is None

@@ -24,7 +24,6 @@ from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus
 from tests import SUPPORT
 from tests.integration.test_sessions import SCHEDULE, SMALL, judge, read_losses, run_session, run_trainer
-from tests.support.later_rl_kernel import importing_from
 from tests.support.loss_examples import (
     VOCABULARY,
     load_loss_module,
@@ -34,6 +33,7 @@ from tests.support.loss_examples import (
     run_ranks,
     train_once,
 )
+from tests.support.rl_kernel_path import importing_from
 
 CASES = ["as trained", "peaked"]
 NUM_ROWS = make_logits().shape[1]

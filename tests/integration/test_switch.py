@@ -93,12 +93,12 @@ def test_settings_are_read_from_the_environment(environ: dict[str, str], expecte
          "VIME_RL_KERNEL_MODE: unknown value, got 'strict', expected one of off, auto, require"),
         ({"VIME_RL_KERNEL_OPS": "logp,kl"},
          "VIME_RL_KERNEL_OPS: unknown or repeated operator, got 'logp,kl', "
-         "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, vocab_parallel_logp, "
+         "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, "
          "compiled_logp, each at most once"),
         ({"VIME_RL_KERNEL_OPS": "logp, ratio_kl", "VIME_RL_KERNEL": "2"},
          "VIME_RL_KERNEL: unknown value, got '2', expected one of 1, 0\n"
          "VIME_RL_KERNEL_OPS: unknown or repeated operator, got 'logp, ratio_kl', "
-         "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, vocab_parallel_logp, "
+         "expected a comma-separated list of logp, ratio_kl, grpo_loss, linear_logp, "
          "compiled_logp, each at most once"),
         ({"RLK_REPRO_GC_FREEZE_AFTER": "-1"},
          "RLK_REPRO_GC_FREEZE_AFTER: is not a number, got '-1', expected a number of rollouts"),

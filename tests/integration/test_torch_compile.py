@@ -15,12 +15,13 @@ from torch import _dynamo as dynamo
 from rlk_repro.analysis.proof import prove
 from rlk_repro.base import proc
 from rlk_repro.integration.measure.profile import read_counts
+from rlk_repro.integration.route.api import Route, RouteContext
 from rlk_repro.integration.route.errors import RouteFailed
 from rlk_repro.integration.route.table import ROUTES
 from rlk_repro.integration.route.torch_compile import CompiledFunction, load_functions
 from rlk_repro.integration.switch import Mode, Settings, install_into
 from rlk_repro.logs.ops import OpsLog, read_ops
-from rlk_repro.operators import COMPILED_LOGP, Case
+from rlk_repro.operators import COMPILED_LOGP, Case, Reason, Refusal
 from rlk_repro.rundir.paths import TrialDir
 from rlk_repro.rundir.results import ProofStatus
 from rlk_repro.schedule import LETTERS
@@ -68,6 +69,22 @@ def test_a_session_is_proved_and_its_numbers_are_the_trainer_s(tmp_path: Path) -
         ("as trained", "", [COMPILED_LOGP]),
         ("peaked", "", [COMPILED_LOGP]),
     ]
+
+
+def test_calls_that_a_route_cannot_serve_are_refused_before_they_run() -> None:
+    route = ROUTES[COMPILED_LOGP](
+        RouteContext(case=Case(platform="cpu"), native=lambda **call: call["logits"], args=make_args())
+    )
+    assert isinstance(route, Route)
+    logits, tokens = torch.zeros(3, 8, requires_grad=True), torch.tensor([0, 7, 1])
+    call = {"logits": logits, "tokens": tokens, "tp_group": None, "log_prob_keep_mask": None,
+            "with_entropy": True, "with_entropy_grad": False}  # fmt: skip
+    assert route.refuse({**call, "log_prob_keep_mask": logits > 0}) == Refusal(Reason.TOP_P_REPLAY)
+    assert route.refuse({**call, "with_entropy_grad": True}) == Refusal(Reason.ENTROPY_GRADIENT)
+    assert route.refuse({**call, "tokens": tokens + 1}) == Refusal(Reason.FOREIGN_ID)
+    assert route.refuse(call) is None
+    empty = logits[:0]
+    assert route.run({**call, "logits": empty, "tokens": tokens[:0]}) is empty
 
 
 def test_the_baseline_of_a_session_may_be_served_too(tmp_path: Path) -> None:

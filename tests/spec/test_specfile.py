@@ -96,7 +96,7 @@ def test_all_errors_of_a_file_are_listed_with_line_path_and_nearest_key() -> Non
         ("stack: host", "stack: [host]", "stack: wrong value, got ['host'], expected text"),
         ("ops: [logp, ratio_kl]", "ops: []", "rl_kernel.ops: wrong value, got [], expected at least 1 entry"),
         ("ops: [logp, ratio_kl]", "ops: [logp, kl]", "rl_kernel.ops[1]: no such operator, got 'kl', expected one of "
-         "logp, ratio_kl, grpo_loss, linear_logp, vocab_parallel_logp"),
+         "logp, ratio_kl, grpo_loss, linear_logp"),
         ("ops: [logp, ratio_kl]", "ops: [logp, linear_logp]", "two operators would serve the same call"),
         ("kind: reference", "kind: referenc", "workload.kind: wrong value, got 'referenc', expected 'reference', "
          "'module', 'operators' or 'vime'\n  hint: did you mean 'reference'?"),

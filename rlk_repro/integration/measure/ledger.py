@@ -29,7 +29,6 @@ class Decision:
     version: str
     reason: str
     is_rl_kernel: bool
-    provenance: Mapping[str, Any] | None = None
 
 
 class OpsWriter:
@@ -81,7 +80,6 @@ class Ledger:
                 version=found.version,
                 reason="",
                 is_rl_kernel=ALL_OPERATORS[op].served_by == RL_KERNEL,
-                provenance=found.provenance,
             )
         else:
             decision = Decision(op=op, implementation=self._own, version="", reason=str(found), is_rl_kernel=False)
@@ -92,8 +90,7 @@ class Ledger:
             logger.info("rlk-repro: %s: %s %s", op, decision.implementation, decision.version)
         else:
             logger.warning("rlk-repro: %s falls back to %s: %s", op, self._own, decision.reason)
-        fields = dataclasses.asdict(decision)
-        self.write("decision", **{name: value for name, value in fields.items() if value is not None})
+        self.write("decision", **dataclasses.asdict(decision))
 
     def find_rl_kernel(self, op: str) -> Decision | None:
         return next((item for item in self.decisions if item.op == op and item.is_rl_kernel), None)

@@ -32,7 +32,6 @@ class Route:
     version: str
     refuse: Callable[[Call], Refusal | None]
     run: Callable[[Call], Any]
-    provenance: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -324,11 +324,11 @@ def _join(targets: Targets, local: torch.Tensor, entropy: torch.Tensor | None, s
     weights = log_weights.exp()
     log_probs = torch.where(is_own.bool(), tokens - top, 0.0).sum(dim=0) - total
     if entropies:
-        entropy = join_entropies(log_weights, entropies[0])
+        entropy = _join_entropies(log_weights, entropies[0])
     return Joined(log_probs, weights[shard.rank], entropy)
 
 
-def join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+def _join_entropies(log_weights: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
     """Return the entropy [T] over R shards from the shards' entropies and the logs of their probabilities, [R, T]."""
     # a shard whose weight is 0 has the log weight -inf; the clamp makes it add 0 and not NaN
     return (log_weights.exp() * (entropies - log_weights.clamp_min(torch.finfo(torch.float32).min))).sum(dim=0)

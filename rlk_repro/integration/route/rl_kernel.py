@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rlk_repro.operators import BATCH_INVARIANT_LOGP, OPERATORS, Reason, Refusal
 
@@ -19,44 +18,13 @@ PACKAGE: Final = "rl_engine"
 EXTENSION: Final = "rl_engine._C"
 REGISTRIES: Final = ("rl_engine.runtime.registry", "rl_engine.kernels.registry")
 """Modules of RL-Kernel's registry, newest first: the first that exists is imported, and no other if that fails."""
-CONTRACTS: Final = "rl_engine.contracts.operators.logprob"
 _DISTRIBUTIONS: Final = ("RL-Kernel", "rl-engine")
-_MAX_CHARS: Final = 300
-_MAX_REJECTIONS: Final = 8
-
-
-def cut(text: object) -> str:
-    return str(text)[:_MAX_CHARS]
-
-
-def read_provenance(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return RL-Kernel's own report on how it chose an implementation; long lists and texts are shortened."""
-    names = ("requested_backend", "actual_backend", "backend_enum", "platform")
-    rejections = tuple(cut(text) for text in said.get("prior_rejections", ())[:_MAX_REJECTIONS])
-    texts = {name: cut(said.get(name, "")) for name in names}
-    return {**texts, "fallback": bool(said.get("fallback")), "prior_rejections": rejections}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedOperator:
-    """An operator of RL-Kernel; one that its newer registry chose has a provenance and the contract of its calls."""
-
     op: Any
     implementation: str
-    version: str
-    provenance: Mapping[str, Any] | None = None
-    contract: Any = None
-
-    @property
-    def backend(self) -> str:
-        return "" if self.provenance is None else str(self.provenance["actual_backend"])
-
-
-class Contracts(NamedTuple):
-    """RL-Kernel's newer registry, which chooses operators by contract, and the module that defines the contracts."""
-
-    registry: Any
-    types: Any
     version: str
 
 
@@ -80,26 +48,11 @@ def load_operator(name: str, platform: str, registered: str = "") -> LoadedOpera
         op = module.kernel_registry.get_op(registered or name)
     except (ImportError, AttributeError, RuntimeError) as error:
         return Refusal(Reason.NOT_IMPORTABLE, f"{registry_name}: {name}: {error}")
-    refusal = find_class_refusal(name, platform, type(op).__name__)
+    refusal = _find_class_refusal(name, platform, type(op).__name__)
     return refusal or LoadedOperator(op=op, implementation=type(op).__name__, version=_name_version(registry_name))
 
 
-def load_contracts() -> Contracts | Refusal:
-    found = _find_registry()
-    if isinstance(found, Refusal):
-        return found
-    module, registry_name = found
-    registry = module.kernel_registry
-    if not hasattr(registry, "get_logprob_op"):
-        return Refusal(Reason.GENERATION, registry_name)
-    try:
-        types = importlib.import_module(CONTRACTS)
-    except ImportError as error:
-        return Refusal(Reason.NOT_IMPORTABLE, f"{CONTRACTS}: {error}")
-    return Contracts(registry=registry, types=types, version=_name_version(registry_name))
-
-
-def find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
+def _find_class_refusal(name: str, platform: str, class_name: str) -> Refusal | None:
     implementation = OPERATORS[name].find_implementation(platform, class_name)
     if implementation is not None:
         absent = find_absent_symbols(implementation.symbols)

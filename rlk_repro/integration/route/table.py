@@ -23,7 +23,6 @@ from rlk_repro.integration.route.log_probs import (
     find_foreign_id,
 )
 from rlk_repro.integration.route.rl_kernel import LoadedOperator, load_batch_invariant, load_operator
-from rlk_repro.integration.route.vocab_parallel import VocabParallelLogp
 from rlk_repro.operators import COMPILED_LOGP, SM90_BATCH_INVARIANT, Platform, Reason, Refusal
 
 Run: TypeAlias = Callable[[Call, torch.Tensor, Shard], Selected]
@@ -118,13 +117,6 @@ def _make_logp_of_far(op: Any) -> log_probs.LogPOfRows:
     return find
 
 
-def make_vocab_parallel_logp_route(context: RouteContext) -> Route | Refusal:
-    found = VocabParallelLogp.find(context.case)
-    if isinstance(found, Refusal):
-        return found
-    return _make_route("vocab_parallel_logp", found.loaded, context, found.run, found.check)
-
-
 def make_compiled_logp_route(context: RouteContext) -> Route | Refusal:
     check = FirstCallCheck(find_foreign_id).find_refusal
     return _make_route(COMPILED_LOGP, torch_compile.LOADED, context, torch_compile.run, check)
@@ -156,13 +148,7 @@ def _make_route(
         context.watch.add(name, call["tokens"], shard.size * logits.shape[1], selected)
         return selected.unsqueeze(-1), entropy
 
-    return Route(
-        implementation=loaded.implementation,
-        version=loaded.version,
-        refuse=refuse,
-        run=compute,
-        provenance=loaded.provenance,
-    )
+    return Route(implementation=loaded.implementation, version=loaded.version, refuse=refuse, run=compute)
 
 
 ROUTES: Final[Mapping[str, RouteFactory]] = {
@@ -170,6 +156,5 @@ ROUTES: Final[Mapping[str, RouteFactory]] = {
     "ratio_kl": make_ratio_kl_route,
     "grpo_loss": make_grpo_loss_route,
     "linear_logp": make_linear_logp_route,
-    "vocab_parallel_logp": make_vocab_parallel_logp_route,
     COMPILED_LOGP: make_compiled_logp_route,
 }
