@@ -53,6 +53,8 @@ BODIES: Final[Mapping[str, bytes]] = {
     "utf-16": '{"schema":1}'.encode("utf-16"),
 }
 RUN: Final = "experiment.run"
+READERS: Final = (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"),
+                  ("replay", "--dry-run"), ("diff", "{other}"), ("index", "-o", "{out}"), ("agreement",))  # fmt: skip
 EDITED: Final[Mapping[str, Mapping[str, Any]]] = {
     "exit: duration of 400 digits": {"duration_s": BIG},
     "exit: odd words": {"reason": ODD, "allocation": ODD, "started_at": ODD},

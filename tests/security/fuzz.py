@@ -22,6 +22,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -34,11 +35,10 @@ from rlk_repro.base.files import sha256_bytes
 from rlk_repro.base.resources import data_dir
 from rlk_repro.bundle.checksums import CHECKSUMS, render_checksums
 from tests import ROOT
+from tests.security import corpus
 from tests.security.hostile import EVIDENCE, fit_hashes, list_files, make_honest, pack
-from tests.security.sandbox import Outcome, Sandbox
+from tests.security.sandbox import Sandbox
 
-MOST_CPU_S: Final = 20.0
-MOST_BYTES: Final = 10**9
 NUM_MUTATIONS: Final = (1, 2, 5, 15, 40)
 ODD_TEXT: Final = "\ud800\x1b[2J\u202e\x00\r\n <b>|`' \u00e9"
 VALUES: Final[tuple[Any, ...]] = (
@@ -51,11 +51,9 @@ RAW: Final = ("NaN", "-Infinity", "1e999", "9" * 5000, "[" * 900, '"\\ud800"', "
 PLAN: Final = "plan.json"
 MARK: Final = "\u0001raw\u0001"
 FILE: Final = "file.yaml"
-READERS: Final = (("verify",), ("inspect",), ("report", "-o", "{out}"), ("replay", "--analyze-only"),
-                  ("replay", "--dry-run"), ("index", "-o", "{out}"), ("diff", "{target}"), ("agreement",),
-                  ("diff", "--gate", "{target}"))  # fmt: skip
-OF_ENGINES: Final = (("agreement",), ("report", "-o", "{out}"), ("diff", "{target}"), ("index", "-o", "{out}"))
-OF_FOLDERS: Final = (("status",), ("logs",), ("report", "-o", "{out}"), ("verify",), ("diff", "{target}"),
+READERS: Final = (*corpus.READERS, ("diff", "--gate", "{other}"))
+OF_ENGINES: Final = (("agreement",), ("report", "-o", "{out}"), ("diff", "{other}"), ("index", "-o", "{out}"))
+OF_FOLDERS: Final = (("status",), ("logs",), ("report", "-o", "{out}"), ("verify",), ("diff", "{other}"),
                      ("collect",), ("index", "-o", "{out}"))  # fmt: skip
 SITE: Final = ("--cluster", "slurm", "--profile", "generic-h200", "--hardware", "h200")
 VIME: Final = (*SITE, "--stack", "2026-07")
@@ -146,18 +144,7 @@ def _find(sandbox: Sandbox, case: Case) -> str:
     """Return what is wrong with the command's result; empty if nothing is wrong."""
     place = sandbox.scratch / "case"
     shutil.rmtree(place, ignore_errors=True)
-    outcome = sandbox.run(*_write(case, place))
-    left = sandbox.left_in_tmp()
-    sandbox.empty_tmp()
-    return describe(outcome, left)
-
-
-def describe(outcome: Outcome, left: Sequence[str]) -> str:
-    if outcome.is_bug:
-        return f"exit {outcome.code}: {outcome.err.strip()[-500:]}"
-    if outcome.cpu_s > MOST_CPU_S or outcome.peak_bytes > MOST_BYTES:
-        return f"{outcome.cpu_s:.0f} s, {outcome.peak_bytes >> 20} MiB"
-    return f"left {', '.join(left)}" if left else ""
+    return sandbox.check(*_write(case, place))[1]
 
 
 def _write(case: Case, place: Path) -> list[str]:
@@ -172,7 +159,12 @@ def _write(case: Case, place: Path) -> list[str]:
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-    words = {"{target}": str(target), "{out}": str(place / "report"), "{file}": str(target / FILE)}
+    words = {
+        "{target}": str(target),
+        "{other}": str(target),
+        "{out}": str(place / "report"),
+        "{file}": str(target / FILE),
+    }
     return [words.get(word, word) for word in case.argv]
 
 
@@ -203,9 +195,7 @@ def read_model() -> bytes:
 
 
 def _bundle(rng: Random, seeds: Sequence[float]) -> Case:
-    files = dict(read_honest())
-    for item in seeds:
-        _mutate(files, Random(item))
+    files = _folder(rng, seeds).files
     if rng.random() < 0.6:  # verify stops at an unsealed bundle; readers read all of it
         files[CHECKSUMS] = render_checksums({name: sha256_bytes(data) for name, data in files.items()})
     return Case(argv=(*rng.choice(READERS), "{target}"), files=files, is_archive=True)
@@ -308,31 +298,21 @@ def _mutate(files: Files, rng: Random) -> None:
 
 def _mutate_tree(files: Files, name: str, rng: Random) -> None:
     data = files.pop(name)
-    names = ("00", "1", "99999999999999999999", "é", "a" * 200)
-    match rng.randrange(5):
-        case 0:
-            files[f"{name}/inner"] = data
-        case 1:
-            files[name] = files[rng.choice(sorted(files))]
-        case 2:
-            files[rng.choice(sorted(files))] = data
-        case 3:
-            files[f"{name.rpartition('/')[0]}/{rng.choice(names)}".removeprefix("/")] = data
-        case _:
-            pass
+    other = rng.choice(sorted(files))
+    new = f"{name.rpartition('/')[0]}/{rng.choice(('00', '1', '9' * 20, 'é', 'a' * 200))}".removeprefix("/")
+    choices = [(f"{name}/inner", data), (name, files[other]), (other, data), (new, data), None]
+    if change := rng.choice(choices):
+        files[change[0]] = change[1]
 
 
 def _mutate_plan(files: Files, rng: Random) -> None:
     if PLAN not in files:
         return
-    data = _mutate_json(files[PLAN], rng)
-    try:
-        record = json.loads(data)
+    files[PLAN] = _mutate_json(files[PLAN], rng)
+    with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        record = json.loads(files[PLAN])
         fit_hashes(record)
-        data = json.dumps(record).encode()
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        pass
-    files[PLAN] = data
+        files[PLAN] = json.dumps(record).encode()
 
 
 def _mutate_pickle(data: bytes, seeds: Sequence[float]) -> bytes:
@@ -363,16 +343,18 @@ def _mutate_bytes(data: bytes, rng: Random) -> bytes:
 
 
 def _mutate_json(data: bytes, rng: Random) -> bytes:
-    """Change, remove, double, rename or move one value, or replace it by one that no JSON writer writes."""
     try:
-        value = json.loads(data)
+        value = [json.loads(data)]
     except (ValueError, RecursionError):
         return _mutate_bytes(data, rng)
+    raw = _change_value(value, rng)
+    return json.dumps(value)[1:-1].replace(json.dumps(MARK), raw).encode(errors="surrogatepass")
+
+
+def _change_value(value: Any, rng: Random) -> str:
+    """Change, remove, double, rename or move one value, or return what stands for ``MARK`` and no writer writes."""
     places = list(_list_places(value))
-    if not places:
-        return json.dumps(rng.choice(VALUES)).encode()
     holder, key = rng.choice(places)
-    raw = ""
     match rng.randrange(9):
         case 0 | 1:
             holder[key] = rng.choice(VALUES)
@@ -384,13 +366,13 @@ def _mutate_json(data: bytes, rng: Random) -> bytes:
             other, other_key = rng.choice(places)
             holder[key] = json.loads(json.dumps(other[other_key]))
         case 4 if isinstance(holder, dict):
-            holder[rng.choice((ODD_TEXT, "", "x" * 3000, key + "x"))] = holder.pop(key)
+            holder[rng.choice((ODD_TEXT, "", "x" * 3000, f"{key}x"))] = holder.pop(key)
         case 5:
             holder[key] = [holder[key]] * rng.choice((1, 2, 300))
         case _:
-            raw = rng.choice(RAW)
             holder[key] = MARK
-    return json.dumps(value).replace(json.dumps(MARK), raw).encode(errors="surrogatepass")
+            return rng.choice(RAW)
+    return ""
 
 
 def _list_places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -426,22 +408,12 @@ def _mutate_text(text: str, rng: Random) -> str:
 
 
 def _mutate_yaml(data: bytes, rng: Random) -> bytes:
-    try:
-        value: Any = yaml.safe_load(data)
-        places = list(_list_places(value))
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
-        value, places = None, []
-    if not places or rng.random() < 0.3:
-        return _mutate_text(data.decode(errors="replace"), rng).encode(errors="replace")
-    holder, key = rng.choice(places)
-    if rng.random() < 0.2:
-        del holder[key]
-    else:
-        holder[key] = rng.choice(VALUES)
-    try:
-        return yaml.safe_dump(value, allow_unicode=True, width=10_000).encode(errors="replace")
-    except (yaml.YAMLError, ValueError):
-        return data
+    with suppress(yaml.YAMLError, ValueError, TypeError, RecursionError, IndexError):
+        if rng.random() < 0.7:
+            value: Any = yaml.safe_load(data)
+            _change_value(value, rng)
+            return yaml.safe_dump(value, allow_unicode=True, width=10_000).encode(errors="replace")
+    return _mutate_text(data.decode(errors="replace"), rng).encode(errors="replace")
 
 
 def _list_paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

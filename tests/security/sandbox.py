@@ -32,6 +32,8 @@ from tests import ROOT
 
 MOST_ADDRESS_BYTES: Final = 6 << 30
 MOST_WALL_S: Final = 120.0
+MOST_CPU_S: Final = 20.0
+MOST_BYTES: Final = 10**9
 WROTE_OUTSIDE: Final = 99
 STARTED: Final = 98
 READ_FILE: Final = "prepare-file"
@@ -40,16 +42,8 @@ _WRITES: Final = frozenset(
     {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown"}
 )
 _STARTS: Final = frozenset({"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"})
-_MODULES: Final = (
-    "analysis.analyse",
-    "bundle.archive",
-    "bundle.verify",
-    "replay.compare",
-    "replay.recorded",
-    "report.terminal",
-    "rundir.state",
-    "submit.sending",
-)
+_MODULES: Final = ("analysis.analyse", "bundle.archive", "bundle.verify", "replay.compare", "replay.recorded",
+                   "report.terminal", "rundir.state", "submit.sending")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +91,16 @@ class Sandbox:
         texts = {name: (self.scratch / f".{name}").read_text(errors="replace") for name in ("out", "err")}
         return Outcome(**{"cpu_s": 0.0, "peak_bytes": 0, **answer, **texts})
 
-    def left_in_tmp(self) -> list[str]:
-        return sorted(path.name for path in (self.scratch / "tmp").iterdir())
-
-    def empty_tmp(self) -> None:
+    def check(self, *argv: str | Path) -> tuple[Outcome, str]:
+        """Run a command; the text says what is wrong with its result, and is empty if nothing is wrong."""
+        outcome = self.run(*argv)
+        left = sorted(path.name for path in (self.scratch / "tmp").iterdir())
         shutil.rmtree(self.scratch / "tmp")
         (self.scratch / "tmp").mkdir()
+        if not (outcome.is_bug or outcome.cpu_s > MOST_CPU_S or outcome.peak_bytes > MOST_BYTES or left):
+            return outcome, ""
+        shown = f"exit {outcome.code}, {outcome.cpu_s:.1f} s, {outcome.peak_bytes >> 20} MiB, left: {left}"
+        return outcome, f"{shown}\n{outcome.err.strip()[-2000:]}"
 
     def close(self) -> None:
         for stream in (self._server.stdin, self._server.stdout):

@@ -20,15 +20,15 @@ from rlk_repro.base.escapes import escape_json, printable, printable_lines
 from rlk_repro.base.files import load_json, write_json
 from rlk_repro.base.resources import data_dir
 from rlk_repro.rundir.paths import RunDir
-from tests.security.hostile import edit, fit_hashes
-from tests.support.make_run import Recipe, finish_run, make_run, reseal
+from tests.security.corpus import READERS
+from tests.security.hostile import HONEST, edit, fit_hashes
+from tests.support.make_run import finish_run, make_run, reseal
 
 Call = Callable[..., tuple[int, str, str]]
 # The text sets the title and clears the screen, and has a C1 control, an override, an isolate, a zero-width character,
 # a line break and half a character.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\u2066\u200b\u2028\x85\r\nrlk-repro: FORGED\n  blocking: FORGED\ud800"
 TEXT = f"x{EVIL.removesuffix(chr(0xD800))}"
-SMALL = Recipe(settings=("measure.pairs=1", "measure.scored_steps=2", "measure.warmup_steps=1"))
 PARTS = 6
 """The texts are split into this many tests, so that several workers can share them."""
 
@@ -78,35 +78,13 @@ def check(what: str, *texts: str) -> None:
         assert "\nrlk-repro: FORGED" not in text, what  # rich wraps long texts below their start
 
 
-def check_report(what: str, folder: Path) -> None:
-    for path in [*folder.glob("*.html"), *folder.glob("*.md")]:
-        found = {char for char in set(path.read_text()) if not (char.isprintable() or char in "\n\N{NO-BREAK SPACE}")}
-        assert not found, f"{what}: {path.name}: {found!r}"
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    run_dir = make_run(tmp_path_factory.mktemp("honest") / "run", SMALL)
-    finish_run(run_dir)
-    return run_dir
-
-
-def list_commands(bundle: Path, honest: RunDir, out: Path) -> list[tuple[str, ...]]:
-    """List the commands that read bundles; those that print most of them come first."""
-    return [
-        ("diff", str(bundle), str(honest.bundle)),
-        ("report", str(bundle), "-o", str(out)),
-        ("inspect", str(bundle)),
-        ("verify", str(bundle), "--id", "0" * 64),
-        ("replay", str(bundle), "--analyze-only"),
-        ("replay", str(bundle), "--dry-run"),
-        ("index", str(bundle), str(honest.bundle), "-o", str(out)),
-    ]
-
-
 def run_all(call: Call, what: str, bundle: Path, honest: RunDir, *, is_quick: bool) -> None:
     out = bundle.parent / "out"
-    for words in list_commands(bundle, honest, out)[: 2 if is_quick else None]:
+    places = {"{out}": str(out), "{other}": str(honest.bundle)}
+    for command in READERS:
+        if is_quick and command[0] not in {"diff", "report"}:  # these print most of a bundle
+            continue
+        words = [*(places.get(word, word) for word in command), str(bundle)]
         code, *said = call(*words)
         check(f"{what}: {words[0]}", *said)
         assert code != 70, f"{what}: {words[0]}: {said[1]}"
@@ -115,38 +93,32 @@ def run_all(call: Call, what: str, bundle: Path, honest: RunDir, *, is_quick: bo
             check(f"{what}: {words[0]} --json", *said)
             for text in filter(None, said):
                 json.loads(text)
-    check_report(what, out)
+    for path in [*out.glob("*.html"), *out.glob("*.md")]:
+        check(f"{what}: {path.name}", path.read_text().replace("\N{NO-BREAK SPACE}", " "))
 
 
-def plant_each(call: Call, honest: RunDir, folder: Path, *, part: int = 0, parts: int = 1) -> None:
-    """Plant every text in turn, or one share of ``parts`` equal shares of them."""
+FULL = pytest.param(None, marks=[pytest.mark.real, pytest.mark.long, pytest.mark.timeout(1800)])
+
+
+@pytest.mark.parametrize("part", [*range(PARTS), FULL])
+def test_every_text_of_a_bundle(call: Call, honest: RunDir, tmp_path: Path, part: int | None) -> None:
+    """Plant every text in turn; the parts try two commands with each, and the full test tries every command."""
     fields = list(list_fields(honest))
     assert len(fields) > 60
-    for number, (name, path) in enumerate(fields[part::parts]):
-        run_dir = RunDir(folder / f"{number}" / "run")
+    is_quick = part is not None
+    for number, (name, path) in enumerate(fields[part::PARTS] if is_quick else fields):
+        run_dir = RunDir(tmp_path / f"{number}" / "run")
         shutil.copytree(honest.root, run_dir.root)
         write_planted(run_dir, name, path)
         bundle = reseal(run_dir)
-        run_all(call, f"{name}: {path}", run_dir.root if parts > 1 else bundle, honest, is_quick=parts > 1)
+        run_all(call, f"{name}: {path}", run_dir.root if is_quick else bundle, honest, is_quick=is_quick)
         shutil.rmtree(run_dir.root.parent)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_text_of_a_bundle(call: Call, honest: RunDir, tmp_path: Path, part: int) -> None:
-    plant_each(call, honest, tmp_path, part=part, parts=PARTS)
-
-
-@pytest.mark.real
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_every_text_of_a_bundle_against_every_command(call: Call, honest: RunDir, tmp_path: Path) -> None:
-    plant_each(call, honest, tmp_path)
-
-
-def on_terminal(argv: list[str], **variables: str) -> str:
+def on_terminal(argv: list[str]) -> str:
     """Return what a real program prints on a pseudo terminal without colours, with the program's line ends."""
     leader, follower = pty.openpty()
-    environ = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "500", **variables}
+    environ = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "500"}
     process = subprocess.Popen([sys.executable, "-m", "rlk_repro", *argv], stdin=follower, stdout=follower,
                                stderr=follower, env=environ)  # fmt: skip
     os.close(follower)
@@ -191,7 +163,7 @@ def test_an_authors_file_is_exact_in_a_pipe_and_harmless_on_a_terminal(call: Cal
 
 
 def test_logs_are_exact_in_a_pipe_and_harmless_on_a_terminal(call: Call, tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "stranger", SMALL)
+    run_dir = make_run(tmp_path / "stranger", HONEST)
     details = {"cluster": "local", "job_id": "1:1", "submitted_at": f"x{EVIL}", "details": {"host": EVIL}}
     write_json(run_dir.submission, {"schema": 1, **details})
     log = run_dir.trial("00-p1-baseline").stdout
