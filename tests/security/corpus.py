@@ -127,7 +127,7 @@ HEAVY_PUT: Final[Mapping[str, Data]] = {
     "engines: empty tensors": fill(20 * MIB, engine("log_probs", values=[], case="#"), begin(CONTRACT)),
     "engines: inputs without end": fill(20 * MIB, engine("inputs", engine="#", samples=[[]] * 9), begin(CONTRACT)),
 }
-TEXTS: Final = fill(32_000 * 8, b'"#":"",', b"", b'"a":1')
+TEXTS: Final = fill(32_000, b'"#":"",', b"", b'"a":1')
 HEAVY_APPENDED: Final[Mapping[str, Data]] = {
     "ops: one line of 100 MB": fill(100 * MIB, b"1,", b'{"event":"kernels","names":[', b'""]}\n'),
     "ops: one line of 30 MB": fill(30 * MIB, b'"",', b'{"event":"kernels","names":[', b'""]}\n'),
