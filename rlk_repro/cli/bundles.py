@@ -36,7 +36,7 @@ def find_bundle(name: str | None) -> Path:
         path = Path(name)
         try:
             is_there = path.exists()
-        except OSError:  # such as a name that is too long; whoever reads it says so
+        except OSError:  # the name is too long, for example; the command that opens it says so
             return path
         if is_there or not any(item.run_id.startswith(name) for item in list_run_dirs()):
             return path

@@ -14,7 +14,7 @@ from rlk_repro.analysis.allocations import Allocation, list_allocations
 from rlk_repro.base.answer import Answer
 from rlk_repro.base.errors import CheckFailed, Problem
 from rlk_repro.base.findings import Finding, Level, diff_values, has_blocking
-from rlk_repro.base.units import count
+from rlk_repro.base.units import count, group
 from rlk_repro.bundle.seal import open_bundle
 from rlk_repro.plan import Plan
 from rlk_repro.replay.recorded import CONTRADICTS, read_result, require_intact
@@ -172,8 +172,7 @@ def _conclude(analysis: Analysis, found: Sequence[_Seen], differences: Sequence[
     unit = "host" if num_hosts >= LEAST else "machine"
     values = effects
     if unit == "host":
-        by_host = [[effect for host, effect in zip(hosts, effects, strict=True) if host == number] for number in hosts]
-        values = [mean(group) for place, group in enumerate(by_host) if hosts.index(hosts[place]) == place]
+        values = [mean(of_host) for of_host in group(zip(hosts, effects, strict=True)).values()]
     has_claim = len(values) >= LEAST
     whole: Interval | None = t_interval(values, CONFIDENCE) if has_claim else None
     ahead: Interval | None = prediction_interval(values, CONFIDENCE) if has_claim else None
@@ -214,19 +213,16 @@ def describe(combined: Combined) -> Iterator[str]:
         yield f"{combined.run}: {saved} on {where}; a claim about this kind of GPU needs {LEAST} machines"
     else:
         yield f"{combined.run}: {saved} (95 % interval {_less(combined.high)} to {_less(combined.low)}) on {where}"
-        yield (
-            f"expect {_less(combined.next_high)} to {_less(combined.next_low)} from one more {combined.unit} of this "
-            "kind; "
-            f"{combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"
-        )
+        ahead = f"{_less(combined.next_high)} to {_less(combined.next_low)} from one more {combined.unit} of this kind"
+        yield f"expect {ahead}; {combined.unit}s differ by {combined.spread_pct:.2g} % (standard deviation)"
     ratios = [machine.ratio for machine in combined.machines]
     low, high = min(ratios), max(ratios)
     for machine in sorted(combined.machines, key=lambda item: item.ratio):
         place = round(30 * (machine.ratio - low) / (high - low)) if high > low else 15
         name = ", ".join(gpu[:12] for gpu in machine.gpus) or f"host {machine.host}"
         times = f"{machine.baseline_s * 1000:,.1f} → {machine.enabled_s * 1000:,.1f} ms"
-        row = f"{name:<14} {_less(machine.ratio):>8}  {' ' * place}●{' ' * (30 - place)}  n = {machine.n:<2}  {times}"
-        yield f"{row}  {', '.join(machine.bundles)}"
+        dot = "●".rjust(place + 1).ljust(31)
+        yield f"{name:<14} {_less(machine.ratio):>8}  {dot}  n = {machine.n:<2}  {times}  {', '.join(machine.bundles)}"
     if combined.differences:
         keys = {item.where.partition(": experiment.run.")[2].rpartition(".")[2] for item in combined.differences}
         named = ", ".join(sorted(key for key in keys if not key.isdecimal()))

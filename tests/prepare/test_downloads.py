@@ -23,7 +23,7 @@ from rlk_repro.prepare.stored_rollouts import MAX_ARCHIVE_BYTES, MAX_HEADER_BYTE
 from rlk_repro.spec import PackageSource, StoredRollouts
 from tests.bundle.test_hostile_archives import entry, pax, record
 from tests.security.corpus import MODELS
-from tests.support.prepare_examples import COMMIT, HubServer, fill_hub, from_hub, serve_hub, words
+from tests.support.prepare_examples import COMMIT, HubServer, from_hub, words
 
 Call = Callable[..., tuple[int, str, str]]
 MIB = 1 << 20
@@ -93,18 +93,6 @@ def serve(stranger: Stranger) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    pytest.importorskip("huggingface_hub")
-    with serve_hub() as server:
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        fill_hub(server)
-        yield server
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,12 @@ import pytest
 from rlk_repro.base.files import sha256_file
 from rlk_repro.prepare.contents import load_contents
 from rlk_repro.prepare.steps import describe_growth, measure_folder
-from tests.support.prepare_examples import COMMIT, LATER, HubServer, fill_hub, from_hub, serve_hub, words
+from tests.support.prepare_examples import COMMIT, LATER, HubServer, fill_hub, from_hub, words
 
 Call = Callable[..., tuple[int, str, str]]
 MODEL = f"models/acme--tiny@{COMMIT[:12]}"
 WANTED = {"config.json", "tokenizer.json", "model.safetensors.index.json",
           *(f"model-{number:05}.safetensors" for number in range(3))}  # fmt: skip
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    pytest.importorskip("huggingface_hub")
-    with serve_hub() as server:
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        fill_hub(server)
-        yield server
 
 
 @pytest.fixture

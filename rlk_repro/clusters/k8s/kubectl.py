@@ -130,7 +130,7 @@ def quote_words(done: proc.Completed) -> str:
 def quote_last_lines(text: str) -> str:
     """Join the last two lines that are no trial's: those of this tool's errors name the problem and the next step.
 
-    Of a container that fails without a word, Kubernetes keeps the last bytes of the log, so a first line may be cut.
+    Kubernetes keeps only the last bytes of a failed container's log, so its first line may be cut.
     """
     lines = text.splitlines()[1 if len(text) >= LAST_BYTES else 0 :]
     words = [" ".join(line.split()) for line in lines if not _TRIAL.match(line)]
