@@ -131,12 +131,16 @@ def logs(submission: Submission, run_dir: RunDir, *, is_following: bool) -> Iter
     seen: dict[str, int] = {}
     is_over = False
     while not is_over:
-        with suppress(*((Unreachable,) if seen else ())):  # a server that restarts ends no reader
+        has_read = bool(seen)
+        try:
             found = find_objects(sent)
             judged = None if found.job is None else judge(found.job, found.pods)
             is_over = not is_following or judged is None or judged.state.is_final
             if judged is not None and judged.leader is not None and has_begun(judged.leader):
                 yield from _read_pod(sent, as_name(judged.leader), seen, trials, is_following=is_following)
+        except Unreachable:  # a server that restarts ends no reader
+            if not has_read:
+                raise
         time.sleep(0 if is_over else LOG_POLL_S)
 
 
