@@ -103,9 +103,10 @@ def combine(sources: Sequence[Path]) -> Combined:
             differences += _require_same(source, first[0], plan)
         for allocation in allocations:
             _add(seen, allocation, analysis, bundle_id)
-    if first is None or not seen:
+    machines = [machine for machine in seen.values() if machine.pairs]
+    if first is None or not machines:
         raise CheckFailed(Problem("bundles", "no session or pair counts", expected="at least one"))
-    return _conclude(first[1], list(seen.values()), differences)
+    return _conclude(first[1], machines, differences)
 
 
 def _add(seen: dict[frozenset[str], _Seen], allocation: Allocation, analysis: Analysis, bundle_id: str) -> None:
